@@ -1,0 +1,27 @@
+"""The errors a user can meet; each message says what, where, got, expected, and what to do."""
+
+from __future__ import annotations
+
+
+class RecipeError(ValueError):
+    """A recipe, or an override of one, that cannot be run as written."""
+
+
+class ThreatError(RuntimeError):
+    """An attack handed out images outside the ball or the box, or that are not finite."""
+
+
+class WorldError(RuntimeError):
+    """The processes of a run do not fit together."""
+
+
+class RunError(RuntimeError):
+    """A run folder that cannot be used as asked."""
+
+
+class Diverged(FloatingPointError):
+    """A loss is no longer finite; the weights before that step are untouched."""
+
+
+class Interrupted(RuntimeError):
+    """A signal stopped the run after its state was saved; it can be resumed."""

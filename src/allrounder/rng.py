@@ -1,0 +1,84 @@
+"""Addressed randomness: every draw comes from a generator derived from (seed, path), never from ambient state.
+
+So a resumed run needs no saved generator, and a draw does not depend on which process makes it, or on what was
+drawn before. Draws are made on the CPU and moved, so that every device sees the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+Address = str | int
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """A place in the tree of random numbers.
+
+    With `rows`, the first dimension of every draw is addressed per example: row i depends on `rows[i]` alone and
+    not on its neighbours in the batch, as evaluation needs. Without, a draw is made in one block, as training does.
+    """
+
+    seed: int
+    path: tuple[Address, ...] = ()
+    rows: tuple[int, ...] | None = None
+
+    def at(self, *more: Address) -> Draws:
+        """The draws at an address below this one."""
+        return replace(self, path=self.path + more)
+
+    def per_example(self, rows: Tensor) -> Draws:
+        """The same place, with one independent stream for every given row number."""
+        return replace(self, rows=tuple(int(i) for i in rows.tolist()))
+
+    def number(self) -> int:
+        """The 63-bit number this address stands for."""
+        text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (self.seed, *self.path))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+    def generator(self) -> torch.Generator:
+        """A fresh CPU generator of this address."""
+        return torch.Generator().manual_seed(self.number())
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Uniform on [0, 1) in the shape, type and device of a tensor."""
+        return self._fill(like, lambda block, generator: block.uniform_(generator=generator))
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal in the shape, type and device of a tensor."""
+        return self._fill(like, lambda block, generator: block.normal_(generator=generator))
+
+    def integers(self, count: int, low: int, high: int) -> Tensor:
+        """`count` whole numbers from low to high - 1."""
+        return torch.randint(low, high, (count,), generator=self.generator())
+
+    def permutation(self, count: int) -> Tensor:
+        """A random order of 0 .. count - 1."""
+        return torch.randperm(count, generator=self.generator())
+
+    def _fill(self, like: Tensor, draw: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
+        block = torch.empty(like.shape, dtype=like.dtype)
+        if self.rows is None:
+            return draw(block, self.generator()).to(like.device)
+        if len(self.rows) != len(block):
+            raise ValueError(f"draws are addressed for {len(self.rows)} examples, the batch has {len(block)}")
+        for row, target in zip(self.rows, block, strict=True):
+            draw(target, self.at("row", row).generator())
+        return block.to(like.device)
+
+    @contextmanager
+    def ambient(self) -> Iterator[None]:
+        """Seed torch's global generators from this address, and restore them after: for code that draws from
+        them and cannot be told otherwise (initialisers, dropout)."""
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+        with torch.random.fork_rng(devices=list(devices)):
+            torch.manual_seed(self.number())
+            yield

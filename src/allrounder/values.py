@@ -1,0 +1,155 @@
+"""How frozen values are declared, and how a recipe's tables and texts become them.
+
+A value's fields are its configuration: there is no second class that describes it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Annotated, Any, Self, TypeVar, cast, dataclass_transform
+
+from pydantic import (
+    AllowInfNan,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+    TypeAdapter,
+)
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+T = TypeVar("T")
+CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def value(cls: type[T]) -> type[T]:
+    """Make a class a frozen, keyword-only dataclass that checks its fields, from Python and from TOML alike.
+
+    Numbers and flags are written with the strict types below, so that "4" or true is never read as a number.
+    """
+    return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=CONFIG)(cls))
+
+
+@cache
+def adapter(cls: type[T]) -> TypeAdapter[T]:
+    """The decoder of one value class, built once."""
+    return TypeAdapter(cls)
+
+
+def nearest(word: str, known: Mapping[str, object] | tuple[str, ...] | list[str]) -> str:
+    """A `; did you mean "x"?` for a word that is not among the known ones, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Reads `{ kind = "pgd", ... }` as the class the table holds under that name, and writes it back so.
+
+    Used as `Annotated[Attack, Kind(lambda: ATTACKS)]`; the table may mention classes defined later.
+    """
+
+    table: Callable[[], Mapping[str, type[Any]]]
+    number: type[Any] | None = None
+    """The class a bare number stands for, through its field `value`."""
+
+    def read(self, raw: object) -> object:
+        """Decode a raw table or pass a value of the table through."""
+        table = self.table()
+        if type(raw) in table.values():
+            return raw
+        if self.number is not None and isinstance(raw, int | float) and not isinstance(raw, bool):
+            return adapter(self.number).validate_python({"value": raw})
+        if not isinstance(raw, Mapping):
+            names = ", ".join(table)
+            raise PydanticCustomError("kind", "expected a table with a kind (one of: {names})", {"names": names})
+        fields = dict(cast(Mapping[str, object], raw))
+        kind = fields.pop("kind", None)
+        if not isinstance(kind, str) or kind not in table:
+            said = "has no kind" if kind is None else f'has unknown kind "{kind}"'
+            hint = nearest(str(kind), table) if kind is not None else ""
+            raise PydanticCustomError(
+                "kind", "{said} (known: {names}){hint}", {"said": said, "names": ", ".join(table), "hint": hint}
+            )
+        return adapter(table[kind]).validate_python(fields)
+
+    def write(self, item: object) -> object:
+        """Encode a value as a plain table with its kind."""
+        name = kind_of(item, self.table())
+        fields = adapter(type(item)).dump_python(item, mode="json", exclude_none=True)
+        if self.number is type(item):
+            return fields["value"]
+        return {"kind": name, **fields}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.read,
+            serialization=core_schema.plain_serializer_function_ser_schema(self.write),
+            metadata={"pydantic_js_functions": [self._json_schema]},
+        )
+
+    def _json_schema(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        kinds = [{"type": "object", "required": ["kind"], "properties": {"kind": {"enum": list(self.table())}}}]
+        return {"anyOf": [*kinds, {"type": "number"}]} if self.number else kinds[0]
+
+
+def kind_of(item: object, table: Mapping[str, type[Any]]) -> str:
+    """The name under which a table holds the class of a value."""
+    return next(name for name, cls in table.items() if cls is type(item))
+
+
+class Written(ABC):
+    """A value that a recipe writes as one text or number: a threat, a time."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, raw: object) -> Self:
+        """Parse the written form; a value passes through. Raises ValueError with what was expected."""
+
+    @abstractmethod
+    def write(self) -> str | int | float:
+        """The written form; `read(write())` is the value again."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.read,
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda item: item.write()),
+            metadata={"pydantic_js_functions": [lambda schema, handler: {"type": ["string", "number"]}]},  # pyright: ignore[reportUnknownLambdaType]
+        )
+
+
+def fraction(raw: object) -> Fraction:
+    """Read a number or a text such as "8/255" exactly; floats are read as they are written."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str | Fraction):
+        raise ValueError(f"expected a number or a fraction such as 8/255, got {raw!r}")
+    try:
+        return Fraction(str(raw).strip())
+    except ZeroDivisionError:
+        raise ValueError(f"{str(raw)!r} divides by zero") from None
+    except ValueError:
+        raise ValueError(f"expected a number or a fraction such as 8/255, got {str(raw)!r}") from None
+
+
+def _ratio(raw: object) -> object:
+    return float(fraction(raw)) if isinstance(raw, str) else raw
+
+
+Number = Annotated[float, Strict(), AllowInfNan(False)]
+Positive = Annotated[Number, Field(gt=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Whole = Annotated[int, Strict(), Field(ge=0)]
+Count = Annotated[int, Strict(), Field(ge=1)]
+Flag = Annotated[bool, Strict()]
+Ratio = Annotated[Number, BeforeValidator(_ratio)]
+"""A number that a recipe may also write as a fraction: 0.25 or "7/31"."""

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import torch
+
+from allrounder.rng import Draws
+
+
+def test_the_same_address_draws_the_same_numbers():
+    like = torch.empty(3, 1, 4, 4)
+    assert torch.equal(Draws(0).at("a", 1).normal(like), Draws(0).at("a", 1).normal(like))
+
+
+def test_other_addresses_and_seeds_draw_other_numbers():
+    like = torch.empty(64)
+    drawn = [d.uniform(like) for d in (Draws(0).at("a", 1), Draws(0).at("a", 2), Draws(1).at("a", 1), Draws(0).at("a1"))]
+    assert all(not torch.equal(p, q) for i, p in enumerate(drawn) for q in drawn[:i])
+
+
+def test_a_number_and_its_text_are_different_addresses():
+    assert Draws(0).at(1).number() != Draws(0).at("1").number()
+
+
+def test_per_example_draws_do_not_depend_on_neighbours():
+    draws = Draws(3).at("start")
+    together = draws.per_example(torch.tensor([5, 9, 2])).normal(torch.empty(3, 2, 2, 2))
+    alone = draws.per_example(torch.tensor([9])).normal(torch.empty(1, 2, 2, 2))
+    assert torch.equal(together[1], alone[0])
+
+
+def test_drawing_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    Draws(0).normal(torch.empty(8))
+    with Draws(0).ambient():
+        torch.rand(3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_ambient_draws_are_addressed():
+    with Draws(0).at("x").ambient():
+        first = torch.rand(4)
+    with Draws(0).at("x").ambient():
+        assert torch.equal(first, torch.rand(4))
