@@ -1,16 +1,17 @@
-"""Addressed randomness: every draw comes from a generator derived from (seed, path), never from ambient state.
+"""Addressed randomness: every draw comes from a generator derived from (seed, path), never from ambient
+state.
 
-So a resumed run needs no saved generator, and a draw does not depend on which process makes it, or on what was
-drawn before. Draws are made on the CPU and moved, so that every device sees the same numbers.
+So a resumed run needs no saved generator, and a draw does not depend on which process makes it, or on what
+was drawn before. Draws are made on the CPU and moved, so that every device sees the same numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ Address = str | int
 class Draws:
     """A place in the tree of random numbers.
 
-    With `rows`, the first dimension of every draw is addressed per example: row i depends on `rows[i]` alone and
-    not on its neighbours in the batch, as evaluation needs. Without, a draw is made in one block, as training does.
+    With `rows`, the first dimension of every draw is addressed per example: row i depends on `rows[i]` alone
+    and not on its neighbours in the batch, as evaluation needs. Without, a draw is made in one block, as
+    training does.
     """
 
     seed: int
@@ -37,7 +39,7 @@ class Draws:
 
     def per_example(self, rows: Tensor) -> Draws:
         """The same place, with one independent stream for every given row number."""
-        return replace(self, rows=tuple(int(i) for i in rows.tolist()))
+        return replace(self, rows=tuple(cast(list[int], rows.tolist())))
 
     def number(self) -> int:
         """The 63-bit number this address stands for."""
@@ -75,7 +77,7 @@ class Draws:
         return block.to(like.device)
 
     @contextmanager
-    def ambient(self) -> Iterator[None]:
+    def ambient(self) -> Generator[None]:
         """Seed torch's global generators from this address, and restore them after: for code that draws from
         them and cannot be told otherwise (initialisers, dropout)."""
         devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()

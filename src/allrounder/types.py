@@ -26,8 +26,8 @@ Classifier: TypeAlias = Callable[[Tensor], Tensor]
 """Anything from images in [0, 1] to logits."""
 
 NormLayers: TypeAlias = Literal["eval", "train", "train_frozen"]
-"""Batch-norm while crafting: running statistics; batch statistics that also move the running ones; batch statistics
-that leave the running ones alone."""
+"""Batch-norm while crafting: running statistics; batch statistics that also move the running ones; batch
+statistics that leave the running ones alone."""
 
 
 @dataclass(frozen=True, eq=False)

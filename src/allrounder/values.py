@@ -28,6 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 T = TypeVar("T")
+KINDS = "x-kinds"
 CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
 
 
@@ -62,29 +63,34 @@ class Kind:
     table: Callable[[], Mapping[str, type[Any]]]
     number: type[Any] | None = None
     """The class a bare number stands for, through its field `value`."""
+    optional: bool = False
+    """Whether nothing, written as false, is allowed."""
 
     def read(self, raw: object) -> object:
         """Decode a raw table or pass a value of the table through."""
         table = self.table()
+        if self.optional and (raw is None or raw is False):
+            return None
         if type(raw) in table.values():
             return raw
         if self.number is not None and isinstance(raw, int | float) and not isinstance(raw, bool):
             return adapter(self.number).validate_python({"value": raw})
         if not isinstance(raw, Mapping):
-            names = ", ".join(table)
-            raise PydanticCustomError("kind", "expected a table with a kind (one of: {names})", {"names": names})
+            known = {"names": ", ".join(table)}
+            raise PydanticCustomError("kind", "expected a table with a kind (one of: {names})", known)
         fields = dict(cast(Mapping[str, object], raw))
         kind = fields.pop("kind", None)
         if not isinstance(kind, str) or kind not in table:
             said = "has no kind" if kind is None else f'has unknown kind "{kind}"'
             hint = nearest(str(kind), table) if kind is not None else ""
-            raise PydanticCustomError(
-                "kind", "{said} (known: {names}){hint}", {"said": said, "names": ", ".join(table), "hint": hint}
-            )
+            details = {"said": said, "names": ", ".join(table), "hint": hint}
+            raise PydanticCustomError("kind", "{said} (known: {names}){hint}", details)
         return adapter(table[kind]).validate_python(fields)
 
     def write(self, item: object) -> object:
         """Encode a value as a plain table with its kind."""
+        if item is None:
+            return None
         name = kind_of(item, self.table())
         fields = adapter(type(item)).dump_python(item, mode="json", exclude_none=True)
         if self.number is type(item):
@@ -99,8 +105,9 @@ class Kind:
         )
 
     def _json_schema(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        kinds = [{"type": "object", "required": ["kind"], "properties": {"kind": {"enum": list(self.table())}}}]
-        return {"anyOf": [*kinds, {"type": "number"}]} if self.number else kinds[0]
+        # Classes of a table may nest each other, so they are named here and filled in by `json_schema`.
+        names = {name: cls.__name__ for name, cls in self.table().items()}
+        return {KINDS: names, "number": self.number is not None}
 
 
 def kind_of(item: object, table: Mapping[str, type[Any]]) -> str:

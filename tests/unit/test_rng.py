@@ -12,7 +12,8 @@ def test_the_same_address_draws_the_same_numbers():
 
 def test_other_addresses_and_seeds_draw_other_numbers():
     like = torch.empty(64)
-    drawn = [d.uniform(like) for d in (Draws(0).at("a", 1), Draws(0).at("a", 2), Draws(1).at("a", 1), Draws(0).at("a1"))]
+    places = (Draws(0).at("a", 1), Draws(0).at("a", 2), Draws(1).at("a", 1), Draws(0).at("a1"))
+    drawn = [draws.uniform(like) for draws in places]
     assert all(not torch.equal(p, q) for i, p in enumerate(drawn) for q in drawn[:i])
 
 

@@ -1,0 +1,111 @@
+"""One base learner: a task with a network, an optimiser, a memory, and perhaps an average of its own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from allrounder.errors import Diverged, ThreatError
+from allrounder.mixing import Keep
+from allrounder.rng import Draws
+from allrounder.schedules import Clock
+from allrounder.task import Task
+from allrounder.types import Batch, Context, Loss, device_of
+from allrounder.weights import Weights, blend_, copy_, snapshot, weights_of
+from allrounder.world import Seat
+
+
+@final
+class Learner:
+    """Takes the steps of one task; everything it needs to go on after a stop is in `state`."""
+
+    def __init__(self, task: Task, model: nn.Module, seat: Seat, seed: int, clock: Clock):
+        """The network is trained in channels_last, which convolutions prefer."""
+        self.task, self.seat, self.clock = task, seat, clock
+        self.draws = Draws(seed)
+        self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
+        self.device, self.dtype = device_of(model)
+        self.optimizer = task.optimizer.build(model.parameters())
+        self.memory = {name: tensor.to(self.device) for name, tensor in task.objective.memory().items()}
+        self.live = weights_of(model)
+        self.average = snapshot(self.live) if task.average is not None else None
+
+    def step(self, batch: Batch, t: int) -> Loss:
+        """Take step t on a mini-batch: augment, craft, descend, average."""
+        task, epoch = self.task, self.clock.epoch(t)
+        self.set_lr(t)
+        draws = self.draws.at(task.name, t)
+        ctx = Context(t, epoch, t / self.clock.total, draws, self.memory)
+        try:
+            with draws.at("ambient").ambient():
+                loss = task.update.apply(
+                    self.model, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
+                )
+        except (Diverged, ThreatError) as error:
+            raise type(error)(f"learner {task.name}, epoch {epoch}, step {t}: {error}") from error
+        if self.average is not None and task.average is not None:
+            blend_(self.average, self.live, task.average(t, self.clock))
+        return loss
+
+    def prepare(self, batch: Batch, t: int) -> Batch:
+        """The batch as this task sees it: on its device, augmented, with its label smoothing."""
+        draws = self.draws.at("augment", self.task.stream, t)
+        x = self.task.augment.apply(batch.x, draws).to(self.device, self.dtype)
+        y, index = batch.y.to(self.device), batch.index.to(self.device)
+        return replace(batch, x=x, y=y, index=index, smoothing=self.task.smoothing)
+
+    def set_lr(self, t: int) -> float:
+        """Give the optimiser the learning rate of step t."""
+        lr = self.task.lr(self.clock.reading(t), self.clock)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def weights(self) -> Weights:
+        """What it gives to the mix: its average if it keeps one, else its live weights."""
+        return self.live if self.average is None else self.average
+
+    def receive(self, weights: Mapping[str, Tensor], momentum: Keep = "keep", averages: Keep = "keep") -> None:
+        """Restart from other weights."""
+        copy_(self.live, weights)
+        if averages == "reset" and self.average is not None:
+            copy_(self.average, weights)
+        if momentum == "reset":
+            self.optimizer.state.clear()
+
+    def state(self) -> Weights:
+        """Everything that changes, as named tensors."""
+        state = {f"model.{name}": tensor for name, tensor in self.live.items()}
+        state |= {f"average.{name}": tensor for name, tensor in (self.average or {}).items()}
+        state |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
+        moments = cast(dict[int, dict[str, Any]], self.optimizer.state_dict()["state"])
+        for number, entries in moments.items():
+            for name, tensor in entries.items():
+                if isinstance(tensor, Tensor):
+                    state[f"optimizer.{number}.{name}"] = tensor
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a saved state, in place, so that memory layout and thus rounding stay the same."""
+        copy_(self.live, _under("model.", state))
+        if self.average is not None:
+            copy_(self.average, _under("average.", state))
+        copy_(self.memory, _under("memory.", state))
+        parameters = [p for group in self.optimizer.param_groups for p in cast(list[Tensor], group["params"])]
+        moments: dict[int, dict[str, Tensor]] = {}
+        for path, tensor in _under("optimizer.", state).items():
+            number, name = path.split(".", 1)
+            like = parameters[int(number)]
+            fits = tensor.shape == like.shape
+            kept = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor) if fits else tensor.clone()
+            moments.setdefault(int(number), {})[name] = kept
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> Weights:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

@@ -1,0 +1,159 @@
+"""The global weights: a moving average of the learners' mixture, kept as one part per learner.
+
+    theta_g <- a theta_g + (1 - a) sum_W gamma_W theta_W          (Generalist++, Eq. 6)
+
+is linear, so learner W can keep its own part G_W <- a G_W + (1 - a) gamma_W theta_W, and theta_g = sum_W G_W.
+Nothing crosses between learners until somebody asks for the sum; the parts are added in learner order, so every
+placement rounds alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Literal, Self, final
+
+from torch import Tensor
+
+from allrounder.schedules import Clock, Constant, Curve, Decay, Time, check_decay
+from allrounder.values import Share, value
+from allrounder.weights import Weights, add_, blend_, snapshot, zeros_like
+from allrounder.world import Placement, World
+
+Keep = Literal["keep", "reset"]
+
+
+@final
+@value
+class Shares:
+    """The weight of every learner in the mixture: the lead follows a curve, the others divide what it leaves.
+
+    gamma_lead = curve, gamma_W = rest_W (1 - curve): they lie in [0, 1] and sum to one by construction.
+    """
+
+    lead: str
+    """The learner whose share the curve gives (gamma_1 of the papers)."""
+    curve: Curve
+    """Its share over time, in [0, 1]; a bare number is a static share."""
+    rest: Mapping[str, Share] = field(default_factory=dict[str, float])
+    """How the others divide the remainder, summing to one; not needed where there is one other."""
+
+    def __post_init__(self) -> None:
+        extremes = self.curve.extremes()
+        if min(extremes) < 0 or max(extremes) > 1:
+            raise ValueError(f"curve: expected shares in [0, 1], got {min(extremes)} to {max(extremes)}")
+        if self.rest and abs(sum(self.rest.values()) - 1) > 1e-9:
+            raise ValueError(f"rest: expected shares that sum to one, got {sum(self.rest.values()):g}")
+        if self.lead in self.rest:
+            raise ValueError(f'rest: "{self.lead}" is the lead; its share is the curve')
+
+    def problem(self, names: Sequence[str]) -> str | None:
+        """Why these shares do not fit these learners, if they do not."""
+        others = [name for name in names if name != self.lead]
+        if self.lead not in names:
+            return f'lead: no learner is called "{self.lead}" (there are: {", ".join(names)})'
+        if self.rest and set(self.rest) != set(others):
+            return f"rest: expected a share for each of {others}, got {sorted(self.rest)}"
+        if not self.rest and len(others) > 1:
+            return f"rest: missing; say how {others} divide what the lead leaves"
+        return None
+
+    def at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
+        """Every learner's share at step t, in learner order."""
+        lead = self.curve(clock.reading(t), clock)
+        rest = self.rest or {name: 1.0 for name in names if name != self.lead}
+        return {name: lead if name == self.lead else (1 - lead) * rest[name] for name in names}
+
+
+@final
+@value
+class Exchange:
+    """When the learners restart from the global weights: t >= start and t mod every = 0."""
+
+    start: Time
+    """t' of the papers."""
+    every: Time
+    """c of the papers."""
+    when: Literal["epoch-end", "every-step"] = "epoch-end"
+    """Once a period, which ends with an epoch where `every` is whole epochs; or, as in the released code, after
+    every step of the epochs in which a period ends."""
+    momentum: Keep = "keep"
+    """The optimisers' momentum across an exchange; kept as released."""
+    averages: Keep = "keep"
+    """The learners' own weight averages across an exchange; kept as released."""
+
+    def due(self, t: int, clock: Clock) -> bool:
+        """Whether the learners restart after step t."""
+        if self.when == "epoch-end":
+            return self._ends(t, clock)
+        last = clock.epoch(t) * clock.steps
+        return any(self._ends(step, clock) for step in range(last - clock.steps + 1, last + 1))
+
+    def period(self, clock: Clock) -> int:
+        """The steps between two exchanges."""
+        return max(self.every.steps(clock), 1)
+
+    def _ends(self, t: int, clock: Clock) -> bool:
+        return t >= self.start.steps(clock) and t % self.period(clock) == 0
+
+
+@final
+@value
+class Mix:
+    """How learners become one network."""
+
+    decay: Decay = Constant(value=0.999)
+    """The decay of the global average (alpha' of the papers)."""
+    shares: Shares | None = None
+    """Who counts how much; not needed for a single learner."""
+    exchange: Exchange | None = None
+    buffers: Literal["average", "recalibrate"] = "average"
+    """Batch-norm statistics of the global weights: averaged like weights, or re-estimated on training images."""
+
+    def __post_init__(self) -> None:
+        check_decay(self.decay)
+
+    @classmethod
+    def solo(cls) -> Self:
+        """Plain training of one learner: no memory, no exchange."""
+        return cls(decay=Constant(value=0.0))
+
+    def shares_at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
+        """Every learner's share at step t."""
+        return self.shares.at(t, clock, names) if self.shares else {name: 1.0 for name in names}
+
+    def due(self, t: int, clock: Clock) -> bool:
+        """Whether the learners restart from the global weights after step t."""
+        return self.exchange is not None and self.exchange.due(t, clock)
+
+
+@final
+class Mixer:
+    """Keeps one part per learner seated here, and adds them up on demand."""
+
+    def __init__(self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock):
+        """The first learner's part starts as all of the starting point, the others' as nothing of it."""
+        self.mix, self.placement, self.world, self.clock = mix, placement, world, clock
+        self.names = tuple(placement.ranks)
+        self.parts = {
+            name: snapshot(start) if name == self.names[0] else zeros_like(start)
+            for name in placement.local(world.rank)
+        }
+
+    def observe(self, name: str, weights: Mapping[str, Tensor], t: int) -> None:
+        """Take a learner's weights after step t into its part: local arithmetic."""
+        share = self.mix.shares_at(t, self.clock, self.names)[name]
+        blend_(self.parts[name], weights, self.mix.decay(t, self.clock), share)
+
+    def collect(self) -> Weights:
+        """theta_g: the sum of the parts in learner order; every rank calls it together.
+
+        Counters come from the first learner.
+        """
+        first, *others = self.names
+        self.world.broadcast_(self.parts[first], src=self.placement.leader(first))
+        total = snapshot(self.parts[first])
+        for name in others:
+            self.world.broadcast_(self.parts[name], src=self.placement.leader(name))
+            add_(total, self.parts[name])
+        return total

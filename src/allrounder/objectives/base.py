@@ -1,0 +1,33 @@
+"""What a learner minimises: an inner search for hard inputs, and a loss on what it found."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allrounder.attacks.base import Crafted
+from allrounder.types import Batch, Context, Logits, Loss
+
+
+class Objective(ABC):
+    """A training method that fits `craft`, then `loss`; frozen, with any memory kept by its learner."""
+
+    def memory(self) -> dict[str, Tensor]:
+        """Tensors the method carries from step to step; the learner owns and saves them."""
+        return {}
+
+    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted | None:
+        """Search for inputs to train on; none by default."""
+        return None
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
+        """The loss to descend, with the network in training mode."""
+
+
+def fit(logits: Logits, batch: Batch) -> Loss:
+    """Mean cross-entropy with the batch's label smoothing, and the accuracy that comes with it for free."""
+    total = F.cross_entropy(logits, batch.y, label_smoothing=batch.smoothing)
+    return Loss(total, {"accuracy": (logits.detach().argmax(1) == batch.y).float().mean()})

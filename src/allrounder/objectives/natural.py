@@ -1,0 +1,22 @@
+"""Natural training."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import nn
+
+from allrounder.attacks.base import Crafted
+from allrounder.objectives.base import Objective, fit
+from allrounder.types import Batch, Context, Loss
+from allrounder.values import value
+
+
+@final
+@value
+class Natural(Objective):
+    """Natural training (NT): loss = CE(f(x), y)."""
+
+    def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
+        """Cross-entropy on the images as they are."""
+        return fit(model(batch.x), batch)

@@ -1,0 +1,81 @@
+"""Optimisers as values; the learning rate is the schedule's and is set before every step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Annotated, final
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from allrounder.values import Flag, Kind, Number, Positive, Share, value
+
+NonNegative = Annotated[Number, Field(ge=0)]
+Beta = Annotated[Number, Field(ge=0, lt=1)]
+
+
+class Optimizer(ABC):
+    """How gradients become motion."""
+
+    @abstractmethod
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The torch optimiser over some parameters."""
+
+
+@final
+@value
+class Sgd(Optimizer):
+    """Stochastic gradient descent with momentum; weight decay applies to every parameter, as in the papers."""
+
+    momentum: Share = 0.9
+    weight_decay: NonNegative = 0.0
+    nesterov: Flag = False
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """torch.optim.SGD over lists of tensors."""
+        return torch.optim.SGD(
+            parameters,
+            lr=0.0,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.nesterov,
+            foreach=True,
+        )
+
+
+@final
+@value
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, 2015); its weight decay is added to the gradient."""
+
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """torch.optim.Adam over lists of tensors."""
+        return torch.optim.Adam(
+            parameters, lr=0.0, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, foreach=True
+        )
+
+
+@final
+@value
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
+
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 1e-2
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """torch.optim.AdamW over lists of tensors."""
+        return torch.optim.AdamW(
+            parameters, lr=0.0, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, foreach=True
+        )
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW}
+AnyOptimizer = Annotated[Optimizer, Kind(lambda: OPTIMIZERS)]

@@ -1,0 +1,78 @@
+"""Arithmetic on named tensors: the parameters and buffers of a network, and averages of them.
+
+Whole-number buffers (batch-norm's counters) have no average: they are copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Weights: TypeAlias = dict[str, Tensor]
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """The live tensors of a network by name, in its own order: changing them changes the network."""
+    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def snapshot(weights: Mapping[str, Tensor]) -> Weights:
+    """An independent copy; half-precision tensors are kept in float32, because averages need it."""
+    return {name: _wide(tensor).clone() for name, tensor in weights.items()}
+
+
+def zeros_like(weights: Mapping[str, Tensor]) -> Weights:
+    """Zeros in the names, shapes and types of a snapshot."""
+    return {name: torch.zeros_like(_wide(tensor)) for name, tensor in weights.items()}
+
+
+def copy_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """target <- source, name by name."""
+    _check_names(target, source)
+    with torch.no_grad():
+        for name, tensor in target.items():
+            tensor.copy_(source[name])
+
+
+def blend_(target: Mapping[str, Tensor], source: Mapping[str, Tensor], decay: float, share: float = 1.0) -> None:
+    """target <- decay * target + (1 - decay) * share * source: one step of a moving average, or of a part."""
+    _check_names(target, source)
+    kept, new = _floats(target, source)
+    torch._foreach_mul_(kept, decay)
+    torch._foreach_add_(kept, new, alpha=(1 - decay) * share)
+    for name, tensor in target.items():
+        if not tensor.is_floating_point():
+            tensor.copy_(source[name])
+
+
+def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """target <- target + source; counters keep the target's."""
+    _check_names(target, source)
+    kept, new = _floats(target, source)
+    torch._foreach_add_(kept, new)
+
+
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """The Euclidean distance between two sets of weights, counters left out."""
+    _check_names(a, b)
+    left, right = _floats(a, b)
+    return math.sqrt(sum(float((x.double() - y.double()).square().sum()) for x, y in zip(left, right, strict=True)))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _floats(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    names = [name for name, tensor in a.items() if tensor.is_floating_point()]
+    return [a[name] for name in names], [b[name].to(a[name].dtype) for name in names]
+
+
+def _check_names(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    if a.keys() != b.keys():
+        odd = sorted(a.keys() ^ b.keys())
+        raise ValueError(f"weights of two different networks: {len(odd)} names differ, such as {odd[0]!r}")
