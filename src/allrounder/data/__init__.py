@@ -5,4 +5,4 @@ from allrounder.data.npz import Given, Npz
 
 DATASETS: dict[str, type[DataSpec]] = {"embedded": Embedded, "npz": Npz, "given": Given}
 
-__all__ = ["AUGMENTS", "DATASETS"]
+__all__ = ["AUGMENTS", "DATASETS", "Embedded", "Given", "Npz"]
