@@ -1,4 +1,5 @@
-"""One base learner: a task with a network, an optimiser, a memory, and perhaps an average of its own weights."""
+"""One base learner: a task with a network, an optimiser, a memory, and perhaps an average of its own
+weights."""
 
 from __future__ import annotations
 
@@ -10,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.errors import Diverged, ThreatError
-from allrounder.mixing import Keep
 from allrounder.rng import Draws
 from allrounder.schedules import Clock
 from allrounder.task import Task
-from allrounder.types import Batch, Context, Loss, device_of
+from allrounder.types import Batch, Context, Keep, Loss, device_of
 from allrounder.weights import Weights, blend_, copy_, snapshot, weights_of
 from allrounder.world import Seat
 
@@ -69,7 +69,9 @@ class Learner:
         """What it gives to the mix: its average if it keeps one, else its live weights."""
         return self.live if self.average is None else self.average
 
-    def receive(self, weights: Mapping[str, Tensor], momentum: Keep = "keep", averages: Keep = "keep") -> None:
+    def receive(
+        self, weights: Mapping[str, Tensor], momentum: Keep = "keep", averages: Keep = "keep"
+    ) -> None:
         """Restart from other weights."""
         copy_(self.live, weights)
         if averages == "reset" and self.average is not None:

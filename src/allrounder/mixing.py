@@ -3,24 +3,23 @@
     theta_g <- a theta_g + (1 - a) sum_W gamma_W theta_W          (Generalist++, Eq. 6)
 
 is linear, so learner W can keep its own part G_W <- a G_W + (1 - a) gamma_W theta_W, and theta_g = sum_W G_W.
-Nothing crosses between learners until somebody asks for the sum; the parts are added in learner order, so every
-placement rounds alike.
+Nothing crosses between learners until somebody asks for the sum; the parts are added in learner order, so
+every placement rounds alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Literal, Self, final
+from typing import Literal, final
 
 from torch import Tensor
 
 from allrounder.schedules import Clock, Constant, Curve, Decay, Time, check_decay
+from allrounder.types import Keep
 from allrounder.values import Share, value
 from allrounder.weights import Weights, add_, blend_, snapshot, zeros_like
 from allrounder.world import Placement, World
-
-Keep = Literal["keep", "reset"]
 
 
 @final
@@ -75,8 +74,8 @@ class Exchange:
     every: Time
     """c of the papers."""
     when: Literal["epoch-end", "every-step"] = "epoch-end"
-    """Once a period, which ends with an epoch where `every` is whole epochs; or, as in the released code, after
-    every step of the epochs in which a period ends."""
+    """Once a period, which ends with an epoch where `every` is whole epochs; or, as in the released code,
+    after every step of the epochs in which a period ends."""
     momentum: Keep = "keep"
     """The optimisers' momentum across an exchange; kept as released."""
     averages: Keep = "keep"
@@ -108,13 +107,14 @@ class Mix:
     """Who counts how much; not needed for a single learner."""
     exchange: Exchange | None = None
     buffers: Literal["average", "recalibrate"] = "average"
-    """Batch-norm statistics of the global weights: averaged like weights, or re-estimated on training images."""
+    """Batch-norm statistics of the global weights: averaged like weights, or re-estimated on training
+    images."""
 
     def __post_init__(self) -> None:
         check_decay(self.decay)
 
     @classmethod
-    def solo(cls) -> Self:
+    def solo(cls) -> Mix:
         """Plain training of one learner: no memory, no exchange."""
         return cls(decay=Constant(value=0.0))
 
@@ -131,7 +131,9 @@ class Mix:
 class Mixer:
     """Keeps one part per learner seated here, and adds them up on demand."""
 
-    def __init__(self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock):
+    def __init__(
+        self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock
+    ):
         """The first learner's part starts as all of the starting point, the others' as nothing of it."""
         self.mix, self.placement, self.world, self.clock = mix, placement, world, clock
         self.names = tuple(placement.ranks)

@@ -27,7 +27,8 @@ class Optimizer(ABC):
 @final
 @value
 class Sgd(Optimizer):
-    """Stochastic gradient descent with momentum; weight decay applies to every parameter, as in the papers."""
+    """Stochastic gradient descent with momentum; weight decay applies to every parameter, as in the
+    papers."""
 
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0

@@ -1,7 +1,7 @@
 """Functions of time as values: learning rates, shares and decays.
 
-A time in a recipe is a number of epochs, or a share of the run such as "62.5%", so that a recipe keeps its meaning
-when the run is shortened. In code, time is a whole number of steps from 1; a `Clock` converts.
+A time in a recipe is a number of epochs, or a share of the run such as "62.5%", so that a recipe keeps its
+meaning when the run is shortened. In code, time is a whole number of steps from 1; a `Clock` converts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal, Self, final
+from itertools import pairwise
+from typing import Annotated, Literal, final
 
 from allrounder.values import Kind, Number, Share, Written, fraction, value
 
@@ -26,7 +27,7 @@ class Time(Written):
     unit: Literal["epochs", "run"] = "epochs"
 
     @classmethod
-    def read(cls, raw: object) -> Self:
+    def read(cls, raw: object) -> Time:
         """Parse 75, 0.5, "62.5%" or "100/3%"."""
         if isinstance(raw, cls):
             return raw
@@ -34,7 +35,9 @@ class Time(Written):
         try:
             amount = fraction(raw.strip()[:-1]) / 100 if of_run and isinstance(raw, str) else fraction(raw)
         except ValueError:
-            raise ValueError(f'expected a time: epochs (75) or a share of the run ("62.5%"), got {raw!r}') from None
+            raise ValueError(
+                f'expected a time: epochs (75) or a share of the run ("62.5%"), got {raw!r}'
+            ) from None
         if amount < 0 or (of_run and amount > 1):
             raise ValueError(f"expected a time of at least 0 and at most the whole run, got {raw!r}")
         return cls(amount, "run" if of_run else "epochs")
@@ -63,7 +66,8 @@ def _decimal(amount: Fraction) -> str:
 @final
 @dataclass(frozen=True)
 class Clock:
-    """The length of a run: epochs, steps of one epoch, and whether schedules move every epoch or every step."""
+    """The length of a run: epochs, steps of one epoch, and whether schedules move every epoch or every
+    step."""
 
     epochs: int
     steps: int
@@ -79,7 +83,8 @@ class Clock:
         return (t - 1) // self.steps + 1
 
     def reading(self, t: int) -> int:
-        """The step at which schedules are read during step t: the end of its epoch, as released, or t itself."""
+        """The step at which schedules are read during step t: the end of its epoch, as released, or t
+        itself."""
         return t if self.pace == "step" else self.epoch(t) * self.steps
 
 
@@ -105,14 +110,13 @@ class Constant(Schedule):
         return self.value
 
     def extremes(self) -> tuple[float, ...]:
-        """The value."""
         return (self.value,)
 
 
 def _check_knots(at: tuple[Time, ...], to: tuple[float, ...]) -> None:
     if not at or len(at) != len(to):
         raise ValueError(f"expected one value for every time, got {len(at)} times and {len(to)} values")
-    for early, late in zip(at, at[1:], strict=False):
+    for early, late in pairwise(at):
         if early.unit == late.unit and early.amount > late.amount:
             raise ValueError(f"expected times in ascending order, got {early} before {late}")
 
@@ -140,7 +144,6 @@ class Linear(Schedule):
         return self.to[-1]
 
     def extremes(self) -> tuple[float, ...]:
-        """The knots' values."""
         return self.to
 
 
@@ -162,7 +165,6 @@ class Step(Schedule):
         return self.to[max(reached, 1) - 1]
 
     def extremes(self) -> tuple[float, ...]:
-        """The values."""
         return self.to
 
 
@@ -182,14 +184,14 @@ class Cyclic(Schedule):
         return self.low + (self.peak - self.low) * max(rising, 0.0)
 
     def extremes(self) -> tuple[float, ...]:
-        """Foot and peak."""
         return (self.low, self.peak)
 
 
 @final
 @value
 class Cosine(Schedule):
-    """Half a cosine from `start` at the beginning to `end` at the end, after an optional linear warm-up from 0."""
+    """Half a cosine from `start` at the beginning to `end` at the end, after an optional linear warm-up from
+    0."""
 
     start: Number
     end: Number = 0.0
@@ -203,14 +205,14 @@ class Cosine(Schedule):
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * gone)) / 2
 
     def extremes(self) -> tuple[float, ...]:
-        """Both ends, and zero while warming up."""
         return (self.start, self.end, *((0.0,) if self.warmup.amount else ()))
 
 
 @final
 @value
 class Ramp(Schedule):
-    """The released warm-up of a decay: min(limit, t / (t + 9)), so 0.1, 0.18, 0.25, ... (Generalist, 2023)."""
+    """The released warm-up of a decay: min(limit, t / (t + 9)), so 0.1, 0.18, 0.25, ... (Generalist,
+    2023)."""
 
     limit: Share = 0.999
 
@@ -218,7 +220,6 @@ class Ramp(Schedule):
         return min(self.limit, t / (t + 9))
 
     def extremes(self) -> tuple[float, ...]:
-        """From no memory to the limit."""
         return (0.0, self.limit)
 
 
@@ -236,7 +237,6 @@ class Horizon(Schedule):
         return 1 - 1 / max(self.over.steps(clock), 1)
 
     def extremes(self) -> tuple[float, ...]:
-        """From no memory to all of it."""
         return (0.0, 1.0)
 
 

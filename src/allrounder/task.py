@@ -30,7 +30,8 @@ class Task:
     update: Annotated[Update, Kind(lambda: UPDATES)] = Descend()
     augment: Annotated[Augment, Kind(lambda: AUGMENTS)] = CropFlip()
     stream: str = "shared"
-    """Tasks of one stream draw the same augmentation of a mini-batch, as released; another name draws its own."""
+    """Tasks of one stream draw the same augmentation of a mini-batch, as released; another name draws its
+    own."""
     smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     """Label smoothing: soft targets for the loss, hard labels for attacks."""
     average: MaybeDecay = None

@@ -29,6 +29,8 @@ NormLayers: TypeAlias = Literal["eval", "train", "train_frozen"]
 """Batch-norm while crafting: running statistics; batch statistics that also move the running ones; batch
 statistics that leave the running ones alone."""
 
+Keep: TypeAlias = Literal["keep", "reset"]
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -1,4 +1,5 @@
-"""How a loss becomes motion of the weights; methods that edit gradients or weights are updates of their own."""
+"""How a loss becomes motion of the weights; methods that edit gradients or weights are updates of their
+own."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Annotated, Any, Self, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 
 from pydantic import (
     AllowInfNan,
@@ -42,7 +42,7 @@ def value(cls: type[T]) -> type[T]:
 
 
 @cache
-def adapter(cls: type[T]) -> TypeAdapter[T]:
+def adapter(cls: type[Any]) -> TypeAdapter[Any]:
     """The decoder of one value class, built once."""
     return TypeAdapter(cls)
 
@@ -120,7 +120,7 @@ class Written(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, raw: object) -> Self:
+    def read(cls, raw: object) -> Written:
         """Parse the written form; a value passes through. Raises ValueError with what was expected."""
 
     @abstractmethod

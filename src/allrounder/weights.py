@@ -38,12 +38,14 @@ def copy_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
             tensor.copy_(source[name])
 
 
-def blend_(target: Mapping[str, Tensor], source: Mapping[str, Tensor], decay: float, share: float = 1.0) -> None:
+def blend_(
+    target: Mapping[str, Tensor], source: Mapping[str, Tensor], decay: float, share: float = 1.0
+) -> None:
     """target <- decay * target + (1 - decay) * share * source: one step of a moving average, or of a part."""
     _check_names(target, source)
     kept, new = _floats(target, source)
-    torch._foreach_mul_(kept, decay)
-    torch._foreach_add_(kept, new, alpha=(1 - decay) * share)
+    torch._foreach_mul_(kept, decay)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_add_(kept, new, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
     for name, tensor in target.items():
         if not tensor.is_floating_point():
             tensor.copy_(source[name])
@@ -53,14 +55,16 @@ def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """target <- target + source; counters keep the target's."""
     _check_names(target, source)
     kept, new = _floats(target, source)
-    torch._foreach_add_(kept, new)
+    torch._foreach_add_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The Euclidean distance between two sets of weights, counters left out."""
     _check_names(a, b)
     left, right = _floats(a, b)
-    return math.sqrt(sum(float((x.double() - y.double()).square().sum()) for x, y in zip(left, right, strict=True)))
+    return math.sqrt(
+        sum(float((x.double() - y.double()).square().sum()) for x, y in zip(left, right, strict=True))
+    )
 
 
 def _wide(tensor: Tensor) -> Tensor:

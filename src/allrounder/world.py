@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Placement:
     ranks: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def alone(cls, names: Sequence[str]) -> Self:
+    def alone(cls, names: Sequence[str]) -> Placement:
         """Every learner on rank 0."""
         return cls({name: (0,) for name in names})
 
@@ -61,7 +61,7 @@ class World:
     device: torch.device
 
     @classmethod
-    def from_env(cls) -> Self:
+    def from_env(cls) -> World:
         """A world of one on the best device of this machine."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != 1:

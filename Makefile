@@ -1,0 +1,40 @@
+# The index of commands. Everything runs in .venv, which the first command makes.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup demo test test-slow check fmt bench clean
+
+setup: $(STAMP)              ## make the virtual environment and install everything
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or say make PYTHON=..."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup                  ## train and compare the baselines and the Generalists on the embedded data
+	$(BIN)/allrounder demo
+
+test: setup                  ## the tests that run everywhere, in minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-slow: setup             ## the tests that take longer
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+check: setup                 ## style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+
+fmt: setup                   ## put the style right
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup                 ## ratios of speed, measured in one run
+	$(BIN)/python benchmarks/crafting.py
+
+clean:                       ## forget the virtual environment
+	rm -rf $(VENV)

@@ -1,0 +1,39 @@
+"""What a recipe does that its author may not expect, with numbers."""
+
+from __future__ import annotations
+
+from allrounder.recipe import Recipe
+from allrounder.schedules import Clock
+
+
+def advice(recipe: Recipe, clock: Clock) -> list[str]:
+    """Remarks on the exchanges of a recipe; none where all is well."""
+    mix = recipe.mixing
+    exchange, shares = mix.exchange, mix.shares
+    if exchange is None or shares is None:
+        return []
+    due = [t for t in range(1, clock.total + 1) if exchange.due(t, clock)]
+    if not due:
+        times = f"it starts at {exchange.start}, every {exchange.every}, of {recipe.epochs} epochs"
+        return [f"no exchange ever happens: {times}"]
+    remarks: list[str] = []
+    overwriting = [t for t in due if mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
+    if overwriting:
+        when = _few([f"{t / clock.steps:g}" for t in overwriting])
+        others = ", ".join(name for name in recipe.names if name != shares.lead)
+        remarks.append(
+            f"{len(overwriting)} of {len(due)} exchanges happen while the share of {shares.lead} is 1 "
+            f"(at epoch {when}): they overwrite {others} with {shares.lead} alone"
+        )
+    horizon = 1 / max(1 - mix.decay(due[0], clock), 1e-12)
+    period = 1 if exchange.when == "every-step" else exchange.period(clock)
+    if horizon > period:
+        remarks.append(
+            f"the global average remembers {horizon:.0f} steps, {horizon / period:.1f} times the {period} "
+            "steps between exchanges: every exchange takes the learners back behind where they were"
+        )
+    return remarks
+
+
+def _few(items: list[str]) -> str:
+    return ", ".join(items) if len(items) <= 4 else f"{', '.join(items[:3])}, ... {items[-1]}"

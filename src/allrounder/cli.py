@@ -1,0 +1,208 @@
+"""The command line: verbs with one purpose each; no flag ever belongs to a method."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from allrounder import demo as demonstration
+from allrounder.advice import advice
+from allrounder.attacks import ATTACKS
+from allrounder.data import DATASETS
+from allrounder.data.augment import AUGMENTS
+from allrounder.data.base import Batches
+from allrounder.decoding import json_schema
+from allrounder.display import Bars, Watch, grid, listing
+from allrounder.errors import Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
+from allrounder.models import MODELS
+from allrounder.objectives import OBJECTIVES
+from allrounder.optimizers import OPTIMIZERS
+from allrounder.recipe import Recipe, shipped
+from allrounder.rng import Draws
+from allrounder.runs import Run, environment
+from allrounder.schedules import DECAYS, SCHEDULES, Clock
+from allrounder.selection import split_off
+from allrounder.trainer import train as train_recipe
+
+FAILED, USAGE, RESUMABLE = 1, 2, 75
+TABLES: dict[str, dict[str, type[Any]]] = {
+    "objectives": dict(OBJECTIVES),
+    "attacks": dict(ATTACKS),
+    "models": dict(MODELS),
+    "datasets": dict(DATASETS),
+    "optimizers": dict(OPTIMIZERS),
+    "schedules": {**SCHEDULES, **DECAYS},
+    "augmentations": dict(AUGMENTS),
+}
+
+app = typer.Typer(
+    help="Image classifiers, accurate on natural images and robust under several norms at once.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console(width=None if sys.stdout.isatty() else 110)
+err = Console(stderr=True)
+
+
+def _recipe_names(incomplete: str) -> list[str]:
+    return [name for name in shipped() if name.startswith(incomplete)]
+
+
+def _lists(incomplete: str) -> list[str]:
+    return [name for name in ("recipes", *TABLES) if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A recipe file, or the name of a shipped one.", autocompletion=_recipe_names)
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="A.B=C", help="Override a value, such as task.linf.objective.attack.steps=20."
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Threads of this process; the number changes bits and is recorded.")
+]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        facts = environment(torch.device("cpu"))
+        out.print(
+            f"allrounder {facts['allrounder']} (torch {facts['torch']}, Python {facts['python']})",
+            highlight=False,
+        )
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="The run folder; by default runs/NAME-FINGERPRINT.")
+    ] = None,
+    sets: Sets = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    threads: Threads = None,
+) -> None:
+    """Train a recipe, or go on with an interrupted run.
+
+    SIGINT and SIGTERM save at the current step and exit with code 75: call again with --resume.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    value = Recipe.load(recipe, sets or ())
+    name = Path(value.name).name if value.name.endswith(".toml") else value.name.replace("/", "-")
+    folder = out_dir or Path("runs") / f"{Path(name).name}-{value.fingerprint()}"
+    with Bars(out, [name]) as bars:
+        run = train_recipe(value, folder, resume=resume, progress=Watch(bars, name))
+    _print_run(run)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str | None, typer.Argument(help="One of the lists alone.", autocompletion=_lists)] = None,
+) -> None:
+    """List recipes, objectives, attacks, models, datasets and more, each with one line."""
+    if what is not None and what not in ("recipes", *TABLES):
+        raise typer.BadParameter(f"{what}: expected one of {', '.join(('recipes', *TABLES))}")
+    if what in (None, "recipes"):
+        out.print(listing("recipes", {name: Recipe.load(name).about for name in shipped()}))
+    for title, table in TABLES.items():
+        if what in (None, title):
+            lines = {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in table.items()}
+            out.print(listing(title, lines))
+
+
+@app.command()
+def show(recipe: RecipeArgument, sets: Sets = None) -> None:
+    """Print the resolved recipe as TOML, with remarks on what it does that may surprise."""
+    value = Recipe.load(recipe, sets or ())
+    print(f"# {value.name}, fingerprint {value.fingerprint()}")
+    try:
+        split, _ = split_off(value, value.data.load())
+        clock = Clock(value.epochs, Batches(split, value.batch, Draws(value.seed)).steps, value.pace)
+        print(f"# {len(split)} training images, {clock.steps} steps an epoch, {clock.total} steps")
+        for remark in advice(value, clock):
+            print(f"# note: {remark}")
+    except (RecipeError, ValueError, OSError) as error:
+        print(f"# the data cannot be read, so its exchanges are not checked: {' '.join(str(error).split())}")
+    print(value.dump(), end="")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors that complete and check TOML."""
+    print(json.dumps(json_schema(Recipe), indent=1))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where the run folders go.")] = Path("runs/demo"),
+    workers: Annotated[int, typer.Option(min=1, help="Runs at once, each a process of one thread.")] = 2,
+    sets: Sets = None,
+) -> None:
+    """Train NT, AT and the three Generalists on the embedded data, and compare them in one table."""
+    with Bars(out, list(demonstration.RECIPES)) as bars:
+        works = demonstration.Works(bars.set_work, bars.set_done)
+
+        def note(message: demonstration.Note) -> None:
+            bars.show(message.name, message.done, message.total, message.what)
+            works.note(message)
+
+        outcomes = demonstration.run_all(folder, note, workers=workers, sets=sets or ())
+    table = demonstration.markdown(outcomes)
+    (folder / "table.md").write_text(table, encoding="utf-8")
+    count = len(next(iter(outcomes.values())))
+    out.print(grid(demonstration.HEADER, demonstration.rows(outcomes)))
+    out.print(f"{count} test images. {demonstration.HOW_TO_READ}", highlight=False)
+    for line in demonstration.footnotes(outcomes):
+        out.print(line, highlight=False)
+    out.print(f"Run folders: {folder}/ (this table: {folder / 'table.md'})", highlight=False)
+
+
+def _print_run(run: Run) -> None:
+    events = [event for event in run.metrics() if event["event"] == "validation"]
+    best = max(events, key=lambda event: event["score"], default=None)
+    if best is not None:
+        robust = ", ".join(f"{threat} {100 * share:.1f}%" for threat, share in best["robust"].items())
+        where = "the TEST set" if best["selected_on"] == "test" else "validation images"
+        out.print(
+            f"best global weights: epoch {best['epoch']}, natural {100 * best['natural']:.1f}%, {robust} "
+            f"(selected on {where})",
+            highlight=False,
+        )
+    out.print(f"run folder: {run.folder}", highlight=False)
+
+
+def main() -> None:
+    """The entry point: errors of the user are one message, and the exit code says what can be done."""
+    try:
+        app(prog_name="allrounder")
+    except Interrupted as stop:
+        err.print(str(stop), highlight=False, markup=False)
+        sys.exit(RESUMABLE)
+    except RecipeError as error:
+        err.print(str(error), highlight=False, markup=False)
+        sys.exit(USAGE)
+    except (RunError, ThreatError, WorldError, Diverged) as error:
+        err.print(f"error: {error}", highlight=False, markup=False)
+        sys.exit(FAILED)

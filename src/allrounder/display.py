@@ -1,0 +1,123 @@
+"""What a person sees in the terminal: bars with an ETA, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+
+def bars(console: Console, unit: str) -> Progress:
+    """Bars with done of total, elapsed and remaining time."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+@final
+class Bars:
+    """One bar for every job, and one for all of them; on a plain stream, a line at every tenth of a job."""
+
+    def __init__(self, console: Console, names: Sequence[str], unit: str = "steps"):
+        """The jobs are known beforehand, in the order they are shown."""
+        self.console, self.progress = console, bars(console, unit)
+        self.all: TaskID | None = None
+        self.rows = {name: self.progress.add_task(name, total=None, start=False) for name in names}
+        if len(names) > 1:
+            self.all = self.progress.add_task("[bold]all", total=None)
+        self.tenths: dict[str, int] = {}
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def set_work(self, total: float) -> None:
+        """The size of all jobs together."""
+        if self.all is not None:
+            self.progress.update(self.all, total=total)
+
+    def set_done(self, done: float) -> None:
+        """How much of all jobs is done."""
+        if self.all is not None:
+            self.progress.update(self.all, completed=done)
+
+    def show(self, name: str, done: int, total: int, what: str = "") -> None:
+        """A job stands at done of total."""
+        row = self.rows[name]
+        if not self.progress.tasks[row].started:
+            self.progress.start_task(row)
+        self.progress.update(row, completed=done, total=total, description=f"{name} {what}".strip())
+        tenth = 10 * done // max(total, 1)
+        if not self.console.is_terminal and tenth > self.tenths.get(name, 0):
+            self.console.print(f"{name} {what} {done}/{total}".replace("  ", " "), highlight=False)
+        self.tenths[name] = tenth
+
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        self.progress.console.print(text, highlight=False, markup=False)
+
+
+@final
+class Watch:
+    """The progress of a single training."""
+
+    def __init__(self, bars: Bars, name: str):
+        """Shown under this name."""
+        self.bars, self.name, self.total = bars, name, 1
+
+    def begin(self, total: int, done: int) -> None:
+        """Set the length."""
+        self.total = total
+        self.bars.show(self.name, done, total)
+
+    def step(self, t: int) -> None:
+        """Move the bar."""
+        self.bars.show(self.name, t, self.total)
+
+    def say(self, text: str) -> None:
+        """A note above the bar."""
+        self.bars.say(f"note: {text}")
+
+
+def listing(title: str, rows: Mapping[str, str]) -> Table:
+    """Names with one line each."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
+    )
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for name, line in rows.items():
+        table.add_row(f"  {name}", line)
+    return table
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of numbers: the first column names, the others are right-aligned."""
+    table = Table(header_style="bold", show_lines=True)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0)
+    for row in rows:
+        table.add_row(*row)
+    return table

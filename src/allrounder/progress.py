@@ -1,0 +1,32 @@
+"""Who is told how a training goes on."""
+
+from __future__ import annotations
+
+from typing import Protocol, final
+
+
+class Progress(Protocol):
+    """A listener; the terminal's lives with the command line, so that a library user hears nothing."""
+
+    def begin(self, total: int, done: int) -> None:
+        """The number of steps, and how many an earlier session took."""
+
+    def step(self, t: int) -> None:
+        """Step t is done."""
+
+    def say(self, text: str) -> None:
+        """One line for the reader."""
+
+
+@final
+class Silent:
+    """Tells nobody."""
+
+    def begin(self, total: int, done: int) -> None:
+        """Nothing."""
+
+    def step(self, t: int) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""

@@ -1,0 +1,196 @@
+"""A recipe: everything that decides the result of a training, as one frozen value and one TOML file."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal, final
+
+import tomli_w
+from pydantic import Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from allrounder.attacks import ATTACKS
+from allrounder.attacks.base import Attack
+from allrounder.attacks.pgd import Pgd
+from allrounder.data import DATASETS
+from allrounder.data.base import DataSpec
+from allrounder.decoding import Table, decode, merge, override
+from allrounder.errors import RecipeError
+from allrounder.evaluation import Probe
+from allrounder.init import INITS, Init, Random
+from allrounder.mixing import Mix
+from allrounder.models import MODELS, ModelSpec
+from allrounder.schedules import Pace, Time
+from allrounder.task import Task
+from allrounder.threats import Threat
+from allrounder.values import Count, Kind, Whole, adapter, nearest, value
+
+
+@final
+@value
+class Validation:
+    """How the best weights are chosen: natural plus robust accuracy of the global weights, a few times in a
+    run."""
+
+    on: Literal["validation", "test"] = "validation"
+    """A split cut from the training set; "test" selects on the test set, as the papers did, and every table
+    made from the run says so."""
+    images: Whole = 500
+    """Images cut from the training set; 0 trains on all of it and selects nothing."""
+    train_images: Whole = 200
+    """Training images on which the same accuracies are logged, so that robust overfitting shows."""
+    every: Time = Time.read("20%")
+    attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
+    threats: tuple[Threat, ...] = ()
+    """Robust accuracy is the mean over these."""
+
+    def __post_init__(self) -> None:
+        for threat in self.threats:
+            self.attack.check_supports(threat)
+
+
+@final
+@value
+class Recipe:
+    """A tuple of tasks and a mix, with the data, network and length they share."""
+
+    data: Annotated[DataSpec, Kind(lambda: DATASETS)]
+    model: Annotated[ModelSpec, Kind(lambda: MODELS)]
+    epochs: Count
+    task: Annotated[tuple[Task, ...], Field(min_length=1)]
+    """One block for every learner."""
+    mix: Mix | None = None
+    """How the learners become one network; a single learner needs none."""
+    batch: Annotated[Count, Field(ge=2)] = 128
+    seed: Whole = 0
+    pace: Pace = "epoch"
+    """Learning rates and shares hold for an epoch (as released), or follow every step."""
+    init: Annotated[Init, Kind(lambda: INITS)] = Random()
+    validation: Validation = Validation()
+    checkpoint: Time = Time.read(1)
+    """How often the state is saved for resuming."""
+    probes: tuple[Probe, ...] = ()
+    """What the finished network is evaluated under, such as "pgd-20@Linf:8/255"."""
+    about: str = ""
+    """One line for lists."""
+    name: str = ""
+    """What tables call it; by default the file's name."""
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            details = [
+                InitErrorDetails(
+                    type=PydanticCustomError("recipe", "{m}", {"m": message}), loc=at, input=None
+                )  # pyright: ignore[reportArgumentType]
+                for at, message in problems
+            ]
+            raise ValidationError.from_exception_data("Recipe", details)
+
+    def _problems(self) -> list[tuple[tuple[str, ...], str]]:
+        """What is wrong between the fields."""
+        names = [task.name for task in self.task]
+        found: list[tuple[tuple[str, ...], str]] = [
+            (("task",), f'two learners are called "{name}"; names must differ')
+            for name in sorted({name for name in names if names.count(name) > 1})
+        ]
+        if self.mix is None:
+            return found + ([(("mix",), f"missing; say how {names} are mixed")] if len(names) > 1 else [])
+        if len(names) == 1 and self.mix.exchange is not None:
+            found.append((("mix", "exchange"), "an exchange needs at least two learners; there is one"))
+        if len(names) > 1 and self.mix.shares is None:
+            found.append((("mix", "shares"), f"missing; say the share of each of {names}"))
+        if self.mix.shares is not None and (problem := self.mix.shares.problem(names)):
+            found.append((("mix", "shares"), problem))
+        return found
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The learners' tasks, in order."""
+        return self.task
+
+    @property
+    def mixing(self) -> Mix:
+        """The mix, or plain training where there is none."""
+        return self.mix if self.mix is not None else Mix.solo()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The learners' names, in order."""
+        return tuple(task.name for task in self.task)
+
+    @classmethod
+    def load(cls, source: str | Path, sets: Sequence[str] = ()) -> Recipe:
+        """Read a TOML file, or a shipped recipe by its name, with `a.b=c` overrides."""
+        file = _locate(source)
+        raw = _read(file)
+        base = raw.pop("extends", None)
+        if base is not None:
+            raw = merge(_read(_beside(source, file, base)), raw)
+            if "extends" in raw:
+                raise RecipeError(f"{source}: {base} extends yet another recipe; one level is allowed")
+        raw.setdefault("name", str(source).removesuffix(".toml"))
+        for text in sets:
+            override(raw, text)
+        return decode(cls, raw, str(source))
+
+    @classmethod
+    def loads(cls, text: str, source: str = "recipe") -> Recipe:
+        """Read a resolved recipe from TOML text."""
+        return decode(cls, tomllib.loads(text), source)
+
+    def dump(self) -> str:
+        """The resolved recipe as TOML; `loads(dump())` is the recipe again."""
+        return tomli_w.dumps(adapter(type(self)).dump_python(self, mode="json", exclude_none=True))
+
+    def fingerprint(self) -> str:
+        """A short name for everything that decides the result."""
+        bare = replace(self, name="", about="")
+        return hashlib.sha256(bare.dump().encode()).hexdigest()[:12]
+
+
+def shipped() -> dict[str, Traversable]:
+    """The recipes inside the package, by name."""
+    root = resources.files("allrounder") / "recipes"
+    found: dict[str, Traversable] = {}
+    for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
+        if folder.is_dir():
+            for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+                if file.name.endswith(".toml") and not file.name.startswith("_"):
+                    found[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
+    return found
+
+
+def _locate(source: str | Path) -> Traversable:
+    known = shipped()
+    if str(source) in known:
+        return known[str(source)]
+    path = Path(source)
+    if path.is_file():
+        return path
+    hint = nearest(str(source), known)
+    raise RecipeError(
+        f"{source}: no such file, and no shipped recipe of that name{hint} (see: allrounder list recipes)"
+    )
+
+
+def _beside(source: str | Path, file: Traversable, base: object) -> Traversable:
+    if isinstance(file, Path):
+        return file.parent / str(base)
+    return resources.files("allrounder") / "recipes" / str(source).split("/")[0] / str(base)
+
+
+def _read(file: Traversable) -> Table:
+    try:
+        raw: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"{file}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file}: not a TOML file: {error}") from None
+    return raw
