@@ -106,7 +106,7 @@ class Outcome:
         opened: Any = safe_open(path, framework="numpy")
         with opened as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
-            names = cast(list[str], file.keys())
+            names: list[str] = file.keys()
             arrays: dict[str, IntArray] = {name: file.get_tensor(name) for name in names}
         label = arrays.pop("label")
         return cls(label, {name.removeprefix("predicted/"): array for name, array in arrays.items()}, facts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 
+@runtime_checkable
 class Progress(Protocol):
     """A listener; the terminal's lives with the command line, so that a library user hears nothing."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Annotated, Any, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform
 
 from pydantic import (
     AllowInfNan,
@@ -27,6 +27,11 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+# beartype, which checks the package under test, does not know pydantic's own generics.
+if TYPE_CHECKING:
+    Adapter: TypeAlias = TypeAdapter[Any]
+else:
+    Adapter = TypeAdapter
 T = TypeVar("T")
 KINDS = "x-kinds"
 CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
@@ -42,7 +47,7 @@ def value(cls: type[T]) -> type[T]:
 
 
 @cache
-def adapter(cls: type[Any]) -> TypeAdapter[Any]:
+def adapter(cls: type[Any]) -> Adapter:
     """The decoder of one value class, built once."""
     return TypeAdapter(cls)
 

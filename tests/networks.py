@@ -1,0 +1,52 @@
+"""Networks and data small enough for tests that train."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from allrounder.data.base import Data
+
+
+class Tiny(nn.Module):
+    """A convolution, batch-norm and a linear layer."""
+
+    def __init__(self, classes: int = 3, width: int = 4) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(1, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.linear = nn.Linear(width * 16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.bn(self.conv(x)).tanh().flatten(1))
+
+
+class Unfoldable(Tiny):
+    """The same, but its path depends on the images, so that it cannot be traced and is used plain."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if bool(x.sum() < 1e9) else x / 2)
+
+
+def tiny() -> nn.Module:
+    return Tiny()
+
+
+def unfoldable64() -> nn.Module:
+    return Unfoldable().double()
+
+
+def blobs(train: int = 60, test: int = 30, seed: int = 0) -> Data:
+    """Three classes of 8x8 images that differ by a bright spot, with noise."""
+    rng = np.random.default_rng(seed)
+    n = train + test
+    y = np.arange(n) % 3
+    x = rng.uniform(0, 0.5, (n, 1, 8, 8)).astype(np.float32)
+    for i, label in enumerate(y):
+        x[i, 0, 2 * label : 2 * label + 3, 2:6] += 0.4
+    return Data.of("blobs", x[:train].clip(0, 1), y[:train], x[train:].clip(0, 1), y[train:])
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Equal names and bits."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
