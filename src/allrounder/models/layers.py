@@ -1,0 +1,64 @@
+"""The pieces that the architectures share: convolutions, stages of blocks, initialisations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    Flow: TypeAlias = Tensor
+else:
+    # While a network's structure is traced, a stand-in takes the place of the tensor.
+    Flow = Tensor | Proxy
+
+Block: TypeAlias = Callable[[int, int, int], nn.Module]
+"""Makes one block from its input channels, output channels and stride."""
+
+
+def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
+    """A convolution without bias whose padding keeps the image size at stride 1."""
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+def stage(block: Block, inputs: int, outputs: int, count: int, stride: int) -> nn.Sequential:
+    """Blocks of one width in a row; the first changes the channels and the image size."""
+    rest = [block(outputs, outputs, 1) for _ in range(count - 1)]
+    return nn.Sequential(block(inputs, outputs, stride), *rest)
+
+
+def pool(x: Flow) -> Flow:
+    """The average over all pixels, (n, c, h, w) to (n, c), so that any image size will do."""
+    return F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+def uniform_(network: nn.Module) -> None:
+    """Initialise as torch does by default, but in so many words.
+
+    Weights and biases of convolutions and linear layers are U(-b, b) with b = 1 / sqrt(fan_in); batch-norm
+    scales by 1 and shifts by 0.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            if module.bias is not None:
+                bound = 1 / math.sqrt(module.weight[0].numel())
+                nn.init.uniform_(module.bias, -bound, bound)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+def normal_(network: nn.Module) -> None:
+    """Initialise convolutions of size s with N(0, 2 / (s * s * c_out)), the rest as `uniform_` does.
+
+    He et al., 2015, Delving deep into rectifiers.
+    """
+    uniform_(network)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from allrounder.folding import frozen
+from allrounder.models import MODELS, ModelSpec
+from allrounder.rng import Draws
+from allrounder.values import Kind
+
+SHAPES = [(3, 32, 32), (1, 28, 28), (2, 9, 17)]
+REDUCED = {"wrn": {"depth": 10, "widen": 2, "width": 4}}
+DRAWS = Draws(0).at("models")
+
+pytestmark = pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "given"])
+
+
+def reduced(kind: str) -> ModelSpec:
+    return MODELS[kind](**REDUCED.get(kind, {"width": 4}))
+
+
+def built(spec: ModelSpec, classes: int = 5, shape: tuple[int, int, int] = SHAPES[0], draws: Draws = DRAWS):
+    with draws.ambient():
+        return spec.build(classes, shape)
+
+
+def images(count: int, shape: tuple[int, int, int] = SHAPES[0]) -> torch.Tensor:
+    return DRAWS.at("x").uniform(torch.empty(count, *shape))
+
+
+def lived_in(kind: str, shape: tuple[int, int, int] = SHAPES[0]):
+    """A network whose weights and running statistics are no longer those of its first day."""
+    model = built(reduced(kind), shape=shape)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for t in range(3):
+        F.cross_entropy(model(images(8, shape) * (t + 1)), torch.arange(8) % 5).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return model
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_are_finite_and_of_the_right_shape(kind, shape):
+    model = built(reduced(kind), 7, shape)
+    logits = model(images(2, shape))
+    assert logits.shape == (2, 7)
+    assert logits.isfinite().all()
+
+
+def test_images_and_every_weight_receive_a_gradient(kind):
+    model = built(reduced(kind))
+    x = images(4).requires_grad_()
+    F.cross_entropy(model(x), torch.arange(4)).backward()
+    gradients = {"images": x.grad, **{name: p.grad for name, p in model.named_parameters()}}
+    for name, gradient in gradients.items():
+        assert gradient is not None and gradient.isfinite().all() and gradient.any(), name
+
+
+def test_eval_mode_is_deterministic_and_ignores_neighbours(kind):
+    model = lived_in(kind).eval()
+    x = images(3)
+    assert torch.equal(model(x), model(x))
+    assert torch.allclose(model(x)[1:2], model(x[1:2]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_dict_carries_everything(kind):
+    model = lived_in(kind).eval()
+    other = built(reduced(kind), draws=DRAWS.at("other")).eval()
+    assert not torch.equal(model(images(2)), other(images(2)))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(images(2)), other(images(2)))
+
+
+def test_weights_come_from_the_ambient_address_alone(kind):
+    spec = reduced(kind)
+    one, two, other = (built(spec, draws=draws).state_dict() for draws in (DRAWS, DRAWS, DRAWS.at("other")))
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+    assert any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_recipe_can_hold_it(kind):
+    tables = Kind(lambda: MODELS)
+    spec = reduced(kind)
+    assert tables.read(tables.write(spec)) == spec
+    assert hash(spec) == hash(reduced(kind))
+
+
+def test_its_documentation_is_complete(kind):
+    cls = MODELS[kind]
+    first, _, rest = (cls.__doc__ or "").partition("\n")
+    assert first.endswith(".")
+    assert "Initialisation:" in rest
+    fields = getattr(cls, "__pydantic_fields__")  # noqa: B009
+    assert all(field.description for field in fields.values()), fields
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_folded_copy_agrees_in_logits_and_input_gradients(kind, shape):
+    model = lived_in(kind, shape)
+    folded = frozen(model, images(1, shape))
+    assert folded is not None and folded.pairs
+    model.eval()
+    for dtype, rtol in ((torch.float32, 1e-3), (torch.float64, 1e-9)):
+        model = model.to(dtype)
+        folded = frozen(model, images(1, shape))
+        assert folded is not None
+        outcomes = []
+        for network in (model, folded):
+            x = images(3, shape).to(dtype).requires_grad_()
+            logits = network(x)
+            outcomes.append((logits.detach(), *torch.autograd.grad(logits.pow(2).sum(), x)))
+        for one, two in zip(*outcomes, strict=True):
+            assert (one - two).abs().max() <= rtol * one.abs().max()
