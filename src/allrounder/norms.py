@@ -62,7 +62,7 @@ class Linf(Norm):
 
     def ascend(self, g: Images) -> Images:
         """sign(g): the steepest direction, every coordinate at full length."""
-        return g.sign()
+        return _sign(g)
 
     def sample(self, like: Images, eps: float, draws: Draws) -> Images:
         """Uniform in the ball."""
@@ -134,7 +134,7 @@ class L1(Norm):
         flat = g.flatten(1)
         k = max(1, round(self.density * flat.shape[1]))
         top = flat.abs().topk(k, dim=1).indices
-        return _unit(self, torch.zeros_like(flat).scatter(1, top, flat.gather(1, top).sign()).view_as(g))
+        return _unit(self, torch.zeros_like(flat).scatter(1, top, _sign(flat.gather(1, top))).view_as(g))
 
     def sample(self, like: Images, eps: float, draws: Draws) -> Images:
         """A uniform direction times a uniform radius, as for L2."""
@@ -188,6 +188,11 @@ def _wide(per_example: Tensor) -> Tensor:
     return per_example[:, None, None, None]
 
 
+def _sign(g: Tensor) -> Tensor:
+    """sign(g), but NaN where g is not finite: torch says 0 for NaN, so a broken gradient would look flat."""
+    return g.sign() + 0 * g
+
+
 def _unit(norm: Norm, d: Images) -> Images:
     """d scaled to length one; zero stays zero."""
     return d / _wide(norm.length(d).clamp(min=torch.finfo(d.dtype).tiny))
@@ -204,8 +209,9 @@ def norm_named(text: object) -> Norm:
 
     "L1(0.1)" is L1 with a density of 0.1.
     """
-    written = f"{text:g}" if isinstance(text, float) else str(text)
-    word, density = re.fullmatch(r"(.*?)(?:\((.*)\))?", written.strip().lower().replace("_", "")).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    written = (f"{text:g}" if isinstance(text, float) else str(text)).strip().lower().replace("_", "")
+    parts = re.fullmatch(r"([^()]*)(?:\(([^()]*)\))?", written)
+    word, density = parts.groups() if parts else (written, None)
     name = _ALIASES.get(word)
     if name is None:
         hint = nearest(word.capitalize(), NORMS)

@@ -1,0 +1,168 @@
+"""What every attack promises; a new line in ATTACKS is tested here without a new test."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from allrounder import folding
+from allrounder.attacks import ATTACKS, Pgd, perturb
+from allrounder.norms import L1
+from allrounder.rng import Draws
+from allrounder.threats import Threat
+from allrounder.types import Passes
+from allrounder.values import Kind
+
+WITH_FIELDS = {
+    "pgd": {"steps": 4},
+    "mim": {"steps": 4},
+    "cw": {"steps": 4},
+    "restarts": {"attack": Pgd(steps=3), "count": 3},
+}
+"""Fields that keep these tests short, or that an attack cannot be made without."""
+CLIMBERS = ("pgd", "mim", "cw", "restarts")
+"""Attacks that follow the gradient to the top of a linear network."""
+THREATS = {"Linf": "Linf:8/255", "L2": "L2:1/2", "L1": "L1:3"}
+
+KINDS = pytest.mark.parametrize("kind", list(ATTACKS))
+CASES = pytest.mark.parametrize(
+    ("kind", "threat"),
+    [
+        pytest.param(kind, Threat.read(THREATS[norm.name]), id=f"{kind}-{norm.name}")
+        for kind, cls in ATTACKS.items()
+        for norm in sorted(cls.norms, key=lambda norm: norm.name)
+    ],
+)
+LAYERS = pytest.mark.parametrize("norm_layers", ["eval", "train", "train_frozen"])
+
+
+def attack_of(kind):
+    return ATTACKS[kind](**WITH_FIELDS.get(kind, {}))
+
+
+def network(dtype=torch.float32):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2), nn.Flatten()
+        return nn.Sequential(*body, nn.Linear(6 * 36, 5)).to(dtype).train()
+
+
+def batch(n=6, dtype=torch.float32):
+    x = torch.rand(n, 3, 6, 6, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    return x, torch.arange(n) % 5
+
+
+@CASES
+@LAYERS
+def test_results_stay_in_ball_and_box_and_the_network_comes_back(kind, threat, norm_layers):
+    model, (x, y) = network(), batch()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ambient = torch.get_rng_state()
+    found = perturb(attack_of(kind), model, x, y, threat, Draws(0), norm_layers=norm_layers)
+    assert (threat.norm.length(found.x - x) <= threat.eps + 1e-5 * max(1, threat.eps)).all()
+    assert found.x.min() >= 0 and found.x.max() <= 1
+    assert found.x.is_contiguous() and not found.x.requires_grad
+    assert [module.training for module in model.modules()] == modes
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert changed == (statistics if norm_layers == "train" else set())
+    assert torch.equal(torch.get_rng_state(), ambient)
+
+
+@CASES
+@LAYERS
+def test_the_same_seed_gives_the_same_images(kind, threat, norm_layers):
+    (x, y), seeds = batch(), (0, 0, 1)
+    first, again, other = (
+        perturb(attack_of(kind), network(), x, y, threat, Draws(seed), norm_layers=norm_layers).x
+        for seed in seeds
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@CASES
+def test_per_example_draws_make_an_example_independent_of_its_neighbours(kind, threat):
+    model, (x, y), rows = (
+        network(torch.float64),
+        batch(dtype=torch.float64),
+        torch.tensor([7, 3, 11, 0, 5, 2]),
+    )
+    some = torch.tensor([4, 1])
+    attack, draws = attack_of(kind), Draws(0)
+    together = perturb(attack, model, x, y, threat, draws.per_example(rows)).x
+    apart = perturb(attack, model, x[some], y[some], threat, draws.per_example(rows[some])).x
+    torch.testing.assert_close(together[some], apart, rtol=0, atol=1e-9)
+
+
+@CASES
+def test_the_mean_loss_rises(kind, threat):
+    model, (x, y) = network(), batch()
+    found = perturb(attack_of(kind), model, x, y, threat, Draws(0))
+    model.eval()
+    with torch.no_grad():
+        assert F.cross_entropy(model(found.x), y) > F.cross_entropy(model(x), y) + 1e-3
+
+
+@CASES
+def test_what_is_reported_is_true(kind, threat):
+    model, (x, y) = network(torch.float64), batch(dtype=torch.float64)
+    found = perturb(attack_of(kind), model, x, y, threat, Draws(0))
+    if found.fooled is not None:
+        assert torch.equal(found.fooled, model.eval()(found.x).argmax(1) != y)
+    if found.loss is not None:
+        assert found.loss.shape == y.shape and not found.loss.requires_grad
+
+
+@CASES
+@LAYERS
+def test_declared_passes_are_the_counted_ones(kind, threat, norm_layers, monkeypatch):
+    monkeypatch.setattr(folding, "frozen", lambda model, example: None)
+    model, (x, y), forwards, backwards = network(), batch(), [], []
+
+    def count(module, inputs, logits):
+        forwards.append(len(inputs[0]))
+        if logits.requires_grad:
+            logits.register_hook(lambda g: backwards.append(len(g)))
+
+    model.register_forward_hook(count)
+    found = perturb(attack_of(kind), model, x, y, threat, Draws(0), norm_layers=norm_layers)
+    assert found.passes == Passes(len(forwards), len(backwards))
+
+
+@pytest.mark.parametrize("kind", CLIMBERS)
+@pytest.mark.parametrize("text", ["Linf:1/20", "L2:1/10", "L1:1/5"])
+def test_the_optimum_of_a_linear_network_is_reached(kind, text):
+    # With logits (0, w.x) and label 0 every loss rises with w.x, whose maximum is w.x + eps * |w|_dual.
+    generator = torch.Generator().manual_seed(0)
+    x = 0.3 + 0.4 * torch.rand(3, 3, 6, 6, generator=generator, dtype=torch.float64)
+    w = torch.randn(3, 6, 6, generator=generator, dtype=torch.float64)
+
+    def linear(x):
+        rise = (x * w).flatten(1).sum(1)
+        return torch.stack([torch.zeros_like(rise), rise], 1)
+
+    fields = {"attack": Pgd(steps=40), "count": 2} if kind == "restarts" else {"steps": 40}
+    threat = Threat.read(text)
+    found = perturb(ATTACKS[kind](**fields), linear, x, torch.zeros(3, dtype=torch.long), threat, Draws(0))
+    gain = ((found.x - x) * w).flatten(1).sum(1)
+    dual = {"Linf": 1, "L2": 2, "L1": float("inf")}[str(threat.norm)]
+    best = threat.eps * w.flatten().norm(dual)
+    # An L1 step moves 5 of these 108 coordinates, so it settles on their mean slope, not on the largest.
+    share = 0.7 if isinstance(threat.norm, L1) else 1 - 1e-6
+    assert (gain >= share * best).all() and (gain <= best * (1 + 1e-9)).all()
+
+
+@KINDS
+def test_attacks_are_frozen_values_that_round_trip(kind):
+    attack, table = attack_of(kind), Kind(lambda: ATTACKS)
+    assert table.read(table.write(attack)) == attack
+    assert hash(attack) == hash(attack_of(kind))
+    for name in vars(attack):
+        with pytest.raises(AttributeError):
+            setattr(attack, name, None)
