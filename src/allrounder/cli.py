@@ -128,8 +128,7 @@ def list_(
         out.print(listing("recipes", {name: Recipe.load(name).about for name in shipped()}))
     for title, table in TABLES.items():
         if what in (None, title):
-            lines = {name: (cls.__doc__ or "").strip().splitlines()[0] for name, cls in table.items()}
-            out.print(listing(title, lines))
+            out.print(listing(title, {name: _first_sentence(cls) for name, cls in table.items()}))
 
 
 @app.command()
@@ -177,6 +176,11 @@ def demo(
     for line in demonstration.footnotes(outcomes):
         out.print(line, highlight=False)
     out.print(f"Run folders: {folder}/ (this table: {folder / 'table.md'})", highlight=False)
+
+
+def _first_sentence(cls: type[Any]) -> str:
+    paragraph = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".")
 
 
 def _print_run(run: Run) -> None:
