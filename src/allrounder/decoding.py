@@ -5,15 +5,33 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeGuard, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
 from allrounder.errors import RecipeError
-from allrounder.values import KINDS, Kind, adapter, nearest
+from allrounder.values import KINDS, Kind, adapter, definition, nearest
 
 T = TypeVar("T")
 Table = dict[str, Any]
+
+EXTENDS = "extends"
+"""The key with which a recipe file names the one it is laid over."""
+EXPECTED = {
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "string_type": "expected a text",
+    "string_pattern_mismatch": "expected a text of the form {pattern}",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a table",
+    "dataclass_type": "expected a table",
+    "too_short": "expected a list of at least {min_length}",
+    "too_long": "expected a list of at most {max_length}",
+}
+"""The checker's complaints in the words of a recipe's author."""
+OURS = ("value_error", "kind", "between")
+"""Complaints that this package words itself, with what it got."""
 
 
 def decode(cls: type[T], raw: Table, source: str) -> T:
@@ -38,7 +56,7 @@ def override(raw: Table, text: str) -> None:
         raise RecipeError(f"--set {text}: {'.'.join(keys[:-1])} is a list; name a key of one of its members")
     if not isinstance(place, dict):
         raise RecipeError(f"--set {text}: {'.'.join(keys[:-1])} is no table, so it has no {keys[-1]}")
-    place[keys[-1]] = _toml(written.strip())
+    place[keys[-1]] = _toml(written.strip(), text)
 
 
 def merge(base: Table, child: Table) -> Table:
@@ -51,7 +69,7 @@ def merge(base: Table, child: Table) -> Table:
 
 
 def json_schema(cls: type[Any]) -> Table:
-    """The JSON Schema of a value's table, for editors."""
+    """The JSON Schema of the files that hold a value, for editors."""
     schema = adapter(cls).json_schema()
     definitions: Table = schema.setdefault("$defs", {})
     for kind in _kinds(cls, set()):
@@ -60,7 +78,10 @@ def json_schema(cls: type[Any]) -> Table:
             definitions.update(entry.pop("$defs", {}))
             entry["properties"] = {"kind": {"const": name}, **entry.get("properties", {})}
             entry["required"] = ["kind", *entry.get("required", [])]
-            definitions[_definition(name, member.__name__)] = entry
+            definitions[definition(name, member)] = entry
+    extends = {"type": "string", "description": "A file beside this one that this one is laid over."}
+    schema["properties"] = {EXTENDS: extends, **schema["properties"]}
+    schema["anyOf"] = [{"required": [EXTENDS]}, {"required": schema.pop("required", [])}]
     return cast(Table, _resolve(schema))
 
 
@@ -72,46 +93,46 @@ def _same_kind(old: Table, new: Table) -> bool:
     return new.get("kind", old.get("kind")) == old.get("kind")
 
 
-def _definition(kind: str, name: str) -> str:
-    return f"{name}.{kind}"
-
-
 def _resolve(node: Any) -> Any:
     """Replace the markers that `Kind` left in a schema by references."""
     if isinstance(node, list):
         return [_resolve(item) for item in cast(list[Any], node)]
     if not _is_table(node):
         return node
-    table = node
-    if KINDS not in table:
-        return {key: _resolve(item) for key, item in table.items() if key != "default"}
-    choices: list[Table] = [
-        {"$ref": f"#/$defs/{_definition(kind, name)}"} for kind, name in table[KINDS].items()
-    ]
-    choices += [{"type": "number"}] if table["number"] else []
-    rest = {key: item for key, item in table.items() if key in ("description", "title")}
-    return {**rest, "anyOf": choices}
+    if KINDS not in node:
+        return {key: _resolve(item) for key, item in node.items() if key != "default"}
+    choices = [{"$ref": f"#/$defs/{name}"} for name in node[KINDS]]
+    rest = {key: item for key, item in node.items() if key in ("description", "title")}
+    return {**rest, "anyOf": choices + node["others"]}
 
 
 def _kinds(cls: type[Any], seen: set[type[Any]]) -> list[Kind]:
     """Every table that a value class refers to, also through the classes of those tables."""
     found: list[Kind] = []
-    if cls in seen or not dataclasses.is_dataclass(cls):
+    if cls in seen:
         return found
     seen.add(cls)
-    for hint in get_type_hints(cls, include_extras=True).values():
-        for part in _parts(hint):
-            if isinstance(part, Kind):
-                found.append(part)
-                found += [k for member in part.table().values() for k in _kinds(member, seen)]
-            elif isinstance(part, type):
-                found += _kinds(part, seen)
+    for part in [part for name in _names(cls) for part in _parts(cls, name)]:
+        if isinstance(part, Kind):
+            found.append(part)
+            found += [k for member in part.table().values() for k in _kinds(member, seen)]
+        elif isinstance(part, type):
+            found += _kinds(part, seen)
     return found
 
 
-def _parts(hint: Any) -> list[Any]:
-    inner = [part for argument in get_args(hint) for part in _parts(argument)]
-    return [hint, *inner] if not isinstance(hint, Kind) else [hint]
+def _names(cls: type[Any] | None) -> list[str]:
+    """The fields of a value class."""
+    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def _parts(cls: type[Any] | None, name: str) -> list[Any]:
+    """The type of a field, what is nested in it, and what it is annotated with."""
+    field = getattr(cls, "__pydantic_fields__", {}).get(name)
+    found: list[Any] = [] if field is None else [field.annotation, *field.metadata]
+    for part in found:
+        found += get_args(part)
+    return found
 
 
 def _enter(place: Any, key: str, text: str) -> Any:
@@ -129,30 +150,48 @@ def _enter(place: Any, key: str, text: str) -> Any:
     raise RecipeError(f"--set {text}: {key} lies below something that is no table")
 
 
-def _toml(written: str) -> Any:
+def _toml(written: str, text: str) -> Any:
     """A TOML value; a bare word or fraction is read as text."""
     try:
-        return tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {written}")
+    except tomllib.TOMLDecodeError as error:
+        if written.startswith(('"', "'", "[", "{")):
+            raise RecipeError(f"--set {text}: not a TOML value: {error}") from None
         return written
+    if len(found) > 1:
+        raise RecipeError(f"--set {text}: several lines; give every override a --set of its own")
+    return found["value"]
 
 
 def _sentence(cls: type[Any], raw: Table, error: Mapping[str, Any]) -> str:
     location = cast(Sequence[str | int], error["loc"])
-    path = _path(raw, location)
-    if error["type"] == "unexpected_keyword_argument":
+    path, what, message = _path(raw, location), error["type"], str(error["msg"])
+    if what == "unexpected_keyword_argument":
         owner = _owner(cls, raw, location)
-        fields = (
-            [field.name for field in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-        )
-        has = f" ({owner.__name__} has: {', '.join(fields) or 'no keys'})" if owner else ""
-        return f"{path}: unknown key{has}{nearest(str(location[-1]), fields)}"
-    if error["type"] == "missing":
-        return f"{path}: missing; it must be given"
-    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
-    got = error["input"]
-    shown = f", got {got!r}" if isinstance(got, str | int | float) and "got" not in message else ""
-    return f"{path}: {message}{shown}" if path else message
+        names = _names(owner)
+        has = f" ({owner.__name__} has: {', '.join(names) or 'no keys'})" if owner else ""
+        said = f"unknown key{has}{nearest(str(location[-1]), names)}"
+    elif what == "missing":
+        said = "missing; it must be given"
+    elif what in OURS:
+        said = message.removeprefix("Value error, ")
+    elif what in EXPECTED:
+        said = EXPECTED[what].format(**error.get("ctx", {})) + _got(error["input"])
+    else:
+        said = message.replace("Input should be", "expected") + _got(error["input"])
+    return f"{path}: {said}" if path else said
+
+
+def _got(raw: object) -> str:
+    match raw:
+        case str() | int() | float():
+            return f", got {raw!r}"
+        case list():
+            return f", got a list of {len(cast(list[Any], raw))}"
+        case dict():
+            return ", got a table"
+        case _:
+            return ""
 
 
 def _step(place: Any, part: str | int) -> Any:
@@ -182,11 +221,10 @@ def _owner(cls: type[Any], raw: Any, location: Sequence[str | int]) -> type[Any]
         place = _step(place, part)
         if isinstance(part, int):
             continue
-        hint = get_type_hints(owner, include_extras=True).get(part) if owner else None
-        parts = _parts(hint)
+        parts = _parts(owner, part)
         kind = next((item for item in parts if isinstance(item, Kind)), None)
         if kind is not None and _is_table(place):
             owner = kind.table().get(str(place.get("kind")))
         else:
-            owner = next((item for item in parts if dataclasses.is_dataclass(item)), None)  # pyright: ignore[reportAssignmentType]
+            owner = next((item for item in parts if isinstance(item, type) and _names(item)), None)
     return owner

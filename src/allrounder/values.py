@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform
 
 from pydantic import (
+    AfterValidator,
     AllowInfNan,
     BeforeValidator,
     ConfigDict,
@@ -22,10 +23,11 @@ from pydantic import (
     GetJsonSchemaHandler,
     Strict,
     TypeAdapter,
+    ValidationError,
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 # beartype, which checks the package under test, does not know pydantic's own generics.
 if TYPE_CHECKING:
@@ -46,13 +48,23 @@ def value(cls: type[T]) -> type[T]:
     return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=CONFIG)(cls))
 
 
+def refuse(item: object, problems: Iterable[tuple[tuple[str | int, ...], str]]) -> None:
+    """Raise what is wrong between a value's fields, each message at the field to mend; nothing for none."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("between", "{said}", {"said": said}), loc=at, input=None)
+        for at, said in problems
+    ]
+    if details:
+        raise ValidationError.from_exception_data(type(item).__name__, details)
+
+
 @cache
 def adapter(cls: type[Any]) -> Adapter:
     """The decoder of one value class, built once."""
     return TypeAdapter(cls)
 
 
-def nearest(word: str, known: Mapping[str, object] | tuple[str, ...] | list[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     """A `; did you mean "x"?` for a word that is not among the known ones, or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
@@ -81,8 +93,8 @@ class Kind:
         if self.number is not None and isinstance(raw, int | float) and not isinstance(raw, bool):
             return adapter(self.number).validate_python({"value": raw})
         if not isinstance(raw, Mapping):
-            known = {"names": ", ".join(table)}
-            raise PydanticCustomError("kind", "expected a table with a kind (one of: {names})", known)
+            said = {"names": ", ".join(table), "got": repr(raw)}
+            raise PydanticCustomError("kind", "expected a table with a kind ({names}), got {got}", said)
         fields = dict(cast(Mapping[str, object], raw))
         kind = fields.pop("kind", None)
         if not isinstance(kind, str) or kind not in table:
@@ -111,13 +123,19 @@ class Kind:
 
     def _json_schema(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         # Classes of a table may nest each other, so they are named here and filled in by `json_schema`.
-        names = {name: cls.__name__ for name, cls in self.table().items()}
-        return {KINDS: names, "number": self.number is not None}
+        names = [definition(name, cls) for name, cls in self.table().items()]
+        others = [{"type": "number"}] * (self.number is not None) + [{"const": False}] * self.optional
+        return {KINDS: names, "others": others}
 
 
 def kind_of(item: object, table: Mapping[str, type[Any]]) -> str:
     """The name under which a table holds the class of a value."""
     return next(name for name, cls in table.items() if cls is type(item))
+
+
+def definition(kind: str, cls: type[Any]) -> str:
+    """What a JSON Schema calls the tables of a kind that are read as a class."""
+    return f"{cls.__module__}.{cls.__name__}.{kind}"
 
 
 class Written(ABC):
@@ -157,11 +175,20 @@ def _ratio(raw: object) -> object:
     return float(fraction(raw)) if isinstance(raw, str) else raw
 
 
+def _some(items: tuple[T, ...]) -> tuple[T, ...]:
+    if not items:
+        raise ValueError("expected at least one, got none")
+    return items
+
+
 Number = Annotated[float, Strict(), AllowInfNan(False)]
 Positive = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Whole = Annotated[int, Strict(), Field(ge=0)]
 Count = Annotated[int, Strict(), Field(ge=1)]
 Flag = Annotated[bool, Strict()]
+# A minimal length would also complain where every member is wrong in itself.
+Some = AfterValidator(_some)
+"""Annotates a tuple that may not be empty."""
 Ratio = Annotated[Number, BeforeValidator(_ratio)]
 """A number that a recipe may also write as a fraction: 0.25 or "7/31"."""
