@@ -5,9 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from typing import Annotated, final
 
-from pydantic import Field
-
-from allrounder.values import value
+from allrounder.values import Some, value
 
 
 class Init(ABC):  # noqa: B024
@@ -36,7 +34,7 @@ class FromRun(Init):
 class Soup(Init):
     """The plain average of several runs' weights."""
 
-    runs: Annotated[tuple[str, ...], Field(min_length=1)]
+    runs: Annotated[tuple[str, ...], Some]
     """Their folders."""
     which: str = "global"
     """global, best, last, or a learner's name."""

@@ -15,9 +15,9 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from allrounder.schedules import Clock, Constant, Curve, Decay, Time, check_decay
+from allrounder.schedules import Clock, Constant, Decay, ShareCurve, Time
 from allrounder.types import Keep
-from allrounder.values import Share, value
+from allrounder.values import Share, nearest, refuse, value
 from allrounder.weights import Weights, add_, blend_, snapshot, zeros_like
 from allrounder.world import Placement, World
 
@@ -32,29 +32,29 @@ class Shares:
 
     lead: str
     """The learner whose share the curve gives (gamma_1 of the papers)."""
-    curve: Curve
+    curve: ShareCurve
     """Its share over time, in [0, 1]; a bare number is a static share."""
     rest: Mapping[str, Share] = field(default_factory=dict[str, float])
     """How the others divide the remainder, summing to one; not needed where there is one other."""
 
     def __post_init__(self) -> None:
-        extremes = self.curve.extremes()
-        if min(extremes) < 0 or max(extremes) > 1:
-            raise ValueError(f"curve: expected shares in [0, 1], got {min(extremes)} to {max(extremes)}")
+        problems: list[tuple[tuple[str], str]] = []
         if self.rest and abs(sum(self.rest.values()) - 1) > 1e-9:
-            raise ValueError(f"rest: expected shares that sum to one, got {sum(self.rest.values()):g}")
+            problems.append((("rest",), f"expected shares that sum to one, got {sum(self.rest.values()):g}"))
         if self.lead in self.rest:
-            raise ValueError(f'rest: "{self.lead}" is the lead; its share is the curve')
+            problems.append((("rest",), f'"{self.lead}" is the lead; its share is the curve'))
+        refuse(self, problems)
 
-    def problem(self, names: Sequence[str]) -> str | None:
-        """Why these shares do not fit these learners, if they do not."""
+    def problem(self, names: Sequence[str]) -> tuple[str, str] | None:
+        """The field that does not fit these learners, and why, if one does not."""
         others = [name for name in names if name != self.lead]
         if self.lead not in names:
-            return f'lead: no learner is called "{self.lead}" (there are: {", ".join(names)})'
+            hint = nearest(self.lead, names)
+            return "lead", f'no learner is called "{self.lead}" (there are: {", ".join(names)}){hint}'
         if self.rest and set(self.rest) != set(others):
-            return f"rest: expected a share for each of {others}, got {sorted(self.rest)}"
+            return "rest", f"expected a share for each of {others}, got {sorted(self.rest)}"
         if not self.rest and len(others) > 1:
-            return f"rest: missing; say how {others} divide what the lead leaves"
+            return "rest", f"missing; say how {others} divide what the lead leaves"
         return None
 
     def at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
@@ -109,9 +109,6 @@ class Mix:
     buffers: Literal["average", "recalibrate"] = "average"
     """Batch-norm statistics of the global weights: averaged like weights, or re-estimated on training
     images."""
-
-    def __post_init__(self) -> None:
-        check_decay(self.decay)
 
     @classmethod
     def solo(cls) -> Mix:

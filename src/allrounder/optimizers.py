@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from allrounder.values import Flag, Kind, Number, Positive, Share, value
+from allrounder.values import Flag, Kind, Number, Positive, Share, refuse, value
 
 NonNegative = Annotated[Number, Field(ge=0)]
 Beta = Annotated[Number, Field(ge=0, lt=1)]
@@ -33,6 +33,10 @@ class Sgd(Optimizer):
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0
     nesterov: Flag = False
+
+    def __post_init__(self) -> None:
+        if self.nesterov and self.momentum == 0:
+            refuse(self, [(("nesterov",), "needs momentum, and there is none; set one of them")])
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch.optim.SGD over lists of tensors."""

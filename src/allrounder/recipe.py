@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Literal, final
 
 import tomli_w
-from pydantic import Field, ValidationError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack
 from allrounder.attacks.pgd import Pgd
 from allrounder.data import DATASETS
 from allrounder.data.base import DataSpec
-from allrounder.decoding import Table, decode, merge, override
+from allrounder.decoding import EXTENDS, Table, decode, merge, override
 from allrounder.errors import RecipeError
 from allrounder.evaluation import Probe
 from allrounder.init import INITS, Init, Random
 from allrounder.mixing import Mix
 from allrounder.models import MODELS, ModelSpec
-from allrounder.schedules import Pace, Time
+from allrounder.schedules import Pace, Schedule, Time, disordered
 from allrounder.task import Task
 from allrounder.threats import Threat
-from allrounder.values import Count, Kind, Whole, adapter, nearest, value
+from allrounder.values import Count, Kind, Some, Whole, adapter, nearest, refuse, value
+
+At = tuple[str | int, ...]
+Problem = tuple[At, str]
 
 
 @final
@@ -63,7 +67,7 @@ class Recipe:
     data: Annotated[DataSpec, Kind(lambda: DATASETS)]
     model: Annotated[ModelSpec, Kind(lambda: MODELS)]
     epochs: Count
-    task: Annotated[tuple[Task, ...], Field(min_length=1)]
+    task: Annotated[tuple[Task, ...], Some]
     """One block for every learner."""
     mix: Mix | None = None
     """How the learners become one network; a single learner needs none."""
@@ -83,32 +87,34 @@ class Recipe:
     """What tables call it; by default the file's name."""
 
     def __post_init__(self) -> None:
-        problems = list(self._problems())
-        if problems:
-            details = [
-                InitErrorDetails(
-                    type=PydanticCustomError("recipe", "{m}", {"m": message}), loc=at, input=None
-                )  # pyright: ignore[reportArgumentType]
-                for at, message in problems
-            ]
-            raise ValidationError.from_exception_data("Recipe", details)
+        refuse(self, [*self._misnamed(), *self._mismixed(), *self._disordered()])
 
-    def _problems(self) -> list[tuple[tuple[str, ...], str]]:
-        """What is wrong between the fields."""
-        names = [task.name for task in self.task]
-        found: list[tuple[tuple[str, ...], str]] = [
+    def _misnamed(self) -> list[Problem]:
+        names = self.names
+        return [
             (("task",), f'two learners are called "{name}"; names must differ')
             for name in sorted({name for name in names if names.count(name) > 1})
         ]
+
+    def _mismixed(self) -> list[Problem]:
+        names, found = list(self.names), list[Problem]()
         if self.mix is None:
-            return found + ([(("mix",), f"missing; say how {names} are mixed")] if len(names) > 1 else [])
+            return [(("mix",), f"missing; say how {names} are mixed")] if len(names) > 1 else []
         if len(names) == 1 and self.mix.exchange is not None:
             found.append((("mix", "exchange"), "an exchange needs at least two learners; there is one"))
         if len(names) > 1 and self.mix.shares is None:
             found.append((("mix", "shares"), f"missing; say the share of each of {names}"))
         if self.mix.shares is not None and (problem := self.mix.shares.problem(names)):
-            found.append((("mix", "shares"), problem))
+            found.append((("mix", "shares", problem[0]), problem[1]))
         return found
+
+    def _disordered(self) -> list[Problem]:
+        """Curves whose times, some in epochs and some as shares of the run, are out of order in this run."""
+        curves: list[tuple[At, Schedule]] = [(("task", i, "lr"), task.lr) for i, task in enumerate(self.task)]
+        if self.mix is not None and self.mix.shares is not None:
+            curves.append((("mix", "shares", "curve"), self.mix.shares.curve))
+        problems = [(at, disordered(pairwise(curve.times()), self.epochs)) for at, curve in curves]
+        return [(at, f"{said}, of {self.epochs} epochs") for at, said in problems if said is not None]
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -130,12 +136,12 @@ class Recipe:
         """Read a TOML file, or a shipped recipe by its name, with `a.b=c` overrides."""
         file = _locate(source)
         raw = _read(file)
-        base = raw.pop("extends", None)
+        base = raw.pop(EXTENDS, None)
         if base is not None:
             raw = merge(_read(_beside(source, file, base)), raw)
-            if "extends" in raw:
+            if EXTENDS in raw:
                 raise RecipeError(f"{source}: {base} extends yet another recipe; one level is allowed")
-        raw.setdefault("name", str(source).removesuffix(".toml"))
+        raw.setdefault("name", str(source) if str(source) in shipped() else Path(source).stem)
         for text in sets:
             override(raw, text)
         return decode(cls, raw, str(source))
@@ -143,16 +149,19 @@ class Recipe:
     @classmethod
     def loads(cls, text: str, source: str = "recipe") -> Recipe:
         """Read a resolved recipe from TOML text."""
-        return decode(cls, tomllib.loads(text), source)
+        return decode(cls, _parse(text, source), source)
 
     def dump(self) -> str:
         """The resolved recipe as TOML; `loads(dump())` is the recipe again."""
-        return tomli_w.dumps(adapter(type(self)).dump_python(self, mode="json", exclude_none=True))
+        return tomli_w.dumps(self._table())
 
     def fingerprint(self) -> str:
-        """A short name for everything that decides the result."""
-        bare = replace(self, name="", about="")
-        return hashlib.sha256(bare.dump().encode()).hexdigest()[:12]
+        """A short name for everything that decides the result: the same for equal recipes, in any order."""
+        table = replace(self, name="", about="")._table()
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _table(self) -> Table:
+        return adapter(type(self)).dump_python(self, mode="json", exclude_none=True)
 
 
 def shipped() -> dict[str, Traversable]:
@@ -188,9 +197,15 @@ def _beside(source: str | Path, file: Traversable, base: object) -> Traversable:
 
 def _read(file: Traversable) -> Table:
     try:
-        raw: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        return _parse(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
         raise RecipeError(f"{file}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file}: not a TOML file: {error}") from None
-    return raw
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{file}: cannot be read: {error}") from None
+
+
+def _parse(text: str, source: str) -> Table:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{source}: not TOML: {error}") from None

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Literal, final
+from typing import Annotated, Literal, TypeVar, final
+
+from pydantic import AfterValidator
 
 from allrounder.values import Kind, Number, Share, Written, fraction, value
 
 Pace = Literal["epoch", "step"]
+S = TypeVar("S", bound="Schedule | None")
 
 
 @final
@@ -51,10 +55,13 @@ class Time(Written):
     def __str__(self) -> str:
         return str(self.write())
 
+    def epochs(self, of: int) -> Fraction:
+        """The number of epochs, in a run of so many."""
+        return self.amount * of if self.unit == "run" else self.amount
+
     def steps(self, clock: Clock) -> int:
         """The nearest whole number of steps."""
-        epochs = self.amount * clock.epochs if self.unit == "run" else self.amount
-        return math.floor(epochs * clock.steps + Fraction(1, 2))
+        return math.floor(self.epochs(clock.epochs) * clock.steps + Fraction(1, 2))
 
 
 def _decimal(amount: Fraction) -> str:
@@ -98,6 +105,10 @@ class Schedule(ABC):
     def extremes(self) -> tuple[float, ...]:
         """Values between which the schedule always stays."""
 
+    def times(self) -> tuple[Time, ...]:
+        """Times that must follow each other; none by default."""
+        return ()
+
 
 @final
 @value
@@ -116,9 +127,18 @@ class Constant(Schedule):
 def _check_knots(at: tuple[Time, ...], to: tuple[float, ...]) -> None:
     if not at or len(at) != len(to):
         raise ValueError(f"expected one value for every time, got {len(at)} times and {len(to)} values")
-    for early, late in pairwise(at):
-        if early.unit == late.unit and early.amount > late.amount:
-            raise ValueError(f"expected times in ascending order, got {early} before {late}")
+    # How epochs and shares of the run compare is known to the recipe alone.
+    same = [times for times in pairwise(at) if times[0].unit == times[1].unit]
+    if disorder := disordered(same, epochs=1):
+        raise ValueError(disorder)
+
+
+def disordered(neighbours: Iterable[tuple[Time, Time]], epochs: int) -> str | None:
+    """What is wrong with times that should ascend in a run of so many epochs, if anything is."""
+    for early, late in neighbours:
+        if early.epochs(epochs) > late.epochs(epochs):
+            return f"expected times in ascending order, got {early} before {late}"
+    return None
 
 
 @final
@@ -146,6 +166,9 @@ class Linear(Schedule):
     def extremes(self) -> tuple[float, ...]:
         return self.to
 
+    def times(self) -> tuple[Time, ...]:
+        return self.at
+
 
 @final
 @value
@@ -166,6 +189,9 @@ class Step(Schedule):
 
     def extremes(self) -> tuple[float, ...]:
         return self.to
+
+    def times(self) -> tuple[Time, ...]:
+        return self.at
 
 
 @final
@@ -249,14 +275,28 @@ SCHEDULES: dict[str, type[Schedule]] = {
 }
 DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "ramp": Ramp, "horizon": Horizon}
 
-Curve = Annotated[Schedule, Kind(lambda: SCHEDULES, number=Constant)]
-"""A field that holds a learning rate or a share."""
-Decay = Annotated[Schedule, Kind(lambda: DECAYS, number=Constant)]
-"""A field that holds the decay of a moving average."""
-MaybeDecay = Annotated[Schedule | None, Kind(lambda: DECAYS, number=Constant, optional=True)]
+
+def _within(what: str, high: float = 1.0) -> AfterValidator:
+    """A check that a schedule stays between 0 and a bound."""
+
+    def check(schedule: S) -> S:
+        found = sorted(schedule.extremes()) if schedule is not None else [0.0]
+        if found[0] < 0 or found[-1] > high:
+            got = " to ".join(dict.fromkeys(f"{end:g}" for end in (found[0], found[-1])))
+            raise ValueError(f"expected {what}, got {got}")
+        return schedule
+
+    return AfterValidator(check)
 
 
-def check_decay(decay: Schedule) -> None:
-    """A decay lies between 0 (no memory) and 1."""
-    if min(decay.extremes()) < 0 or max(decay.extremes()) > 1:
-        raise ValueError(f"expected a decay in [0, 1], got {decay.extremes()}")
+Rate = Annotated[Schedule, Kind(lambda: SCHEDULES, number=Constant), _within("rates of at least 0", math.inf)]
+"""A field that holds a learning rate."""
+ShareCurve = Annotated[Schedule, Kind(lambda: SCHEDULES, number=Constant), _within("shares in [0, 1]")]
+"""A field that holds a share."""
+Decay = Annotated[Schedule, Kind(lambda: DECAYS, number=Constant), _within("a decay in [0, 1]")]
+"""A field that holds the decay of a moving average: between 0 (no memory) and 1."""
+MaybeDecay = Annotated[
+    Schedule | None,
+    Kind(lambda: DECAYS, number=Constant, optional=True),
+    _within("a decay in [0, 1], or false"),
+]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from allrounder.data.augment import AUGMENTS, Augment, CropFlip
 from allrounder.objectives import OBJECTIVES, Objective
 from allrounder.optimizers import AnyOptimizer, Sgd
-from allrounder.schedules import Curve, MaybeDecay, check_decay
+from allrounder.schedules import MaybeDecay, Rate
 from allrounder.updates import UPDATES, Descend, Update
 from allrounder.values import Kind, Number, value
 
@@ -17,15 +17,21 @@ RESERVED = ("global", "best", "last")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 
+def _free(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(f'"{name}" is taken: a learner may not be called {", ".join(RESERVED)}')
+    return name
+
+
 @final
 @value
 class Task:
     """One learner's sub-task: objective, optimiser, learning rate, augmentation, averaging."""
 
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=NAME), AfterValidator(_free)]
     """The learner's name in shares, logs and files."""
     objective: Annotated[Objective, Kind(lambda: OBJECTIVES)]
-    lr: Curve
+    lr: Rate
     optimizer: AnyOptimizer = Sgd()
     update: Annotated[Update, Kind(lambda: UPDATES)] = Descend()
     augment: Annotated[Augment, Kind(lambda: AUGMENTS)] = CropFlip()
@@ -36,11 +42,3 @@ class Task:
     """Label smoothing: soft targets for the loss, hard labels for attacks."""
     average: MaybeDecay = None
     """Decay of this learner's own weight average, which then is what it gives to the mix; false for none."""
-
-    def __post_init__(self) -> None:
-        if self.name in RESERVED:
-            raise ValueError(f'the name "{self.name}" is taken: a learner may not be called {RESERVED}')
-        if min(self.lr.extremes()) < 0:
-            raise ValueError(f"lr: expected values of at least 0, got {min(self.lr.extremes())}")
-        if self.average is not None:
-            check_decay(self.average)
