@@ -73,8 +73,7 @@ def _decimal(amount: Fraction) -> str:
 @final
 @dataclass(frozen=True)
 class Clock:
-    """The length of a run: epochs, steps of one epoch, and whether schedules move every epoch or every
-    step."""
+    """The length of a run in epochs, the steps of an epoch, and the pace at which schedules move."""
 
     epochs: int
     steps: int
@@ -90,8 +89,7 @@ class Clock:
         return (t - 1) // self.steps + 1
 
     def reading(self, t: int) -> int:
-        """The step at which schedules are read during step t: the end of its epoch, as released, or t
-        itself."""
+        """The step at which schedules are read in step t: the end of its epoch, as released, or t itself."""
         return t if self.pace == "step" else self.epoch(t) * self.steps
 
 
@@ -216,8 +214,7 @@ class Cyclic(Schedule):
 @final
 @value
 class Cosine(Schedule):
-    """Half a cosine from `start` at the beginning to `end` at the end, after an optional linear warm-up from
-    0."""
+    """Half a cosine from `start` to `end` over the run, after an optional linear warm-up from 0."""
 
     start: Number
     end: Number = 0.0
@@ -237,8 +234,7 @@ class Cosine(Schedule):
 @final
 @value
 class Ramp(Schedule):
-    """The released warm-up of a decay: min(limit, t / (t + 9)), so 0.1, 0.18, 0.25, ... (Generalist,
-    2023)."""
+    """The released warm-up of a decay (Generalist, 2023): min(limit, t / (t + 9)), so 0.1, 0.18, 0.25, ..."""
 
     limit: Share = 0.999
 
