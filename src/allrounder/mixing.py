@@ -55,6 +55,8 @@ class Shares:
             return "rest", f"expected a share for each of {others}, got {sorted(self.rest)}"
         if not self.rest and len(others) > 1:
             return "rest", f"missing; say how {others} divide what the lead leaves"
+        if not others and min(self.curve.extremes()) < 1:
+            return "curve", "expected 1, or no shares at all: there is no other learner to take the rest"
         return None
 
     def at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
