@@ -53,7 +53,8 @@ def override(raw: Table, text: str) -> None:
     for key in keys[:-1]:
         place = _enter(place, key, text)
     if isinstance(place, list):
-        raise RecipeError(f"--set {text}: {'.'.join(keys[:-1])} is a list; name a key of one of its members")
+        remedy = "name a key of one of its members, or replace it whole"
+        raise RecipeError(f"--set {text}: {'.'.join(keys[:-1])} is a list; {remedy}")
     if not isinstance(place, dict):
         raise RecipeError(f"--set {text}: {'.'.join(keys[:-1])} is no table, so it has no {keys[-1]}")
     place[keys[-1]] = _toml(written.strip(), text)
@@ -138,12 +139,12 @@ def _parts(cls: type[Any] | None, name: str) -> list[Any]:
 def _enter(place: Any, key: str, text: str) -> Any:
     if isinstance(place, list):
         members = cast(list[Any], place)
-        named = {str(member.get("name")): member for member in members if _is_table(member)}
+        named = {str(member["name"]): member for member in members if _is_table(member) and "name" in member}
         if key in named:
             return named[key]
         if key.isdigit() and int(key) < len(members):
             return members[int(key)]
-        known = ", ".join(named) or f"0 to {len(members) - 1}"
+        known = ", ".join(named or map(str, range(len(members)))) or "none"
         raise RecipeError(f'--set {text}: no member "{key}" (there are: {known}){nearest(key, list(named))}')
     if _is_table(place):
         return place.setdefault(key, {})
@@ -213,18 +214,19 @@ def _path(raw: Any, location: Sequence[str | int]) -> str:
     return ".".join(words)
 
 
-def _owner(cls: type[Any], raw: Any, location: Sequence[str | int]) -> type[Any] | None:
+def _owner(cls: type[Any] | None, raw: Any, location: Sequence[str | int]) -> type[Any] | None:
     """The value class that the table holding the last part of a location is read as."""
-    owner: type[Any] | None = cls
-    place = raw
+    owner, parts, place = cls, list[Any](), raw
     for part in location[:-1]:
         place = _step(place, part)
-        if isinstance(part, int):
-            continue
-        parts = _parts(owner, part)
-        kind = next((item for item in parts if isinstance(item, Kind)), None)
-        if kind is not None and _is_table(place):
-            owner = kind.table().get(str(place.get("kind")))
-        else:
-            owner = next((item for item in parts if isinstance(item, type) and _names(item)), None)
+        parts = _parts(owner, part) if isinstance(part, str) else parts
+        owner = _reader(parts, place) if _is_table(place) else owner
     return owner
+
+
+def _reader(parts: list[Any], table: Table) -> type[Any] | None:
+    """The value class that a table is read as, in a field of such a type."""
+    kind = next((part for part in parts if isinstance(part, Kind)), None)
+    if kind is not None:
+        return kind.table().get(str(table.get("kind")))
+    return next((part for part in parts if isinstance(part, type) and _names(part)), None)

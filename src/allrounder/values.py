@@ -24,6 +24,7 @@ from pydantic import (
     Strict,
     TypeAdapter,
     ValidationError,
+    WithJsonSchema,
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.json_schema import JsonSchemaValue
@@ -190,5 +191,5 @@ Flag = Annotated[bool, Strict()]
 # A minimal length would also complain where every member is wrong in itself.
 Some = AfterValidator(_some)
 """Annotates a tuple that may not be empty."""
-Ratio = Annotated[Number, BeforeValidator(_ratio)]
+Ratio = Annotated[Number, BeforeValidator(_ratio), WithJsonSchema({"type": ["string", "number"]})]
 """A number that a recipe may also write as a fraction: 0.25 or "7/31"."""
