@@ -11,7 +11,7 @@ from torch import nn
 from allrounder.attacks import ATTACKS, Attack, Crafted, Cw, Mim, Pgd, Restarts, attack_named, craft, perturb
 from allrounder.attacks.losses import LOSSES, cross_entropy
 from allrounder.attacks.pgd import climb, start_at
-from allrounder.norms import EVERY_NORM
+from allrounder.norms import EVERY_NORM, Linf
 from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Passes
@@ -110,10 +110,10 @@ def test_pgd_counts_its_passes_and_asks_for_natural_logits_only_when_needed():
         calls.append(torch.is_grad_enabled())
         return model(x)
 
-    assert Pgd(steps=3).run(counted, x, y, threat, Draws(0)).passes == Passes(3, 3)
+    assert perturb(Pgd(steps=3), counted, x, y, threat, Draws(0)).passes == Passes(3, 3)
     assert calls == [True] * 3
     calls.clear()
-    found = Pgd(steps=3, loss="kl").run(counted, x, y, threat, Draws(0))
+    found = perturb(Pgd(steps=3, loss="kl"), counted, x, y, threat, Draws(0))
     assert found.passes == Passes(4, 3) and calls == [False, True, True, True]
     assert found.loss is None and found.fooled is None
 
@@ -173,6 +173,9 @@ class Scripted(Attack):
         self.results = list(results)
         self.draws = []
 
+    def __repr__(self):
+        return "Scripted"
+
     def run(self, model, x, y, threat, draws):
         self.draws.append(draws.path)
         return self.results.pop(0)
@@ -203,6 +206,14 @@ def test_restarts_keep_the_first_that_fools_else_the_highest_loss():
     assert found.fooled is not None and found.fooled.tolist() == [True, True, False]
     assert found.passes == Passes(3, 3)
     assert attack.draws == [("a", "restart", i) for i in range(3)]
+
+
+def test_restarts_work_where_their_attack_works():
+    attack = Scripted()
+    attack.norms = frozenset({Linf})  # pyright: ignore[reportAttributeAccessIssue]
+    restarts(attack, 2).check_supports(Threat.read("Linf:1"))
+    with pytest.raises(ValueError, match="Scripted works in Linf, got the threat L2:1"):
+        restarts(attack, 2).check_supports(Threat.read("L2:1"))
 
 
 def test_restarts_stop_once_everything_is_fooled():

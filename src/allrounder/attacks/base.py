@@ -46,7 +46,10 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
-        """Search inside the threat around x. Called by `perturb` and by attacks made of attacks alone."""
+        """Search inside the threat around x; only `perturb` and attacks made of attacks call this.
+
+        Gradients are off, so that nothing builds a graph by accident: see `gradient` in pgd.py.
+        """
 
     def parts(self) -> tuple[Attack, ...]:
         """The attacks this one is made of; none by default."""
@@ -86,7 +89,7 @@ def perturb(
     attack.check_supports(threat)
     if len(x) == 0:
         return Crafted(x=x.detach().clone(), passes=Passes())
-    with torch.inference_mode(False), torch.enable_grad(), draws.at("ambient").ambient():
+    with torch.inference_mode(False), torch.no_grad(), draws.at("ambient").ambient():
         # Tensors made in inference mode cannot enter a graph; their clones can.
         x, y = (t.clone() if t.is_inference() else t.detach() for t in (x, y.long()))
         with lend(model, x, norm_layers) as lent:

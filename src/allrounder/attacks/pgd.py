@@ -82,10 +82,7 @@ def climb(
     gather: Callable[[Images, Images], Images] = newest,
 ) -> Crafted:
     """The loop: gradient; gather it with the earlier ones into m; step up along m; project."""
-    natural = None
-    if loss in NEEDS_NATURAL:
-        with torch.no_grad():
-            natural = model(x)
+    natural = model(x) if loss in NEEDS_NATURAL else None
     alpha = step * threat.eps
     x_adv, m = threat.project(x, x + start), torch.zeros_like(x)
     for _ in range(steps):

@@ -61,6 +61,5 @@ def judge(found: Crafted, model: Classifier, y: Labels) -> tuple[PerExample, Per
     """Loss, fooled, and what it cost to learn them: a forward pass where the attack does not say."""
     if found.loss is not None and found.fooled is not None:
         return found.loss, found.fooled, Passes()
-    with torch.no_grad():
-        logits = model(found.x)
+    logits = model(found.x)
     return cross_entropy(logits, y), logits.argmax(dim=1) != y, Passes(forwards=1)
