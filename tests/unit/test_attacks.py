@@ -11,6 +11,7 @@ from torch import nn
 from allrounder.attacks import ATTACKS, Attack, Crafted, Cw, Mim, Pgd, Restarts, attack_named, craft, perturb
 from allrounder.attacks.losses import LOSSES, cross_entropy
 from allrounder.attacks.pgd import climb, start_at
+from allrounder.errors import ThreatError
 from allrounder.norms import EVERY_NORM, Linf
 from allrounder.rng import Draws
 from allrounder.threats import Threat
@@ -21,6 +22,8 @@ from tests.reference import attacks as twin
 THREATS = pytest.mark.parametrize(
     "threat", [Threat.read(t) for t in ("Linf:8/255", "L2:1/2", "L1:3")], ids=str
 )
+
+L2_HALF = Threat.read("L2:1/2")
 
 
 def network(classes=4):
@@ -214,6 +217,19 @@ def test_restarts_work_where_their_attack_works():
     restarts(attack, 2).check_supports(Threat.read("Linf:1"))
     with pytest.raises(ValueError, match="Scripted works in Linf, got the threat L2:1"):
         restarts(attack, 2).check_supports(Threat.read("L2:1"))
+
+
+def test_restarts_do_not_hide_a_broken_network():
+    x, y = batch()
+    with pytest.raises(ThreatError, match="3 of 3 images with NaN"):
+        perturb(
+            Restarts(attack=Pgd(), count=2),
+            lambda x: x.flatten(1) * float("nan"),
+            x,
+            y * 0,
+            L2_HALF,
+            Draws(0),
+        )
 
 
 def test_restarts_stop_once_everything_is_fooled():

@@ -44,7 +44,8 @@ class Restarts(Attack):
         for i in range(self.count):
             found = self.attack.run(model, x, y, threat, draws.at("restart", i))
             found_loss, found_fooled, price = judge(found, model, y)
-            better = ~fooled & (found_fooled | (found_loss > loss))
+            # Not (found_loss > loss), so that a NaN is kept and the gateway sees it.
+            better = ~fooled & (found_fooled | ~(found_loss <= loss))
             x_adv = torch.where(better[:, None, None, None], found.x, x_adv)
             loss, fooled = torch.where(better, found_loss, loss), fooled | found_fooled
             passes = passes + found.passes + price
