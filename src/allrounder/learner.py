@@ -15,7 +15,7 @@ from allrounder.rng import Draws
 from allrounder.schedules import Clock
 from allrounder.task import Task
 from allrounder.types import Batch, Context, Keep, Loss, device_of
-from allrounder.weights import Weights, blend_, copy_, snapshot, weights_of
+from allrounder.weights import Weights, all_finite, blend_, copy_, snapshot, under, weights_of
 from allrounder.world import Seat
 
 
@@ -44,6 +44,10 @@ class Learner:
             with draws.at("ambient").ambient():
                 loss = task.update.apply(
                     self.model, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
+                )
+            if not all_finite(self.live):
+                raise Diverged(
+                    "the weights after it are not finite; try a smaller learning rate or a warm-up"
                 )
         except (Diverged, ThreatError) as error:
             raise type(error)(f"learner {task.name}, epoch {epoch}, step {t}: {error}") from error
@@ -93,13 +97,13 @@ class Learner:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go back to a saved state, in place, so that memory layout and thus rounding stay the same."""
-        copy_(self.live, _under("model.", state))
+        copy_(self.live, under("model.", state))
         if self.average is not None:
-            copy_(self.average, _under("average.", state))
-        copy_(self.memory, _under("memory.", state))
+            copy_(self.average, under("average.", state))
+        copy_(self.memory, under("memory.", state))
         parameters = [p for group in self.optimizer.param_groups for p in cast(list[Tensor], group["params"])]
         moments: dict[int, dict[str, Tensor]] = {}
-        for path, tensor in _under("optimizer.", state).items():
+        for path, tensor in under("optimizer.", state).items():
             number, name = path.split(".", 1)
             like = parameters[int(number)]
             fits = tensor.shape == like.shape
@@ -107,7 +111,3 @@ class Learner:
             moments.setdefault(int(number), {})[name] = kept
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> Weights:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

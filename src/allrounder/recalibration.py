@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from allrounder.data.base import Split
 from allrounder.modes import modes_restored
-from allrounder.types import Images
+from allrounder.rng import Draws
+from allrounder.types import Images, device_of
+from allrounder.weights import Weights, copy_, snapshot, weights_of
+
+IMAGES = 2048
 
 
-def recalibrate_(model: nn.Module, batches: Iterable[Images]) -> None:
+def recalibrated(
+    weights: Mapping[str, Tensor], network: nn.Module, split: Split, draws: Draws, size: int
+) -> Weights:
+    """The weights with statistics of their own, from up to 2048 images of a split, the same every time.
+
+    `network` is one whose weights may be overwritten.
+    """
+    copy_(weights_of(network), weights)
+    device, dtype = device_of(network)
+    recalibrate_(network, (x.to(device, dtype) for x in some_images(split, IMAGES, draws, size)))
+    return snapshot(weights_of(network))
+
+
+def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Replace running statistics by their plain average over batches of natural images; nothing else
     moves."""
     layers = [
@@ -32,3 +50,13 @@ def recalibrate_(model: nn.Module, batches: Iterable[Images]) -> None:
         layer.momentum = momentum
         if counter is not None and layer.num_batches_tracked is not None:
             layer.num_batches_tracked.copy_(counter)
+
+
+def some_images(split: Split, count: int, draws: Draws, size: int) -> Generator[Images]:
+    """Batches of up to `count` images of a split, in an order drawn once.
+
+    A last image that would be alone is left out, because batch-norm has no variance of one image.
+    """
+    for rows in torch.split(draws.permutation(len(split))[:count], size):
+        if len(rows) > 1 or len(split) == 1:
+            yield split.fetch(rows)

@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from allrounder.errors import RunError
 from allrounder.recipe import Recipe
-from allrounder.storage import newest, prune, read_facts, read_tensors, write_folder, write_text
-from allrounder.weights import Weights, copy_, weights_of
+from allrounder.storage import aside, newest, prune, read_facts, read_tensors, sync, write_folder, write_text
+from allrounder.weights import Weights, copy_, misfit, weights_of
 
 FORMAT = 1
+RECIPE, LOCK = "recipe.toml", ".lock"
 
 
 @final
@@ -37,21 +38,19 @@ class Run:
     def __init__(self, folder: Path):
         """An existing run folder."""
         self.folder = folder
-        if not (folder / "recipe.toml").is_file():
-            raise RunError(f"{folder}: no run folder, it has no recipe.toml")
-        self.recipe = Recipe.loads(
-            (folder / "recipe.toml").read_text(encoding="utf-8"), str(folder / "recipe.toml")
-        )
+        if not (folder / RECIPE).is_file():
+            raise RunError(f"{folder}: no run folder, it has no {RECIPE}")
+        self.recipe = Recipe.loads((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
 
     @classmethod
     def begin(cls, folder: Path, recipe: Recipe, *, resume: bool) -> Run:
         """Make the folder, or take up the one that is there if it belongs to the same recipe."""
-        if not (folder / "recipe.toml").is_file():
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise RunError(f"{folder}: exists and is no run folder; choose another --out")
+        if not (folder / RECIPE).is_file():
+            _check_free(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / "recipe.toml", recipe.dump())
-            return cls(folder)
+            with _locked(folder):
+                if not (folder / RECIPE).is_file():
+                    write_text(folder / RECIPE, recipe.dump())
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
             raise RunError(
@@ -69,17 +68,9 @@ class Run:
         """Whether training went to its end."""
         return self.last() is not None
 
-    @contextmanager
-    def locked(self) -> Generator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other processes out of the folder while it is written."""
-        with (self.folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"{self.folder}: another process is training here; wait for it or stop it"
-                ) from None
-            yield
+        return _locked(self.folder)
 
     def log(self, event: str, **facts: Any) -> None:
         """Append one object to the metrics."""
@@ -87,10 +78,10 @@ class Run:
             file.write(json.dumps({"event": event, **facts}) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All events so far."""
+        """All events so far; a last line without its end is still being written."""
         path = self.folder / "metrics.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def record_session(self, device: torch.device) -> list[str]:
         """Add this process to env.json; say what differs from earlier ones and may change bits."""
@@ -108,9 +99,13 @@ class Run:
     def save_checkpoint(
         self, t: int, learners: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]
     ) -> None:
-        """Save everything needed to go on after step t, then forget the checkpoint before it."""
+        """Save everything needed to go on after step t, unless that was done; then forget what is older."""
         path = self.folder / "checkpoints" / f"step-{t:08d}"
         metrics = self.folder / "metrics.jsonl"
+        if path == self.latest():
+            return
+        if metrics.exists():
+            sync(metrics)
         length = metrics.stat().st_size if metrics.exists() else 0
         stamp = {"format": FORMAT, "fingerprint": self.recipe.fingerprint(), "t": t, "metrics_bytes": length}
         write_folder(path, learners, {**stamp, **facts})
@@ -121,15 +116,24 @@ class Run:
         return newest(self.folder / "checkpoints", "step")
 
     def resume_point(self) -> tuple[Path, dict[str, Any]] | None:
-        """The checkpoint to go on from, with the metrics cut back to it so that nothing appears twice."""
+        """The checkpoint to go on from, and its facts."""
         path = self.latest()
-        metrics = self.folder / "metrics.jsonl"
-        facts = read_facts(path) if path is not None else {"metrics_bytes": 0}
-        if path is not None and facts["fingerprint"] != self.recipe.fingerprint():
+        if path is None:
+            return None
+        facts = read_facts(path)
+        if facts.get("fingerprint") != self.recipe.fingerprint():
             raise RunError(f"{path}: belongs to another recipe; it was changed by hand")
-        if metrics.exists():
-            os.truncate(metrics, min(facts["metrics_bytes"], metrics.stat().st_size))
-        return None if path is None else (path, facts)
+        return path, facts
+
+    def rewind(self, metrics_bytes: int) -> None:
+        """Cut the metrics back to a checkpoint, so that nothing appears twice."""
+        metrics = self.folder / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size < metrics_bytes:
+            was = f"it had {metrics_bytes} when the checkpoint was made"
+            raise RunError(f"{metrics}: has {size} bytes, {was}; put back what is missing")
+        if size > metrics_bytes:
+            os.truncate(metrics, metrics_bytes)
 
     def save_weights(
         self, which: str, t: int, weights: Mapping[str, Weights], facts: Mapping[str, Any]
@@ -180,8 +184,33 @@ def load(
     weights, facts = opened.weights(which)
     shape = cast(tuple[int, int, int], tuple(facts["shape"]))
     network = model() if model is not None else opened.recipe.model.build(len(facts["classes"]), shape)
+    check_fits(opened.folder, weights, network)
     copy_(weights_of(network), weights)
     return network.eval()
+
+
+def check_fits(run: str | Path, weights: Mapping[str, Tensor], network: nn.Module) -> None:
+    """Raise if the weights of a run are not those of such a network."""
+    odd = misfit(weights, weights_of(network))
+    if odd is not None:
+        raise RunError(f"{run}: holds another network, {odd} does not fit; use the same model for both")
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{folder}: another process is training here; wait for it or stop it") from None
+        yield
+
+
+def _check_free(folder: Path) -> None:
+    """Raise unless nothing is there but what an interrupted beginning leaves."""
+    ours = (LOCK, aside(folder / RECIPE).name)
+    if folder.exists() and (not folder.is_dir() or any(path.name not in ours for path in folder.iterdir())):
+        raise RunError(f"{folder}: exists and is no run folder; choose another --out")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
 from allrounder.data.base import Data, Split, Subset, hold_out
+from allrounder.errors import RecipeError
 from allrounder.evaluation import Probe, evaluate
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
@@ -61,10 +61,7 @@ def split_off(recipe: Recipe, data: Data) -> tuple[Split, Split | None]:
     """The images to train on, and those held out to select on; selecting on the test set holds out none."""
     if recipe.validation.on == "test" or recipe.validation.images == 0:
         return data.train, None
-    return hold_out(data.train, recipe.validation.images, Draws(recipe.seed).at("validation"))
-
-
-def some_images(split: Split, count: int, draws: Draws, size: int) -> list[Tensor]:
-    """Batches of up to `count` images of a split, drawn once."""
-    rows = draws.permutation(len(split))[:count]
-    return [split.fetch(part) for part in torch.split(rows, size)]
+    try:
+        return hold_out(data.train, recipe.validation.images, Draws(recipe.seed).at("validation"))
+    except ValueError as error:
+        raise RecipeError(f"validation.images: {error}") from None

@@ -4,37 +4,33 @@ out."""
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from allrounder.advice import advice
 from allrounder.data import Given as GivenData
 from allrounder.data.base import Batches, Data
 from allrounder.errors import Interrupted
 from allrounder.learner import Learner
+from allrounder.meter import Meter
 from allrounder.mixing import Mixer
 from allrounder.models import Given as GivenModel
 from allrounder.progress import Progress, Silent
-from allrounder.recalibration import recalibrate_
+from allrounder.recalibration import recalibrated
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
 from allrounder.runs import Run
 from allrounder.schedules import Clock
-from allrounder.selection import Selector, some_images, split_off
+from allrounder.selection import Selector, split_off
 from allrounder.starting import starting_network
 from allrounder.stopping import stop_on_signals
 from allrounder.storage import read_tensors
-from allrounder.types import Loss, device_of
-from allrounder.weights import Weights, copy_, snapshot, weights_of
+from allrounder.weights import Weights, copy_, under, weights_of
 from allrounder.world import Placement, World
-
-RECALIBRATION_IMAGES = 2048
 
 
 def train(
@@ -51,19 +47,19 @@ def train(
 
     `model` and `data` replace the recipe's; they are recorded by name and must be given again to resume.
     """
-    progress = progress or Silent()
+    progress, world = progress or Silent(), world or World.from_env()
     recipe = _with_given(recipe, model, data)
     run = Run.begin(Path(out), recipe, resume=resume)
     if run.finished:
         progress.say(f"{run.folder}: already finished")
         return run
     with run.locked(), stop_on_signals() as stop:
-        training = Training(recipe, run, model, data or recipe.data.load(), world or World.from_env())
-        for line in [*run.record_session(training.world.device), *advice(recipe, training.clock)]:
+        training = Training(recipe, run, model, data or recipe.data.load(), world)
+        done = training.resume()
+        for line in [*run.record_session(world.device), *advice(recipe, training.clock)]:
             progress.say(line)
-        first = training.resume() + 1
-        progress.begin(training.clock.total, first - 1)
-        for t in range(first, training.clock.total + 1):
+        progress.begin(training.clock.total, done)
+        for t in range(done + 1, training.clock.total + 1):
             training.step(t)
             progress.step(t)
             if stop.signal is not None:
@@ -94,8 +90,7 @@ class Training:
         ]
         self.mixer = Mixer(recipe.mixing, placement, weights_of(self.learners[0].model), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock)
-        self.sums = {name: torch.zeros(3, dtype=torch.float64) for name in recipe.names}
-        self.since = time.monotonic()
+        self.meter = Meter(recipe.names)
 
     def step(self, t: int) -> None:
         """Step t of the algorithm: every learner descends, the mixture follows, and on due dates all
@@ -104,7 +99,7 @@ class Training:
         epoch = clock.epoch(t)
         batch = self.batches.at(epoch, t - (epoch - 1) * clock.steps)
         for learner in self.learners:
-            self._count(learner.task.name, learner.step(batch, t), len(batch))
+            self.meter.count(learner.task.name, learner.step(batch, t), len(batch))
             self.mixer.observe(learner.task.name, learner.weights(), t)
         if mix.exchange is not None and mix.due(t, clock):
             theta = self.global_weights()
@@ -114,20 +109,16 @@ class Training:
             self._log_epoch(t)
         if self.selector.due(t):
             self._select(t)
-        if t % max(self.recipe.checkpoint.steps(clock), 1) == 0:
+        if t % max(self.recipe.checkpoint.steps(clock), 1) == 0 or t == clock.total:
             self.save(t)
 
     def global_weights(self) -> Weights:
         """theta_g, with batch-norm statistics of its own where the recipe asks for them."""
         theta = self.mixer.collect()
-        if self.recipe.mixing.buffers == "recalibrate":
-            copy_(weights_of(self.scratch), theta)
-            draws = Draws(self.recipe.seed).at("recalibrate")
-            images = some_images(self.train_split, RECALIBRATION_IMAGES, draws, self.recipe.batch)
-            device, dtype = device_of(self.scratch)
-            recalibrate_(self.scratch, [x.to(device, dtype) for x in images])
-            theta = snapshot(weights_of(self.scratch))
-        return theta
+        if self.recipe.mixing.buffers == "average":
+            return theta
+        draws = Draws(self.recipe.seed).at("recalibrate")
+        return recalibrated(theta, self.scratch, self.train_split, draws, self.recipe.batch)
 
     def save(self, t: int) -> None:
         """Write a checkpoint, then drop best weights it does not mention."""
@@ -136,44 +127,42 @@ class Training:
             | {f"part.{name}": part for name, part in self.mixer.parts[learner.task.name].items()}
             for learner in self.learners
         }
-        sums = {name: _numbers(values) for name, values in self.sums.items()}
-        self.run.save_checkpoint(t, states, {"best": self.selector.best, "sums": sums})
-        self.run.keep_best(self.selector.best["t"] if self.selector.best else None)
+        self.run.save_checkpoint(t, states, {"best": self.selector.best, "sums": self.meter.sums})
+        self._keep_best()
 
     def resume(self) -> int:
         """Take up the newest checkpoint; the step it was made after, 0 where there is none."""
         point = self.run.resume_point()
-        if point is None:
-            self.run.keep_best(None)
-            return 0
-        path, facts = point
-        for learner in self.learners:
-            name = learner.task.name
-            state = read_tensors(path, name)
-            learner.restore(state)
-            copy_(
-                self.mixer.parts[name],
-                {k.removeprefix("part."): v for k, v in state.items() if k.startswith("part.")},
-            )
-            self.sums[name] = torch.tensor(facts["sums"][name], dtype=torch.float64)
-        self.selector.best = facts["best"]
-        self.run.keep_best(self.selector.best["t"] if self.selector.best else None)
-        return int(facts["t"])
+        facts: dict[str, Any] = {"t": 0, "metrics_bytes": 0}
+        if point is not None:
+            path, facts = point
+            states = {name: read_tensors(path, name) for name in self.recipe.names}
+            for learner in self.learners:
+                state = states[learner.task.name]
+                learner.restore(state)
+                copy_(self.mixer.parts[learner.task.name], under("part.", state))
+            self.meter.restore(facts["sums"])
+            self.selector.best = facts["best"]
+        self.run.rewind(facts["metrics_bytes"])
+        self._keep_best()
+        return facts["t"]
 
     def finish(self) -> None:
         """Write the final weights; their presence means the run is finished."""
-        self.run.save_weights(
-            "last", self.clock.total, self._all_weights(self.global_weights()), self._card()
-        )
+        theta = self.global_weights()
+        self.run.save_weights("last", self.clock.total, self._all_weights(theta), self._card())
 
     def _select(self, t: int) -> None:
         theta = self.global_weights()
         facts = self.selector.measure(theta, t)
         if facts["best"]:
-            self.run.save_weights(
-                "best", t, self._all_weights(theta), {**self._card(), "score": facts["score"]}
-            )
-        self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=self._seconds())
+            card = {**self._card(), "score": facts["score"]}
+            self.run.save_weights("best", t, self._all_weights(theta), card)
+        self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=self.meter.seconds())
+
+    def _keep_best(self) -> None:
+        best = self.selector.best
+        self.run.keep_best(best["t"] if best else None)
 
     def _all_weights(self, theta: Weights) -> dict[str, Weights]:
         return {"global": theta, **{learner.task.name: learner.weights() for learner in self.learners}}
@@ -186,36 +175,13 @@ class Training:
             "selected_on": self.recipe.validation.on,
         }
 
-    def _count(self, name: str, loss: Loss, images: int) -> None:
-        accuracy = loss.parts.get("accuracy", torch.zeros(()))
-        row = torch.stack(
-            [loss.total.detach().double().cpu(), accuracy.double().cpu(), torch.ones((), dtype=torch.float64)]
-        )
-        self.sums[name] += row * images
-
     def _log_epoch(self, t: int) -> None:
         shares = self.recipe.mixing.shares_at(t, self.clock, self.recipe.names)
-        seconds = self._seconds()
+        seconds = self.meter.seconds()
         for learner in self.learners:
             name = learner.task.name
-            loss, accuracy, images = _numbers(self.sums[name])
-            facts = {
-                "loss": loss / images,
-                "accuracy": accuracy / images,
-                "lr": learner.set_lr(t),
-                "share": shares[name],
-            }
+            facts = {**self.meter.means(name), "lr": learner.set_lr(t), "share": shares[name]}
             self.run.log("epoch", t=t, epoch=self.clock.epoch(t), learner=name, **facts, seconds=seconds)
-            self.sums[name].zero_()
-
-    def _seconds(self) -> float:
-        """Since the last time it was asked."""
-        since, self.since = self.since, time.monotonic()
-        return round(self.since - since, 3)
-
-
-def _numbers(row: Tensor) -> list[float]:
-    return cast(list[float], row.tolist())
 
 
 def _with_given(recipe: Recipe, model: Callable[[], nn.Module] | None, data: Data | None) -> Recipe:

@@ -32,7 +32,7 @@ def zeros_like(weights: Mapping[str, Tensor]) -> Weights:
 
 def copy_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """target <- source, name by name."""
-    _check_names(target, source)
+    _check_fit(target, source)
     with torch.no_grad():
         for name, tensor in target.items():
             tensor.copy_(source[name])
@@ -42,7 +42,7 @@ def blend_(
     target: Mapping[str, Tensor], source: Mapping[str, Tensor], decay: float, share: float = 1.0
 ) -> None:
     """target <- decay * target + (1 - decay) * share * source: one step of a moving average, or of a part."""
-    _check_names(target, source)
+    _check_fit(target, source)
     kept, new = _floats(target, source)
     torch._foreach_mul_(kept, decay)  # pyright: ignore[reportPrivateImportUsage]
     torch._foreach_add_(kept, new, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
@@ -53,18 +53,37 @@ def blend_(
 
 def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """target <- target + source; counters keep the target's."""
-    _check_names(target, source)
+    _check_fit(target, source)
     kept, new = _floats(target, source)
     torch._foreach_add_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The Euclidean distance between two sets of weights, counters left out."""
-    _check_names(a, b)
+    _check_fit(a, b)
     left, right = _floats(a, b)
     return math.sqrt(
         sum(float((x.double() - y.double()).square().sum()) for x, y in zip(left, right, strict=True))
     )
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
+    """Those whose name starts with a prefix, called by the rest of it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def misfit(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str | None:
+    """The first name that one of two sets of weights lacks or has in another shape, if there is one."""
+    odd = a.keys() ^ b.keys() or {name for name in a if a[name].shape != b[name].shape}
+    return min(odd, default=None)
+
+
+def all_finite(weights: Mapping[str, Tensor]) -> bool:
+    """Whether there is no NaN and no infinity in any of them."""
+    floats = [tensor for tensor in weights.values() if tensor.is_floating_point() and tensor.numel()]
+    # The largest magnitude of a tensor is finite exactly where all of it is, and takes one pass to find.
+    peaks = torch._foreach_norm(floats, math.inf) if floats else ()  # pyright: ignore[reportPrivateImportUsage]
+    return not floats or bool(torch.stack(peaks).isfinite().all())
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -76,7 +95,7 @@ def _floats(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[list[Tens
     return [a[name] for name in names], [b[name].to(a[name].dtype) for name in names]
 
 
-def _check_names(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
-    if a.keys() != b.keys():
-        odd = sorted(a.keys() ^ b.keys())
-        raise ValueError(f"weights of two different networks: {len(odd)} names differ, such as {odd[0]!r}")
+def _check_fit(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    odd = misfit(a, b)
+    if odd is not None:
+        raise ValueError(f"weights of two different networks: {odd} does not fit")
