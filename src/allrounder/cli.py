@@ -24,6 +24,7 @@ from allrounder.errors import Diverged, Interrupted, RecipeError, RunError, Thre
 from allrounder.models import MODELS
 from allrounder.objectives import OBJECTIVES
 from allrounder.optimizers import OPTIMIZERS
+from allrounder.pool import Note
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
 from allrounder.runs import Run, environment
@@ -160,20 +161,17 @@ def demo(
     sets: Sets = None,
 ) -> None:
     """Train NT, AT and the three Generalists on the embedded data, and compare them in one table."""
-    with Bars(out, list(demonstration.RECIPES)) as bars:
-        works = demonstration.Works(bars.set_work, bars.set_done)
+    overall = demonstration.Overall()
+    with Bars(out, list(demonstration.RECIPES), overall="all, percent") as bars:
 
-        def note(message: demonstration.Note) -> None:
-            bars.show(message.name, message.done, message.total, message.what)
-            works.note(message)
+        def show(note: Note) -> None:
+            bars.show(note.name, note.done, note.total, note.what)
+            bars.show_overall(overall.percent(note))
 
-        outcomes = demonstration.run_all(folder, note, workers=workers, sets=sets or ())
-    table = demonstration.markdown(outcomes)
-    (folder / "table.md").write_text(table, encoding="utf-8")
-    count = len(next(iter(outcomes.values())))
+        outcomes = demonstration.run_all(folder, show, workers=workers, sets=sets or ())
+    (folder / "table.md").write_text(demonstration.markdown(outcomes), encoding="utf-8")
     out.print(grid(demonstration.HEADER, demonstration.rows(outcomes)))
-    out.print(f"{count} test images. {demonstration.HOW_TO_READ}", highlight=False)
-    for line in demonstration.footnotes(outcomes):
+    for line in [demonstration.HOW_TO_READ, *demonstration.footnotes(outcomes)]:
         out.print(line, highlight=False)
     out.print(f"Run folders: {folder}/ (this table: {folder / 'table.md'})", highlight=False)
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from queue import Empty
-from typing import Any, final
+from typing import final
 
-import torch
-
-from allrounder.errors import RunError
 from allrounder.evaluation import evaluate
 from allrounder.objectives import Natural
 from allrounder.outcome import NATURAL, Outcome
+from allrounder.pool import Note, Send, run_jobs
 from allrounder.recipe import Recipe
 from allrounder.runs import load
 from allrounder.trainer import train
@@ -40,21 +36,10 @@ HOW_TO_READ = (
 
 
 @final
-@dataclass(frozen=True)
-class Note:
-    """A job's message to the process that shows it."""
-
-    name: str
-    done: int = 0
-    total: int = 1
-    what: str = ""
-
-
-@final
 class Reporter:
     """Sends the progress of a training through a queue, a few times a second."""
 
-    def __init__(self, name: str, send: Callable[[Note], None]):
+    def __init__(self, name: str, send: Send):
         """Under this name."""
         self.name, self.send, self.total, self.sent = name, send, 1, 0.0
 
@@ -74,21 +59,23 @@ class Reporter:
 
 
 @final
-class Works:
-    """Adds up the steps of all runs for one overall bar."""
+class Overall:
+    """Adds up the work of all runs for one bar."""
 
-    def __init__(self, set_total: Callable[[float], None], set_done: Callable[[float], None]):
-        """Every run counts its steps times its learners' work."""
-        self.set_done = set_done
+    def __init__(self) -> None:
+        """Nothing is done yet."""
         self.size = {name: work(Recipe.load(name)) for name in RECIPES}
         self.share = dict.fromkeys(RECIPES, 0.0)
-        set_total(round(sum(self.size.values())))
 
-    def note(self, message: Note) -> None:
-        """Training is counted; the short evaluation after it ends it."""
-        if message.what == "training":
-            self.share[message.name] = message.done / message.total
-        self.set_done(round(sum(self.size[name] * share for name, share in self.share.items())))
+    def percent(self, note: Note) -> int:
+        """How much of everything is done after a note; training counts, the short evaluation after it does
+        not."""
+        if note.what == "training":
+            self.share[note.name] = note.done / note.total
+        elif note.done:
+            self.share[note.name] = 1.0
+        done = sum(self.size[name] * share for name, share in self.share.items())
+        return round(100 * done / sum(self.size.values()))
 
 
 def work(recipe: Recipe) -> float:
@@ -101,7 +88,7 @@ def outcome_file(run: Path) -> Path:
     return run / "eval" / "outcome.safetensors"
 
 
-def train_and_evaluate(name: str, out: Path, sets: Sequence[str], send: Callable[[Note], None]) -> None:
+def train_and_evaluate(name: str, send: Send, out: Path, sets: Sequence[str]) -> None:
     """Train a shipped recipe and evaluate its selected global weights, unless that was done before."""
     recipe = Recipe.load(name, sets)
     run = train(recipe, out, resume=True, progress=Reporter(name, send))
@@ -113,39 +100,19 @@ def train_and_evaluate(name: str, out: Path, sets: Sequence[str], send: Callable
     def report(probe: str, done: int, total: int) -> None:
         send(Note(name, done, total, probe))
 
-    outcome = evaluate(
-        load(run.folder, "best"), recipe.data.load().test, recipe.probes, seed=0, progress=report
-    )
-    facts = {
-        **outcome.facts,
-        "weights": "best",
-        "selected_on": recipe.validation.on,
-        "recipe": recipe.fingerprint(),
-    }
+    network, test = load(run.folder, "best"), recipe.data.load().test
+    outcome = evaluate(network, test, recipe.probes, seed=0, progress=report)
+    origin = {"weights": "best", "selected_on": recipe.validation.on, "recipe": recipe.fingerprint()}
     file.parent.mkdir(exist_ok=True)
-    Outcome(outcome.label, outcome.predicted, facts).save(file)
+    replace(outcome, facts={**outcome.facts, **origin}).save(file)
 
 
-def run_all(
-    folder: Path, show: Callable[[Note], None], *, workers: int = 2, sets: Sequence[str] = ()
-) -> dict[str, Outcome]:
-    """Run every recipe of the demonstration, several at once as processes of one thread each."""
-    context = multiprocessing.get_context("spawn")
-    messages: Any = context.Manager().Queue()
+def run_all(folder: Path, show: Send, *, workers: int = 2, sets: Sequence[str] = ()) -> dict[str, Outcome]:
+    """Run every recipe of the demonstration, several at once."""
     # The longest first, so that no long one is left alone at the end.
     order = sorted(RECIPES, key=lambda name: -work(Recipe.load(name)))
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread) as pool:
-        jobs: dict[str, Future[None]] = {
-            name: pool.submit(train_and_evaluate, name, run_folder(folder, name), list(sets), messages.put)
-            for name in order
-        }
-        while not all(job.done() for job in jobs.values()):
-            _drain(messages, show)
-        _drain(messages, show)
-    failed = {name: error for name, job in jobs.items() if (error := job.exception()) is not None}
-    if failed:
-        name, error = next(iter(failed.items()))
-        raise RunError(f"{len(failed)} of {len(jobs)} runs failed, {name} with: {error}") from error
+    jobs = {name: partial(train_and_evaluate, out=run_folder(folder, name), sets=sets) for name in order}
+    run_jobs(jobs, workers, show)
     return {name: Outcome.load(outcome_file(run_folder(folder, name))) for name in RECIPES}
 
 
@@ -175,21 +142,11 @@ def markdown(outcomes: Mapping[str, Outcome]) -> str:
 
 def footnotes(outcomes: Mapping[str, Outcome]) -> list[str]:
     """What a reader must know of how the numbers came about."""
-    rules = {str(outcome.facts["selected_on"]) for outcome in outcomes.values()}
-    chosen = "validation images cut from the training set" if rules == {"validation"} else "the TEST set"
-    threats = ", ".join(probe.partition("@")[2] for probe in next(iter(outcomes.values())).probes(ATTACK))
-    weights = f"the global weights of the best point in training, selected on {chosen}"
-    return [f"Threats: {threats}. Weights: {weights}."]
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def _drain(messages: Any, show: Callable[[Note], None]) -> None:
-    try:
-        show(messages.get(timeout=0.2))
-        while True:
-            show(messages.get_nowait())
-    except Empty:
-        pass
+    first = next(iter(outcomes.values()))
+    threats = ", ".join(probe.partition("@")[2] for probe in first.probes(ATTACK))
+    facts = f"{len(first)} test images; threats {threats}; global weights of the best point in training"
+    lines = [f"{facts}, selected on validation images cut from the training set."]
+    on_test = [RECIPES[name] for name, outcome in outcomes.items() if outcome.facts["selected_on"] == "test"]
+    if on_test:
+        lines.append(f"Selected on the TEST set, so too optimistic: {', '.join(on_test)}.")
+    return lines

@@ -10,7 +10,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -18,13 +17,12 @@ from rich.progress import (
 from rich.table import Table
 
 
-def bars(console: Console, unit: str) -> Progress:
+def bars(console: Console) -> Progress:
     """Bars with done of total, elapsed and remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn(unit),
         TimeElapsedColumn(),
         TextColumn("ETA"),
         TimeRemainingColumn(),
@@ -37,13 +35,11 @@ def bars(console: Console, unit: str) -> Progress:
 class Bars:
     """One bar for every job, and one for all of them; on a plain stream, a line at every tenth of a job."""
 
-    def __init__(self, console: Console, names: Sequence[str], unit: str = "steps"):
+    def __init__(self, console: Console, names: Sequence[str], overall: str = ""):
         """The jobs are known beforehand, in the order they are shown."""
-        self.console, self.progress = console, bars(console, unit)
-        self.all: TaskID | None = None
+        self.console, self.progress = console, bars(console)
         self.rows = {name: self.progress.add_task(name, total=None, start=False) for name in names}
-        if len(names) > 1:
-            self.all = self.progress.add_task("[bold]all", total=None)
+        self.all = self.progress.add_task(f"[bold]{overall}", total=100) if overall else None
         self.tenths: dict[str, int] = {}
 
     def __enter__(self) -> Bars:
@@ -53,15 +49,10 @@ class Bars:
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
-    def set_work(self, total: float) -> None:
-        """The size of all jobs together."""
-        if self.all is not None:
-            self.progress.update(self.all, total=total)
-
-    def set_done(self, done: float) -> None:
+    def show_overall(self, percent: int) -> None:
         """How much of all jobs is done."""
         if self.all is not None:
-            self.progress.update(self.all, completed=done)
+            self.progress.update(self.all, completed=percent)
 
     def show(self, name: str, done: int, total: int, what: str = "") -> None:
         """A job stands at done of total."""

@@ -1,0 +1,93 @@
+"""Several jobs at once, each in a process of one thread: two such processes do more work than one with two.
+
+A signal to the parent reaches the jobs, which save and stop; calling again goes on where they were.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import Empty
+from typing import Any, TypeAlias, final
+
+import torch
+
+from allrounder.errors import Interrupted, RunError
+from allrounder.stopping import stop_on_signals
+
+
+@final
+@dataclass(frozen=True)
+class Note:
+    """What a job tells the parent: how far it is, and with what."""
+
+    name: str
+    done: int = 0
+    total: int = 1
+    what: str = ""
+    failed: str = ""
+
+
+Send: TypeAlias = Callable[[Note], None]
+Job: TypeAlias = Callable[[str, Send], None]
+"""Gets its own name and a way to report; must be importable, because processes are spawned."""
+
+
+def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
+    """Run all jobs, `workers` at once, in the given order; every job is tried, failures are reported
+    together."""
+    context = multiprocessing.get_context("spawn")
+    notes: Any = context.Queue()
+    waiting = dict(jobs)
+    running: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    with stop_on_signals() as stop:
+        while running or (waiting and stop.signal is None):
+            while waiting and len(running) < workers and stop.signal is None:
+                name = next(iter(waiting))
+                running[name] = context.Process(target=_work, args=(waiting.pop(name), name, notes))
+                running[name].start()
+            if stop.signal is not None:
+                for process in running.values():
+                    process.terminate()
+            _drain(notes, show, failed)
+            for name in [name for name, process in running.items() if process.exitcode is not None]:
+                code = running.pop(name).exitcode
+                if code != 0 and stop.signal is None:
+                    failed.setdefault(name, f"its process ended with code {code}")
+        _drain(notes, show, failed)
+        if stop.signal is not None:
+            raise Interrupted(f"{stop.signal}: the runs are saved; call again to continue")
+    if failed:
+        reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
+        raise RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
+
+
+def _work(job: Job, name: str, notes: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        job(name, notes.put)
+    except Interrupted:
+        sys.exit(75)
+    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+        notes.put(Note(name, failed=str(error)))
+    except BaseException:
+        notes.put(Note(name, failed=traceback.format_exc()))
+        raise
+
+
+def _drain(notes: Any, show: Send, failed: dict[str, str]) -> None:
+    """Pass on what has arrived, waiting a moment for the first."""
+    try:
+        note = notes.get(timeout=0.2)
+        while True:
+            if note.failed:
+                failed[note.name] = note.failed
+            else:
+                show(note)
+            note = notes.get_nowait()
+    except Empty:
+        pass
