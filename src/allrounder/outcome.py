@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, cast, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,10 @@ class Outcome:
         attack: the true union) or "mean" (over its threats: what Generalist++ calls Union). It may be left
         out where there is only one.
         """
-        names = self.probes(attack)
-        if threat not in (None, "worst", "mean"):
+        names, joined = self.probes(attack), threat in ("worst", "mean")
+        if threat is not None and not joined:
             names = [n for n in names if n == f"{attack}@{threat}" or n.startswith(f"{attack}@{threat}:")]
-        if (
-            not names
-            or (threat is None and len(names) > 1)
-            or (threat not in ("worst", "mean") and len(names) > 1)
-        ):
+        if not names or (len(names) > 1 and not joined):
             wanted = attack if threat is None else f"{attack}@{threat}"
             raise KeyError(
                 f"{wanted} names {len(names)} probes, expected one; there are: {', '.join(self.predicted)}"
@@ -94,8 +90,10 @@ class Outcome:
     def save(self, path: Path) -> None:
         """Write one file without clock times: equal outcomes give equal bytes."""
         arrays = {"label": self.label, **{f"predicted/{name}": p for name, p in self.predicted.items()}}
-        facts = {"facts": json.dumps(dict(self.facts), sort_keys=True)}
-        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=facts)
+        # The format keeps neither the order of arrays nor that of several texts.
+        facts = json.dumps({"facts": dict(self.facts), "probes": list(self.predicted)}, sort_keys=True)
+        plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        data = save(plain, metadata={"outcome": facts})
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(data)
         temporary.replace(path)
@@ -105,11 +103,12 @@ class Outcome:
         """Read what `save` wrote."""
         opened: Any = safe_open(path, framework="numpy")
         with opened as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
-            names: list[str] = file.keys()
-            arrays: dict[str, IntArray] = {name: file.get_tensor(name) for name in names}
-        label = arrays.pop("label")
-        return cls(label, {name.removeprefix("predicted/"): array for name, array in arrays.items()}, facts)
+            metadata: dict[str, str] = file.metadata() or {}
+            if "outcome" not in metadata:
+                raise ValueError(f"{path}: holds no outcome; it has: {', '.join(file.keys())}")
+            facts: dict[str, Any] = json.loads(metadata["outcome"])
+            predicted = {name: file.get_tensor(f"predicted/{name}") for name in facts["probes"]}
+            return cls(file.get_tensor("label"), predicted, facts["facts"])
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -118,4 +117,5 @@ def wilson(share: float, count: int) -> tuple[float, float]:
         return 0.0, 1.0
     centre = (share + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
     half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2)) / (1 + Z95**2 / count)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+    # At 0 and 1 the interval ends at the share itself, but for rounding.
+    return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
