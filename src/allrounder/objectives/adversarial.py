@@ -35,9 +35,7 @@ class Adversarial(Objective):
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack the current network on hard labels."""
         draws = ctx.draws.at("attack")
-        return perturb(
-            self.attack, model, batch.x, batch.y, self.threat, draws, norm_layers=self.norm_layers
-        )
+        return perturb(self.attack, model, batch.x, batch.y, self.threat, draws, norm_layers=self.norm_layers)
 
     def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
         """Cross-entropy on the crafted images."""
