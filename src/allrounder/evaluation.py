@@ -66,7 +66,7 @@ def evaluate(
 
     Only images that are classified correctly are attacked; the others keep their natural prediction. Attacks
     are crafted on the folded network, and the verdict is the plain network's. Randomness is drawn per
-    example.
+    example, by its position in the split: the first images of a split fare alike with and without the rest.
     """
     device, dtype = device_of(model)
     everything = torch.arange(len(split))
@@ -74,7 +74,8 @@ def evaluate(
     def load(rows: Tensor) -> tuple[Images, Labels]:
         return split.fetch(rows).to(device, dtype), split.labels[rows].to(device)
 
-    with modes_restored(model), torch.no_grad():
+    # A network that draws random numbers even now gets the seed's.
+    with modes_restored(model), torch.no_grad(), Draws(seed).at("evaluate").ambient():
         model.eval()
         natural = np.empty(len(split), np.int64)
         for rows, real in _lanes(everything, lane):
