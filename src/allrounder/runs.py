@@ -115,18 +115,18 @@ class Run:
         """The newest whole checkpoint."""
         return newest(self.folder / "checkpoints", "step")
 
-    def resume_point(self) -> tuple[Path, dict[str, Any]] | None:
-        """The checkpoint to go on from, and its facts."""
+    def resume_point(self) -> tuple[Path | None, dict[str, Any]]:
+        """The checkpoint to go on from and its facts, or the beginning."""
         path = self.latest()
         if path is None:
-            return None
+            return None, {"t": 0, "metrics_bytes": 0}
         facts = read_facts(path)
         if facts.get("fingerprint") != self.recipe.fingerprint():
             raise RunError(f"{path}: belongs to another recipe; it was changed by hand")
         return path, facts
 
-    def rewind(self, metrics_bytes: int) -> None:
-        """Cut the metrics back to a checkpoint, so that nothing appears twice."""
+    def rewind(self, point: Path | None, metrics_bytes: int) -> None:
+        """Forget what came after a checkpoint and before it, so that nothing appears twice in the metrics."""
         metrics = self.folder / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
         if size < metrics_bytes:
@@ -134,6 +134,7 @@ class Run:
             raise RunError(f"{metrics}: has {size} bytes, {was}; put back what is missing")
         if size > metrics_bytes:
             os.truncate(metrics, metrics_bytes)
+        prune(self.folder / "checkpoints", "step", keep=point)
 
     def save_weights(
         self, which: str, t: int, weights: Mapping[str, Weights], facts: Mapping[str, Any]

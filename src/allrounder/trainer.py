@@ -132,18 +132,16 @@ class Training:
 
     def resume(self) -> int:
         """Take up the newest checkpoint; the step it was made after, 0 where there is none."""
-        point = self.run.resume_point()
-        facts: dict[str, Any] = {"t": 0, "metrics_bytes": 0}
+        point, facts = self.run.resume_point()
         if point is not None:
-            path, facts = point
-            states = {name: read_tensors(path, name) for name in self.recipe.names}
+            states = {name: read_tensors(point, name) for name in self.recipe.names}
             for learner in self.learners:
                 state = states[learner.task.name]
                 learner.restore(state)
                 copy_(self.mixer.parts[learner.task.name], under("part.", state))
             self.meter.restore(facts["sums"])
             self.selector.best = facts["best"]
-        self.run.rewind(facts["metrics_bytes"])
+        self.run.rewind(point, facts["metrics_bytes"])
         self._keep_best()
         return facts["t"]
 

@@ -3,6 +3,7 @@ own."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import final
@@ -50,8 +51,9 @@ class Descend(Update):
         crafted = objective.craft(model, batch, ctx)
         model.train()
         loss = objective.loss(model, batch, crafted, ctx)
-        if not torch.isfinite(loss.total):
-            raise Diverged(f"the loss is {float(loss.total)}; try a smaller learning rate or a warm-up")
+        total = float(loss.total.detach())
+        if not math.isfinite(total):
+            raise Diverged(f"the loss is {total}; try a smaller learning rate or a warm-up")
         optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
         reduce_(model)
