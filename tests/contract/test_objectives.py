@@ -1,0 +1,174 @@
+"""What every objective of the table owes, whoever adds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from allrounder.attacks.base import Crafted
+from allrounder.data import Embedded
+from allrounder.data.augment import NoAugment
+from allrounder.mixing import Exchange, Mix, Shares
+from allrounder.models.small import SmallCnn
+from allrounder.objectives import OBJECTIVES, Natural, Objective
+from allrounder.recipe import Recipe, Validation
+from allrounder.rng import Draws
+from allrounder.schedules import Constant, Time
+from allrounder.task import Task
+from allrounder.trainer import train
+from allrounder.types import Batch, Context, Loss
+from allrounder.values import Kind, adapter
+from tests.networks import Tiny, blobs, same, tiny
+
+DATA = blobs(train=12, test=6)
+FILLED: dict[str, Any] = {"threat": "Linf:0.1", "threats": ["Linf:0.1", "L2:0.5"]}
+"""What fields without a default are given here."""
+
+
+def example(kind: str) -> Objective:
+    cls: Any = OBJECTIVES[kind]
+    open_ = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    return adapter(cls).validate_python({name: FILLED[name] for name in open_})
+
+
+@pytest.fixture(params=OBJECTIVES)
+def objective(request: pytest.FixtureRequest) -> Objective:
+    return example(request.param)
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    with Draws(0).ambient():
+        return Tiny().to(dtype).train()
+
+
+def batch(dtype: torch.dtype = torch.float32, smoothing: float = 0.0) -> Batch:
+    index = torch.arange(12)
+    return Batch(DATA.train.fetch(index).to(dtype), DATA.train.labels[index], index, smoothing)
+
+
+def step(
+    objective: Objective, model: nn.Module, given: Batch, memory: dict[str, Tensor] | None = None
+) -> tuple[Loss, dict[str, Tensor]]:
+    """One evaluation of the loss and its gradients, as an update makes it."""
+    held = objective.memory() if memory is None else memory
+    ctx = Context(1, 1, 0.1, Draws(0).at("task", 1), held)
+    crafted: Crafted | None = objective.craft(model, given, ctx)
+    model.train()
+    loss = objective.loss(model, given, crafted, ctx)
+    loss.total.backward()
+    return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_finite_and_differentiable(objective: Objective, dtype: torch.dtype, smoothing: float):
+    model = network(dtype)
+    loss, gradients = step(objective, model, batch(dtype, smoothing))
+    assert loss.total.shape == ()
+    assert math.isfinite(float(loss.total.detach()))
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    assert all(bool(g.isfinite().all()) for g in gradients.values())
+    assert any(bool(g.any()) for g in gradients.values())
+    assert all(g.dtype == dtype for g in gradients.values())
+    assert "accuracy" in loss.parts
+    assert not any(part.requires_grad for part in loss.parts.values())
+    assert all(bool(part.isfinite().all()) for part in loss.parts.values())
+
+
+def test_a_step_is_deterministic_and_blind_to_ambient_randomness(objective: Objective):
+    one, other = network(), network()
+    first, gradients = step(objective, one, batch())
+    torch.rand(7)
+    second, again = step(objective, other, batch())
+    assert torch.equal(first.total, second.total)
+    assert same(gradients, again)
+    assert same(one.state_dict(), other.state_dict())
+
+
+def test_the_global_generator_is_left_alone(objective: Objective):
+    model, before = network(), torch.get_rng_state()
+    step(objective, model, batch())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_another_address_draws_other_numbers_only_where_something_is_crafted(objective: Objective):
+    given, model = batch(), network()
+    made = [
+        objective.craft(model, given, Context(t, 1, 0.1, Draws(0).at("task", t), objective.memory()))
+        for t in (1, 2)
+    ]
+    if made[0] is not None and made[1] is not None:
+        assert not torch.equal(made[0].x, made[1].x)
+
+
+def test_the_batch_and_the_parameters_are_left_alone(objective: Objective):
+    given, model = batch(), network()
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    x, y = given.x.clone(), given.y.clone()
+    step(objective, model, given)
+    assert torch.equal(given.x, x) and torch.equal(given.y, y)
+    assert same(parameters, {name: p.detach() for name, p in model.named_parameters()})
+    assert given.x.grad is None
+
+
+def test_the_memory_is_tensors_that_keep_their_names_shapes_and_types(objective: Objective):
+    memory = objective.memory()
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.items()}
+    assert objective.memory().keys() == memory.keys()
+    step(objective, network(), batch(), memory)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in memory.items()} == shapes
+
+
+def test_a_restored_memory_goes_on_as_the_first_did(objective: Objective):
+    memory = objective.memory()
+    step(objective, network(), batch(), memory)
+    saved = {name: tensor.clone() for name, tensor in memory.items()}
+    first, _ = step(objective, network(), batch(), memory)
+    second, _ = step(objective, network(), batch(), saved)
+    assert torch.equal(first.total, second.total)
+
+
+def test_it_is_a_value_that_is_written_and_read_again(objective: Objective):
+    table = Kind(lambda: OBJECTIVES)
+    assert table.read(table.write(objective)) == objective
+    assert (type(objective).__doc__ or "").strip()
+
+
+def test_it_trains_two_steps_in_a_generalist_mix(objective: Objective, tmp_path: Path):
+    def task(name: str, of: Objective) -> Task:
+        return Task(name=name, objective=of, lr=Constant(value=0.05), augment=NoAugment())
+
+    recipe = Recipe(
+        data=Embedded(),
+        model=SmallCnn(),
+        epochs=1,
+        batch=5,
+        task=(task("subject", objective), task("natural", Natural())),
+        mix=Mix(
+            decay=Constant(value=0.5),
+            shares=Shares(lead="subject", curve=Constant(value=0.5)),
+            exchange=Exchange(start=Time.read(0), every=Time.read("50%")),
+        ),
+        validation=Validation(images=2, train_images=0),
+    )
+    run = train(recipe, tmp_path / "run", model=tiny, data=DATA)
+    losses = [event["loss"] for event in run.metrics() if event["event"] == "epoch"]
+    assert len(losses) == 2 and all(math.isfinite(loss) for loss in losses)
+    weights = {which: run.weights(which)[0] for which in ("global", "subject", "natural")}
+    assert same(weights["subject"], weights["natural"])  # both have just restarted from the mixture
+    assert all(bool(t.isfinite().all()) for t in weights["global"].values() if t.is_floating_point())
+    # The result does not depend on what ran before, nor on the folder.
+    torch.rand(3)
+    again = train(replace(recipe, name="again"), tmp_path / "again", model=tiny, data=DATA)
+    assert same(again.weights()[0], weights["global"])
