@@ -85,17 +85,15 @@ class Exchange:
 
     def due(self, t: int, clock: Clock) -> bool:
         """Whether the learners restart after step t."""
+        start, period = self.start.steps(clock), self.period(clock)
         if self.when == "epoch-end":
-            return self._ends(t, clock)
-        last = clock.epoch(t) * clock.steps
-        return any(self._ends(step, clock) for step in range(last - clock.steps + 1, last + 1))
+            return t >= start and t % period == 0
+        end = clock.epoch(t) * clock.steps
+        return end - end % period >= max(start, end - clock.steps + 1)
 
     def period(self, clock: Clock) -> int:
         """The steps between two exchanges."""
         return max(self.every.steps(clock), 1)
-
-    def _ends(self, t: int, clock: Clock) -> bool:
-        return t >= self.start.steps(clock) and t % self.period(clock) == 0
 
 
 @final

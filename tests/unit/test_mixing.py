@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given
@@ -57,7 +59,11 @@ def test_a_share_of_exactly_zero_or_one_is_a_real_weight(curve: float, winner: s
 
 @pytest.mark.parametrize(
     ("rest", "said"),
-    [({"b": 0.6, "c": 0.6}, "sum to one"), ({"b": 1.5}, "less than or equal to 1"), ({"a": 1.0}, "is the lead")],
+    [
+        ({"b": 0.6, "c": 0.6}, "sum to one"),
+        ({"b": 1.5}, "less than or equal to 1"),
+        ({"a": 1.0}, "is the lead"),
+    ],
 )
 def test_shares_that_cannot_sum_to_one_are_refused(rest: dict[str, float], said: str):
     with pytest.raises(ValueError, match=said):
@@ -70,7 +76,11 @@ def test_a_curve_outside_of_zero_and_one_is_refused():
 
 
 @given(
-    st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30)
+    st.lists(
+        st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 1), st.floats(0, 1)),
+        min_size=1,
+        max_size=30,
+    )
 )
 def test_the_parts_add_up_to_the_monolithic_average(path: list[tuple[float, float, float, float]]):
     # A decay and a share of its own at every step: the identity holds for any of them.
@@ -120,6 +130,16 @@ def test_the_released_exchange_is_at_every_step_of_those_epochs():
     assert due(exchange(75, 5, "every-step"), clock) == expected
 
 
+@given(st.integers(1, 8), st.integers(1, 7), st.fractions(0, 9), st.fractions(0, 3))
+def test_every_step_of_an_epoch_is_due_where_one_of_its_steps_ends_a_period(
+    epochs: int, steps: int, start: Fraction, every: Fraction
+):
+    clock = Clock(epochs, steps)
+    ends = due(exchange(start, every), clock)
+    expected = [t for t in range(1, clock.total + 1) if clock.epoch(t) in {clock.epoch(end) for end in ends}]
+    assert due(exchange(start, every, "every-step"), clock) == expected
+
+
 def test_a_shortened_run_keeps_the_meaning_of_its_times():
     assert due(exchange("62.5%", "25/6%"), Clock(2, 60)) == [75, 80, 85, 90, 95, 100, 105, 110, 115, 120]
 
@@ -130,6 +150,9 @@ def test_a_period_shorter_than_a_step_is_one_step():
 
 def test_a_single_learner_without_memory_is_copied_bit_for_bit():
     alone = mixer(Mix.solo(), "a", start=5.0)
-    w = {"w": torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), "count": torch.tensor(1)}
+    w = {
+        "w": torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        "count": torch.tensor(1),
+    }
     alone.observe("a", w, 1)
     assert torch.equal(alone.collect()["w"], w["w"])
