@@ -234,7 +234,7 @@ class Cosine(Schedule):
 @final
 @value
 class Ramp(Schedule):
-    """The released warm-up of a decay (Generalist, 2023): min(limit, t / (t + 9)), so 0.1, 0.18, 0.25, ..."""
+    """The released warm-up of a decay: min(limit, t / (t + 9)), so 0.1 at first (Generalist, 2023)."""
 
     limit: Share = 0.999
 

@@ -1,0 +1,132 @@
+"""What every shipped recipe owes, whoever adds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from allrounder.advice import advice
+from allrounder.data.base import Batches, Data, Subset
+from allrounder.demo import RECIPES as SHOWN
+from allrounder.objectives import Adversarial
+from allrounder.recipe import Recipe, shipped
+from allrounder.rng import Draws
+from allrounder.schedules import Clock
+from allrounder.selection import split_off
+from allrounder.trainer import train
+from allrounder.weights import distance
+
+NAMES = list(shipped())
+MIXED = [name for name in NAMES if Recipe.load(name).mixing.exchange is not None]
+
+
+@pytest.fixture(scope="module")
+def few() -> dict[str, Data]:
+    """By recipe: two batches of training images, some to hold out, some to test."""
+    found = dict[str, Data]()
+    for name in NAMES:
+        whole = Recipe.load(name).data.load()
+        train, test = Subset(whole.train, torch.arange(30)), Subset(whole.test, torch.arange(10))
+        found[name] = Data(whole.name, train, test, whole.classes)
+    return found
+
+
+def small(name: str) -> Recipe:
+    """The same recipe for two steps on few images."""
+    recipe = Recipe.load(name)
+    sets = ["epochs=1", "batch=15" if recipe.validation.on == "test" else "batch=10"]
+    sets += ["validation.images=10", "validation.train_images=5", "validation.every=1"]
+    sets += ["validation.attack={ kind = 'pgd', steps = 1 }"]
+    if "width" in {field.name for field in dataclasses.fields(recipe.model)}:  # pyright: ignore[reportArgumentType]
+        sets.append("model.width=2")
+    for task in recipe.tasks:
+        if isinstance(task.objective, Adversarial):
+            sets.append(f"task.{task.name}.objective.attack.steps=2")
+    return Recipe.load(name, sets)
+
+
+def exchanges(recipe: Recipe, clock: Clock) -> list[int]:
+    return [t for t in range(1, clock.total + 1) if recipe.mixing.due(t, clock)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_in_one_line_what_it_is(name: str):
+    about = Recipe.load(name).about
+    assert about.strip() == about != ""
+    assert "\n" not in about
+    assert len(about) <= 100
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_written_and_read_again(name: str):
+    recipe = Recipe.load(name)
+    assert Recipe.loads(recipe.dump()) == recipe
+    assert Recipe.load(name) == recipe
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_evaluated_under_some_probe_and_selected_under_some_threat(name: str):
+    recipe = Recipe.load(name)
+    assert recipe.probes
+    assert recipe.validation.threats
+    probed = {str(probe.threat) for probe in recipe.probes}
+    trained = {str(t.objective.threat) for t in recipe.tasks if isinstance(t.objective, Adversarial)}
+    assert trained <= probed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_two_steps(name: str, few: dict[str, Data], tmp_path: Path):
+    recipe, data = small(name), few[name]
+    run = train(recipe, tmp_path / "run", data=data)
+    assert run.finished
+    kept, _ = split_off(recipe, data)
+    assert Batches(kept, recipe.batch, Draws(recipe.seed)).steps == 2
+    events = run.metrics()
+    epochs = [event for event in events if event["event"] == "epoch"]
+    assert [event["learner"] for event in epochs] == list(recipe.names)
+    assert all(math.isfinite(event["loss"]) for event in epochs)
+    theta, facts = run.weights()
+    assert facts["t"] == 2
+    assert all(bool(tensor.isfinite().all()) for tensor in theta.values() if tensor.is_floating_point())
+    best, _ = run.weights("best")
+    assert best.keys() == theta.keys()
+    if len(recipe.names) == 1 and recipe.mix is None:
+        assert distance(theta, run.weights(recipe.names[0])[0]) == 0
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("epochs", [1, 2, 5, None])
+def test_a_shortened_run_still_exchanges_at_the_same_share_of_its_length(name: str, epochs: int | None):
+    recipe = Recipe.load(name, [] if epochs is None else [f"epochs={epochs}"])
+    kept, _ = split_off(recipe, recipe.data.load())
+    clock = Clock(recipe.epochs, Batches(kept, recipe.batch, Draws(0)).steps, recipe.pace)
+    due = exchanges(recipe, clock)
+    assert due, "no exchange ever happens"
+    assert not [remark for remark in advice(recipe, clock) if remark.startswith("no exchange")]
+    exchange = recipe.mixing.exchange
+    assert exchange is not None
+    start = exchange.start.steps(clock)
+    # Not before t' (in whole epochs, where every step of a due epoch exchanges), and within one period of it.
+    early = clock.steps if exchange.when == "every-step" else 0
+    assert start - early <= due[0] <= start + exchange.period(clock)
+    assert start == pytest.approx(0.01 * float(str(exchange.start).rstrip("%")) * clock.total, abs=0.5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_time_is_a_share_of_the_run_or_a_rhythm(name: str):
+    """So that `--set epochs=2` shortens everything alike."""
+    raw = tomllib.loads(Recipe.load(name).dump())
+    times = [time for task in raw["task"] for time in task["lr"].get("at", [])]
+    mix = raw.get("mix", {})
+    times += mix.get("shares", {}).get("curve", {}).get("at", [])
+    times += [mix["exchange"][key] for key in ("start", "every")] if "exchange" in mix else []
+    assert all(time == 0 or str(time).endswith("%") for time in times)
+
+
+def test_the_demonstration_shows_shipped_recipes():
+    assert set(SHOWN) <= set(NAMES)
