@@ -7,7 +7,8 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from allrounder.data.base import Data, Split, Subset, hold_out
+from allrounder.data.base import Data, Split, Subset
+from allrounder.data.subset import hold_out
 from allrounder.errors import RecipeError
 from allrounder.evaluation import Probe, evaluate
 from allrounder.recipe import Recipe

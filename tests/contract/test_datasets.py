@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from allrounder.data import DATASETS, embedded
-from allrounder.data.base import Batches, Data, DataSpec, Split, hold_out
+from allrounder.data.base import Batches, Data, DataSpec, Split
 from allrounder.data.embedded import Embedded, read_cut
 from allrounder.data.npz import Given, Npz
+from allrounder.data.subset import hold_out
 from allrounder.errors import RecipeError
 from allrounder.rng import Draws
 from allrounder.values import Kind, adapter

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.data.base import Batches, Data, Subset, Tensors, hold_out
+from allrounder.data.base import Batches, Data, Subset, Tensors
 from allrounder.rng import Draws
 
 
@@ -157,49 +156,6 @@ def test_data_built_from_splits_is_checked_against_its_classes():
         Data("own", tensors(k=2), tensors(k=3), ("a", "b"))
 
 
-def positions(cut):
-    return set(cut.index.tolist())
-
-
-@given(n=st.integers(2, 60), k=st.integers(1, 5), seed=st.integers(0, 20), part=st.floats(0, 1))
-def test_held_out_and_rest_are_disjoint_and_complete(n, k, seed, part):
-    count = min(n - 1, max(1, int(part * n)))
-    rest, validation = hold_out(tensors(n, k), count, Draws(seed))
-    assert len(validation) == count
-    assert positions(rest) | positions(validation) == set(range(n))
-    assert not positions(rest) & positions(validation)
-
-
-@pytest.mark.parametrize("count", [10, 100, 103, 299])
-def test_a_cut_of_a_balanced_set_is_balanced(count):
-    _, validation = hold_out(tensors(300, 10), count, Draws(0))
-    per_class = torch.bincount(validation.labels, minlength=10)
-    assert per_class.max() - per_class.min() <= 1
-
-
-def test_a_cut_of_an_unbalanced_set_keeps_the_shares():
-    y = torch.tensor([0] * 700 + [1] * 200 + [2] * 100)
-    train = Tensors(torch.zeros(1000, 1, 1, 1), y, 3)
-    _, validation = hold_out(train, 100, Draws(4))
-    assert torch.bincount(validation.labels).tolist() == [70, 20, 10]
-
-
-def test_a_smaller_cut_is_part_of_every_larger_one():
-    cuts = [positions(hold_out(tensors(300, 7), count, Draws(1))[1]) for count in (20, 100, 200, 299)]
-    assert all(small < large for small, large in pairwise(cuts))
-
-
-def test_a_cut_is_the_same_by_address_and_another_by_seed():
-    cuts = [positions(hold_out(tensors(300, 10), 50, Draws(seed))[1]) for seed in (0, 0, 1)]
-    assert cuts[0] == cuts[1] != cuts[2]
-
-
-@pytest.mark.parametrize("count", [0, -1, 12, 13])
-def test_a_cut_of_nothing_or_of_everything_is_refused(count):
-    with pytest.raises(ValueError, match=f"got {count} of 12 training images, expected 1 to 11"):
-        hold_out(tensors(12), count, Draws(0))
-
-
 @given(n=st.integers(1, 70), size=st.integers(1, 80), epoch=st.integers(1, 9))
 def test_every_image_comes_exactly_once_an_epoch_and_none_is_left_alone(n, size, epoch):
     split = tensors(n)
@@ -254,7 +210,6 @@ def test_a_batch_does_not_depend_on_the_calls_before_it():
 def test_batches_leave_the_global_generator_alone():
     before = torch.get_rng_state()
     Batches(tensors(), 4, Draws(0)).at(1, 1)
-    hold_out(tensors(), 4, Draws(0))
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -233,26 +233,6 @@ class DataSpec(ABC):
         """Read the dataset, checked. Raises a clear error where it cannot be read."""
 
 
-def hold_out(train: Split, count: int, draws: Draws) -> tuple[Split, Split]:
-    """Cut a validation set from a training set: (the rest, the validation set).
-
-    Every class gives the same share of its images, so a balanced set gives a balanced cut, up to one image.
-    With the same draws, a smaller cut is part of every larger one.
-    """
-    if not 1 <= count < len(train):
-        raise ValueError(
-            f"hold out: got {count} of {len(train)} training images, expected 1 to {len(train) - 1}"
-        )
-    order = draws.at("hold-out").permutation(len(train))
-    y = train.labels[order]
-    sizes = torch.bincount(y)
-    by_class = y.argsort(stable=True)
-    rank = torch.empty_like(y)
-    rank[by_class] = torch.arange(len(y)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    queue = order[((rank.double() + 0.5) / sizes[y]).argsort(stable=True)]
-    return Subset(train, queue[count:].sort().values), Subset(train, queue[:count].sort().values)
-
-
 @final
 class Batches:
     """The batches of a split in a random order, each found by its epoch and step, both from 1.
