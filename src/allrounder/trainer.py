@@ -15,6 +15,7 @@ from allrounder.advice import advice
 from allrounder.data import Given as GivenData
 from allrounder.data.base import Batches, Data
 from allrounder.errors import Interrupted
+from allrounder.init import Random
 from allrounder.learner import Learner
 from allrounder.meter import Meter
 from allrounder.mixing import Mixer
@@ -81,7 +82,9 @@ class Training:
         self.train_split, _ = split_off(recipe, data)
         self.batches = Batches(self.train_split, recipe.batch, Draws(recipe.seed))
         self.clock = Clock(recipe.epochs, self.batches.steps, recipe.pace)
-        start = starting_network(recipe, model, data).to(world.device)
+        # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
+        fresh = recipe if run.latest() is None else replace(recipe, init=Random())
+        start = starting_network(fresh, model, data).to(world.device)
         self.scratch = copy.deepcopy(start)
         placement = Placement.alone(recipe.names)
         self.learners = [

@@ -1,0 +1,41 @@
+"""Means over images, and sums that survive a checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from allrounder.meter import Meter
+from allrounder.types import Loss
+
+
+def test_means_are_over_images_and_start_anew():
+    meter = Meter(["a", "b"])
+    weight = torch.ones((), requires_grad=True)
+    meter.count("a", Loss(2 * weight, {"accuracy": torch.tensor(0.5)}), 3)
+    meter.count("a", Loss(4 * weight, {"accuracy": torch.tensor(1.0)}), 1)
+    meter.count("b", Loss(7 * weight), 2)
+    assert meter.means("a") == {"loss": 2.5, "accuracy": 0.625}
+    assert meter.means("b") == {"loss": 7.0, "accuracy": 0.0}
+    meter.count("a", Loss(weight), 1)
+    assert meter.means("a")["loss"] == 1.0
+
+
+def test_sums_come_back_from_json_to_the_bit():
+    meter, again = Meter(["a"]), Meter(["a"])
+    for number in range(1, 8):
+        meter.count("a", Loss(torch.tensor(1 / number)), number)
+    again.restore(json.loads(json.dumps(meter.sums)))
+    for both in (meter, again):
+        both.count("a", Loss(torch.tensor(0.1)), 3)
+    assert again.means("a") == meter.means("a")
+
+
+def test_the_watch_tells_the_time_since_it_was_asked(monkeypatch: pytest.MonkeyPatch):
+    times = iter([10.0, 12.5, 12.5])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    meter = Meter(["a"])
+    assert meter.seconds() == 2.5
+    assert meter.seconds() == 0.0
