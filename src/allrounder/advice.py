@@ -19,7 +19,9 @@ def advice(recipe: Recipe, clock: Clock) -> list[str]:
     remarks: list[str] = []
     overwriting = [t for t in due if mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
     if overwriting:
-        when = _few([f"{t / clock.steps:g}" for t in overwriting])
+        whole = exchange.when == "every-step"
+        epochs = dict.fromkeys(clock.epoch(t) if whole else t / clock.steps for t in overwriting)
+        when = _few([f"{epoch:g}" for epoch in epochs])
         others = ", ".join(name for name in recipe.names if name != shares.lead)
         remarks.append(
             f"{len(overwriting)} of {len(due)} exchanges happen while the share of {shares.lead} is 1 "
@@ -28,9 +30,10 @@ def advice(recipe: Recipe, clock: Clock) -> list[str]:
     horizon = 1 / max(1 - mix.decay(due[0], clock), 1e-12)
     period = 1 if exchange.when == "every-step" else exchange.period(clock)
     if horizon > period:
+        between = f"{period} steps" if period > 1 else "one step"
         remarks.append(
-            f"the global average remembers {horizon:.0f} steps, {horizon / period:.1f} times the {period} "
-            "steps between exchanges: every exchange takes the learners back behind where they were"
+            f"the global average remembers {horizon:.0f} steps, {horizon / period:.1f} times the {between} "
+            "between exchanges: every exchange takes the learners back behind where they were"
         )
     return remarks
 
