@@ -30,10 +30,9 @@ def advice(recipe: Recipe, clock: Clock) -> list[str]:
     horizon = 1 / max(1 - mix.decay(due[0], clock), 1e-12)
     period = 1 if exchange.when == "every-step" else exchange.period(clock)
     if horizon > period:
-        between = f"{period} steps" if period > 1 else "one step"
         remarks.append(
-            f"the global average remembers {horizon:.0f} steps, {horizon / period:.1f} times the {between} "
-            "between exchanges: every exchange takes the learners back behind where they were"
+            f"the global average remembers {horizon:.0f} steps and exchanges are {period} apart, "
+            f"{horizon / period:.1f} times less: each takes the learners back behind where they were"
         )
     return remarks
 
