@@ -44,8 +44,8 @@ def test_exchanges_that_overwrite_the_others_with_the_lead_are_counted_and_dated
 def test_an_average_that_remembers_more_than_a_period_is_noticed():
     (remark,) = remarks(("decay = 0.8", "decay = 0.99"))
     assert remark == (
-        "the global average remembers 100 steps, 10.0 times the 10 steps between exchanges: "
-        "every exchange takes the learners back behind where they were"
+        "the global average remembers 100 steps and exchanges are 10 apart, 10.0 times less: "
+        "each takes the learners back behind where they were"
     )
 
 
@@ -53,7 +53,7 @@ def test_exchanges_at_every_step_are_dated_by_their_epochs():
     every_step = "exchange = { start = 5, every = 5, when = 'every-step' }"
     overwriting, remembering = remarks(("curve = 0.6", LINEAR), (EXCHANGE, every_step))
     assert overwriting.startswith("20 of 40 exchanges happen while the share of linf is 1 (at epoch 5, 10)")
-    assert remembering.startswith("the global average remembers 5 steps, 5.0 times the one step between")
+    assert remembering.startswith("the global average remembers 5 steps and exchanges are 1 apart")
 
 
 @pytest.mark.parametrize("when", ["epoch-end", "every-step"])
