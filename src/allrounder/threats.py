@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from allrounder.norms import Norm, norm_named
+from allrounder.norms import Linf, Norm, norm_named
 from allrounder.types import Images, PerExample, PerExampleBool
 from allrounder.values import Written, fraction
 
@@ -63,6 +63,28 @@ class Threat(Written):
 
     def __str__(self) -> str:
         return f"{self.norm}:{self.budget}"
+
+    def question(self) -> str | None:
+        """What to ask before a long run where the budget may not be the one that was meant, or None.
+
+        A Linf budget within 2.5% of k/255 (and a quarter of 1/255), k <= 64, but not equal to it, is probably
+        a rounded one (0.031) or has another denominator (8/256). Whole hundredths (0.05, 0.1, 0.3) are meant
+        as they are.
+        """
+        if not isinstance(self.norm, Linf):
+            return None
+        if self.eps >= 1:
+            whole = self.eps < 255 and self.eps == int(self.eps)
+            fix = f"write Linf:{int(self.eps)}/255 if that is meant" if whole else "write a budget below 1"
+            return f"{self} allows every image, because images lie in [0, 1]; {fix}"
+        steps = 255 * self.eps
+        k = round(steps)
+        near = 1 <= k <= 64 and 1e-9 * k < abs(steps - k) <= min(0.025 * k, 0.25)
+        if not near or (fraction(self.budget) * 100).denominator == 1:
+            return None
+        return (
+            f"{self} is close to {k}/255 = {k / 255:.4g}, but not equal; write Linf:{k}/255 if that is meant"
+        )
 
     def project(self, x0: Images, x: Images) -> Images:
         """Bring x into the ball around x0 and into the box."""

@@ -85,6 +85,53 @@ def test_a_recipe_reads_and_writes_a_threat_as_text():
     assert adapter(Holder).dump_python(holder, mode="json") == {"threat": "L2:128/255"}
 
 
+@pytest.mark.parametrize(
+    ("budget", "k"),
+    [
+        *((budget, 8) for budget in ("0.031", "8/256", "0.0314", "0.03125", "0.0313725", "0.032")),
+        *(("0.008", 2), ("2/256", 2), ("0.004", 1), ("0.0157", 4), ("4/256", 4)),
+        *(("0.063", 16), ("16/256", 16), ("0.24706", 63)),
+    ],
+)
+def test_a_budget_near_a_fraction_of_255_raises_a_question(budget, k):
+    question = Threat.read(f"Linf:{budget}").question()
+    number = f"{k / 255:.4g}"
+    assert question == (
+        f"Linf:{budget} is close to {k}/255 = {number}, but not equal; write Linf:{k}/255 if that is meant"
+    )
+
+
+def test_exact_fractions_of_255_raise_no_question():
+    for k in range(255):
+        for budget in (f"{k}/255", repr(k / 255), f"{2 * k}/510"):
+            assert Threat.read(f"Linf:{budget}").question() is None
+
+
+def test_round_budgets_are_meant_as_they_are():
+    for budget in ("0", "0.0", "3/10", "0.30", "1/10", "0.123", *(f"{k / 100:g}" for k in range(1, 100))):
+        assert Threat.read(f"Linf:{budget}").question() is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "fix"),
+    [
+        *((budget, "write Linf:8/255 if that is meant") for budget in ("8", "8.0")),
+        ("1", "write Linf:1/255 if that is meant"),
+        *((budget, "write a budget below 1") for budget in ("7.5", "255", "300")),
+    ],
+)
+def test_a_budget_that_allows_every_image_raises_a_question(budget, fix):
+    question = Threat.read(f"Linf:{budget}").question()
+    assert question is not None
+    assert question.startswith(f"Linf:{budget} allows every image, because images lie in [0, 1]; ")
+    assert question.endswith(fix)
+
+
+@pytest.mark.parametrize("text", ["L2:0.5", "L2:128/255", "L2:0.031", "L1:12", "L1(0.2):8"])
+def test_other_norms_raise_no_question(text):
+    assert Threat.read(text).question() is None
+
+
 def test_containment_is_per_example_with_slack_and_box():
     threat, x0 = Threat.read("Linf:1/10"), torch.full((6, 1, 2, 2), 0.95, dtype=torch.float64)
     x = x0.clone()
