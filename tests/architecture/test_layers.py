@@ -18,7 +18,7 @@ PROJECT = SOURCE.parent.parent
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "rng", "modes", "outcome", "weights", "progress", "stopping"),
     ("types", "schedules", "decoding", "init", "optimizers", "models", "storage", "world", "pool"),
-    ("norms", "data", "folding", "meter"),
+    ("norms", "data", "folding", "meter", "reliability"),
     ("threats", "recalibration"),
     ("attacks",),
     ("objectives", "evaluation", "doctor"),
@@ -43,7 +43,7 @@ ONLY = {
     "tomli_w": {"recipe"},
 }
 """Who alone may use what."""
-NEVER = {("attacks", "objectives"), ("objectives", "world"), ("outcome", "torch")}
+NEVER = {("attacks", "objectives"), ("objectives", "world"), ("outcome", "torch"), ("reliability", "torch")}
 DISTRIBUTIONS = {"tomli_w": "tomli-w", "pydantic_core": "pydantic"}
 
 
