@@ -162,18 +162,15 @@ def give_up() -> None:
     raise Killed
 
 
-def forked(body: Callable[[], object]) -> int:
+def forked(body: Callable[[], int]) -> int:
     """Run something in a copy of this process; its exit code, or minus the signal that ended it."""
     child = os.fork()
     if child == 0:
         try:
-            body()
-        except SystemExit as leaving:
-            os._exit(int(leaving.code or 0))
+            os._exit(body())
         except BaseException:
             traceback.print_exc()
             os._exit(99)
-        os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -182,9 +179,10 @@ def kill_everywhere(out: Path) -> dict[str, int]:
     value, model = SCENARIOS[HARDEST]
     go(value, out / "whole", model=model)  # what torch loads at first use is shared by all copies
 
-    def victim(name: str) -> None:
+    def victim(name: str) -> int:
         with struck(POINTS[name], die):
             go(value, out / name, model=model)
+        return 0
 
     return {name: forked(partial(victim, name)) for name in POINTS}
 
@@ -204,24 +202,30 @@ SIGNALS = {
 }
 
 
-def command(*words: str) -> None:
+def command(*words: str) -> int:
+    """The exit code of a command that comes to its end."""
     sys.argv = ["allrounder", *words]
-    cli.main()
+    try:
+        cli.main()
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    return 0
 
 
 def signal_everywhere(out: Path) -> dict[str, int]:
     """Give the command whole, then once for every way to stop it."""
 
-    def stopped(name: str) -> None:
+    def stopped(name: str) -> int:
         point, numbers = SIGNALS[name]
         with struck(point, lambda: [os.kill(os.getpid(), number) for number in numbers]):
-            command(*SMALL, "--out", str(out / name))
+            return command(*SMALL, "--out", str(out / name))
 
-    codes = {"whole": forked(partial(command, *SMALL, "--out", str(out / "whole")))}
+    codes = {"whole": command(*SMALL, "--out", str(out / "whole"))}
     return codes | {name: forked(partial(stopped, name)) for name in SIGNALS}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    done = {"kill": kill_everywhere, "signal": signal_everywhere}[sys.argv[1]](Path(sys.argv[2]))
-    (Path(sys.argv[2]) / "codes.json").write_text(json.dumps(done))
+    _, doing, below = sys.argv
+    ends = {"kill": kill_everywhere, "signal": signal_everywhere}[doing](Path(below))
+    (Path(below) / "codes.json").write_text(json.dumps(ends))
