@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from allrounder.certainty import Z95, Paired, percent, wilson
+
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
+Facts: TypeAlias = Mapping[str, Any]
 
 NATURAL = "natural"
-Z95 = 1.959963984540054
+JOINED = ("worst", "mean")
 
 
 @final
@@ -32,8 +35,21 @@ class Outcome:
 
     label: IntArray
     predicted: Mapping[str, IntArray]
-    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    facts: Facts = field(default_factory=dict[str, Any])
     """What a reader of the numbers must know: seed, lane width, how the weights were selected."""
+    distance: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
+    """The norm of the perturbation that broke each image; 0 where it needs none, NaN where none did."""
+    stage: Mapping[str, IntArray] = field(default_factory=dict[str, IntArray])
+    """Of a cascade: the stage, from 1, that broke each image; 0 where it needs none, -1 where none did."""
+
+    def __post_init__(self) -> None:
+        for kind, arrays in self._arrays().items():
+            for name, array in arrays.items():
+                if name not in self.predicted or array.shape != self.label.shape:
+                    raise ValueError(f"{kind} of {name}: no such probe, or not one number for every image")
+
+    def _arrays(self) -> dict[str, Mapping[str, NDArray[Any]]]:
+        return {"predicted": self.predicted, "distance": self.distance, "stage": self.stage}
 
     def __len__(self) -> int:
         return len(self.label)
@@ -42,6 +58,23 @@ class Outcome:
         """The names of an attack's probes, one for each threat."""
         return [name for name in self.predicted if name == attack or name.startswith(f"{attack}@")]
 
+    def behind(self, attack: str, threat: str | None = None) -> list[str]:
+        """The names of the probes behind a number: one, or with "worst" or "mean" all of the attack."""
+        names, wanted = self.probes(attack), attack if threat is None else f"{attack}@{threat}"
+        if threat not in (None, *JOINED):
+            names = [name for name in names if name == wanted or name.startswith(f"{wanted}:")]
+        if not names or (len(names) > 1 and threat not in JOINED):
+            known = ", ".join(self.predicted)
+            raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {known}")
+        return names
+
+    def columns(self) -> list[tuple[str, str | None]]:
+        """What a table shows: natural, the other probes, worst and mean of attacks with several threats."""
+        attacks = dict.fromkeys(name.partition("@")[0] for name in self.predicted)
+        several = [attack for attack in attacks if len(self.probes(attack)) > 1]
+        first = sorted(self.predicted, key=lambda name: name != NATURAL)
+        return [*((name, None) for name in first), *((attack, how) for attack in several for how in JOINED)]
+
     def scores(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
         """One number in [0, 1] for every image.
 
@@ -49,16 +82,8 @@ class Outcome:
         attack: the true union) or "mean" (over its threats: what Generalist++ calls Union). It may be left
         out where there is only one.
         """
-        names, joined = self.probes(attack), threat in ("worst", "mean")
-        if threat is not None and not joined:
-            names = [n for n in names if n == f"{attack}@{threat}" or n.startswith(f"{attack}@{threat}:")]
-        if not names or (len(names) > 1 and not joined):
-            wanted = attack if threat is None else f"{attack}@{threat}"
-            raise KeyError(
-                f"{wanted} names {len(names)} probes, expected one; there are: {', '.join(self.predicted)}"
-            )
-        correct = np.stack([self.predicted[name] == self.label for name in names]).astype(np.float64)
-        return correct.min(0) if threat == "worst" else correct.mean(0)
+        correct = np.stack([self.predicted[name] == self.label for name in self.behind(attack, threat)])
+        return (correct.min(0) if threat == "worst" else correct.mean(0)).astype(np.float64)
 
     def accuracy(self, attack: str = NATURAL, threat: str | None = None) -> float:
         """The share of images that stay correctly classified, in [0, 1]."""
@@ -87,12 +112,69 @@ class Outcome:
         half = Z95 * float(scores.std()) / math.sqrt(len(scores))
         return max(float(scores.mean()) - half, 0.0), min(float(scores.mean()) + half, 1.0)
 
+    def after(self, probe: str) -> list[float]:
+        """Accuracy after each stage of a cascade; the last is the accuracy under all of it.
+
+        The fact "stages" names the stages of every probe; without it, those that break nothing at the end
+        are not known of.
+        """
+        (name,) = self.behind(probe)
+        if name not in self.stage:
+            raise KeyError(f"{name} has no stages; these have: {', '.join(self.stage) or 'none'}")
+        stage, kept = self.stage[name], self.predicted[name] == self.label
+        count = max(len(self.facts.get("stages", {}).get(name, ())), int(stage.max(initial=0)))
+        return [float((kept | (stage > done)).mean()) for done in range(1, count + 1)]
+
+    def mcnemar(self, other: Outcome, attack: str = NATURAL, threat: str | None = None) -> Paired:
+        """Compare with another network under the same probe, image by image."""
+        if not np.array_equal(self.label, other.label):
+            raise ValueError("mcnemar: got outcomes with different labels, expected the same images in order")
+        mine, theirs = self.behind(attack, threat), other.behind(attack, threat)
+        if set(mine) != set(theirs) or threat == "mean":
+            raise ValueError(f"mcnemar: got {threat} of {mine} and {theirs}, expected the same yes or no")
+        a, b = (outcome.scores(attack, threat) > 0 for outcome in (self, other))
+        return Paired(*(int(cell.sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)))
+
+    @classmethod
+    def merge(cls, parts: Sequence[Outcome]) -> Outcome:
+        """Join the parts of one evaluation, in this order; all facts but the number of images are equal."""
+        if not parts:
+            raise ValueError("merge: got no parts, expected one or more")
+        told = [{**p.facts, "images": 0} | {k: list(a) for k, a in p._arrays().items()} for p in parts]
+        for number, facts in enumerate(told, 1):
+            for key in told[0] | facts:
+                if (one := told[0].get(key)) != (other := facts.get(key)):
+                    raise ValueError(f"merge: {key} is {one} in part 1, but {other} in part {number}")
+        joined: dict[str, Any] = {
+            kind: {name: np.concatenate([p._arrays()[kind][name] for p in parts]) for name in arrays}
+            for kind, arrays in parts[0]._arrays().items()
+        }
+        label = np.concatenate([part.label for part in parts])
+        return cls(label, facts={**parts[0].facts, "images": len(label)}, **joined)
+
+    def __str__(self) -> str:
+        words: list[str] = []
+        for attack, threat in self.columns():
+            interval = f" [{', '.join(percent(end) for end in self.interval(attack, threat))}]"
+            words.append(f"{attack} {threat or ''}".strip() + f" {percent(self.accuracy(attack, threat))}")
+            words[-1] += "" if attack == NATURAL else interval
+        return "  ".join([*words, f"n={len(self)}"])
+
+    def table(self, style: str = "markdown", about: Facts | None = None, threat: str | None = None) -> str:
+        """The numbers as text, in a style of tables.py, where `about` and `threat` are explained."""
+        from allrounder.tables import render  # which imports this module
+
+        return render({(about or {}).get("name", "network"): self}, style, about=about, threat=threat)
+
     def save(self, path: Path) -> None:
         """Write one file without clock times: equal outcomes give equal bytes."""
-        arrays = {"label": self.label, **{f"predicted/{name}": p for name, p in self.predicted.items()}}
+        # NaN has many forms.
+        distance = {name: np.where(np.isnan(far), np.nan, far) for name, far in self.distance.items()}
+        kinds = {**self._arrays(), "distance": distance}
+        arrays = {f"{kind}/{name}": array for kind, of in kinds.items() for name, array in of.items()}
         # The format keeps neither the order of arrays nor that of several texts.
         facts = json.dumps({"facts": dict(self.facts), "probes": list(self.predicted)}, sort_keys=True)
-        plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        plain = {name: np.ascontiguousarray(array) for name, array in {"label": self.label, **arrays}.items()}
         data = save(plain, metadata={"outcome": facts})
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(data)
@@ -107,15 +189,10 @@ class Outcome:
             if "outcome" not in metadata:
                 raise ValueError(f"{path}: holds no outcome; it has: {', '.join(file.keys())}")
             facts: dict[str, Any] = json.loads(metadata["outcome"])
-            predicted = {name: file.get_tensor(f"predicted/{name}") for name in facts["probes"]}
-            return cls(file.get_tensor("label"), predicted, facts["facts"])
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of `count` trials."""
-    if count == 0:
-        return 0.0, 1.0
-    centre = (share + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
-    half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2)) / (1 + Z95**2 / count)
-    # At 0 and 1 the interval ends at the share itself, but for rounding.
-    return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
+            arrays: dict[str, Any] = {key: file.get_tensor(key) for key in list(file.keys())}
+        more = {
+            kind: {name: arrays[key] for name in facts["probes"] if (key := f"{kind}/{name}") in arrays}
+            for kind in ("distance", "stage")
+        }
+        predicted = {name: arrays[f"predicted/{name}"] for name in facts["probes"]}
+        return cls(arrays["label"], predicted, facts["facts"], **more)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +17,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import allrounder.outcome
-from allrounder.outcome import Outcome, wilson
+from allrounder.certainty import Paired, wilson
+from allrounder.outcome import Outcome
+from allrounder.tables import render
 
 LINF, L2 = "pgd-20@Linf:8/255", "pgd-20@L2:128/255"
 
@@ -103,38 +110,6 @@ def test_classes_add_up_to_the_whole(rows: list[tuple[int, ...]]):
     assert correct / len(label) == pytest.approx(found.accuracy())
 
 
-def closed_form(correct: int, n: int) -> tuple[float, float]:
-    """The roots of (p - s)^2 = z^2 s (1 - s) / n in s."""
-    z, p = 1.959963984540054, correct / n
-    a, b, c = 1 + z * z / n, -(2 * p + z * z / n), p * p
-    root = math.sqrt(b * b - 4 * a * c)
-    return (-b - root) / (2 * a), (-b + root) / (2 * a)
-
-
-@pytest.mark.parametrize(("correct", "n"), [(1, 2), (3, 10), (842, 1000), (1, 10_000), (9_999, 10_000)])
-def test_the_interval_is_wilsons(correct: int, n: int):
-    assert wilson(correct / n, n) == pytest.approx(closed_form(correct, n), abs=1e-12)
-
-
-@given(st.integers(1, 5000))
-def test_the_interval_of_none_and_of_all_ends_at_the_share(n: int):
-    z2 = 1.959963984540054**2
-    assert wilson(0.0, n) == (0.0, pytest.approx(z2 / (n + z2)))
-    assert wilson(1.0, n) == (pytest.approx(n / (n + z2)), 1.0)
-
-
-@given(st.integers(1, 300), st.data())
-def test_the_interval_holds_the_share_and_is_the_mirror_of_its_opposite(n: int, data: st.DataObject):
-    correct = data.draw(st.integers(0, n))
-    low, high = wilson(correct / n, n)
-    assert 0 <= low <= correct / n <= high <= 1
-    assert wilson(1 - correct / n, n) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
-
-def test_nothing_is_known_without_images():
-    assert wilson(0.0, 0) == (0.0, 1.0)
-
-
 def test_intervals_follow_the_kind_of_number():
     assert SMALL.interval() == wilson(4 / 6, 6)
     assert SMALL.interval("pgd-20", "worst") == wilson(1 / 6, 6)
@@ -196,17 +171,227 @@ def test_another_file_is_not_taken_for_an_outcome(tmp_path: Path):
         Outcome.load(tmp_path / "weights.safetensors")
 
 
+def cascade(facts: dict[str, Any] | None = None) -> Outcome:
+    """Ten images, all of class 0: two wrong at once, three broken by stage 1, one by stage 2, two by 4."""
+    stage = ints(0, 0, 1, 1, 1, 2, 4, 4, -1, -1)
+    natural, broken = (stage == 0).astype(np.int64), (stage >= 0).astype(np.int64)
+    far = np.where(stage > 0, stage / 10, np.where(stage == 0, 0, np.nan))
+    probe = "aa@Linf:8/255"
+    return Outcome(
+        np.zeros(10, np.int64), {"natural": natural, probe: broken}, facts or {}, {probe: far}, {probe: stage}
+    )
+
+
+def test_accuracy_falls_from_stage_to_stage_and_ends_at_the_probes_own():
+    found = cascade()
+    assert found.accuracy() == 0.8
+    assert found.after("aa@Linf:8/255") == found.after("aa") == [0.5, 0.4, 0.4, 0.2]
+    assert found.after("aa")[-1] == found.accuracy("aa")
+
+
+def test_stages_at_the_end_that_break_nothing_are_known_from_their_names():
+    named = cascade({"stages": {"aa@Linf:8/255": ["a", "b", "c", "d", "e", "f"]}})
+    assert named.after("aa") == [0.5, 0.4, 0.4, 0.2, 0.2, 0.2]
+    whole = Outcome(ints(0), {"aa": ints(0)}, {"stages": {"aa": ["a", "b"]}}, stage={"aa": ints(-1)})
+    assert whole.after("aa") == [1.0, 1.0]
+
+
+def test_the_verdict_outweighs_what_the_attack_believed():
+    # The attack believed to have broken the first image; the network itself gets it right.
+    found = Outcome(ints(0, 0), {"aa": ints(0, 1)}, stage={"aa": ints(1, 2)})
+    assert found.after("aa") == [1.0, 0.5]
+    assert found.after("aa")[-1] == found.accuracy("aa")
+
+
+def test_a_probe_without_stages_is_named():
+    with pytest.raises(KeyError, match=r"pgd-20@Linf:8/255 has no stages; these have: none"):
+        SMALL.after(LINF)
+    with pytest.raises(KeyError, match="pgd-20 names 2 probes"):
+        SMALL.after("pgd-20")
+
+
+@pytest.mark.parametrize("extra", [{"distance": {"x": np.zeros(1)}}, {"stage": {"x": ints(0)}}])
+def test_numbers_of_an_unknown_probe_are_refused(extra: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"of x: no such probe, or not one number for every image"):
+        Outcome(ints(0), {"natural": ints(0)}, **extra)
+
+
+@pytest.mark.parametrize("extra", [{"predicted": {"a": ints(0)}}, {"distance": {"a": np.zeros(3)}}])
+def test_too_few_or_too_many_numbers_are_refused(extra: dict[str, Any]):
+    with pytest.raises(ValueError, match="of a: no such probe, or not one number for every image"):
+        Outcome(ints(0, 1), **{"predicted": {"a": ints(0, 0)}, **extra})
+
+
+def test_distances_and_stages_are_read_as_written(tmp_path: Path):
+    before = cascade()
+    before.save(tmp_path / "one")
+    after = Outcome.load(tmp_path / "one")
+    for old, new in ((before.distance, after.distance), (before.stage, after.stage)):
+        assert list(old) == list(new) == ["aa@Linf:8/255"]
+    assert np.array_equal(after.distance["aa@Linf:8/255"], before.distance["aa@Linf:8/255"], equal_nan=True)
+    assert np.array_equal(after.stage["aa@Linf:8/255"], before.stage["aa@Linf:8/255"])
+    assert after.distance["aa@Linf:8/255"].dtype == np.float64
+    assert after.stage["aa@Linf:8/255"].dtype == np.int64
+    after.save(tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_all_forms_of_nan_give_the_same_bytes(tmp_path: Path):
+    plain = np.array([1.0, np.nan])
+    other = plain.copy()
+    other.view(np.uint64)[1] |= 1 << 63 | 5
+    assert plain.tobytes() != other.tobytes()
+    for name, far in (("one", plain), ("two", other)):
+        Outcome(ints(0, 0), {"a": ints(1, 0)}, distance={"a": far}).save(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_file_from_before_distances_and_stages_is_read(tmp_path: Path):
+    facts = json.dumps({"facts": {"seed": 1}, "probes": ["natural"]}, sort_keys=True)
+    arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
+    save_file(arrays, tmp_path / "old", metadata={"outcome": facts})
+    found = Outcome.load(tmp_path / "old")
+    assert found.accuracy() == 0.5 and found.facts == {"seed": 1}
+    assert found.distance == found.stage == {}
+    found.save(tmp_path / "new")
+    assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
+
+
+def cut(whole: Outcome, *ends: int) -> list[Outcome]:
+    def part(start: int, end: int) -> Outcome:
+        def rows(arrays: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: array[start:end] for name, array in arrays.items()}
+
+        facts = {**whole.facts, "images": end - start}
+        label = whole.label[start:end]
+        return Outcome(label, rows(whole.predicted), facts, rows(whole.distance), rows(whole.stage))
+
+    return [part(*between) for between in pairwise((0, *ends, len(whole)))]
+
+
+@given(st.lists(st.integers(0, 10), max_size=4).map(sorted))
+def test_the_parts_of_an_outcome_give_it_back(ends: list[int]):
+    whole = cascade({"seed": 3, "images": 10, "stages": {"aa@Linf:8/255": list("abcd")}})
+    with TemporaryDirectory() as folder:
+        whole.save(Path(folder) / "one")
+        Outcome.merge(cut(whole, *ends)).save(Path(folder) / "two")
+        assert (Path(folder) / "one").read_bytes() == (Path(folder) / "two").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (cascade({"seed": 1}), "merge: seed is 0 in part 1, but 1 in part 3"),
+        (cascade({"seed": 0, "new": 7}), "merge: new is None in part 1, but 7 in part 3"),
+        (cascade(), "merge: seed is 0 in part 1, but None in part 3"),
+        (Outcome(ints(0), {"natural": ints(0)}, {"seed": 0}), r"merge: predicted is \['natural', 'aa@Linf"),
+        (
+            Outcome(ints(0), {"natural": ints(0), "aa@Linf:8/255": ints(0)}, {"seed": 0}),
+            r"merge: distance is \['aa@Linf:8/255'\] in part 1, but \[\] in part 3",
+        ),
+    ],
+)
+def test_parts_of_different_evaluations_are_not_joined(other: Outcome, said: str):
+    same = cascade({"seed": 0})
+    with pytest.raises(ValueError, match=said):
+        Outcome.merge([same, same, other])
+
+
+def test_nothing_cannot_be_joined():
+    with pytest.raises(ValueError, match="got no parts"):
+        Outcome.merge([])
+
+
+def test_two_networks_are_compared_image_by_image():
+    other = Outcome(
+        SMALL.label,
+        {"natural": ints(0, 1, 1, 0, 3, 1), LINF: ints(1, 0, 0, 1, 3, 3), L2: ints(0, 1, 1, 1, 1, 1)},
+    )
+    #                                               natural 1 1 1 1 0 0 and 1 0 1 0 1 0
+    assert SMALL.mcnemar(other) == Paired(2, 2, 1, 1)
+    assert other.mcnemar(SMALL) == Paired(2, 1, 2, 1)
+    #                                                  Linf 1 0 1 0 0 0 and 0 1 0 1 1 1
+    assert SMALL.mcnemar(other, "pgd-20", "Linf") == Paired(0, 2, 4, 0)
+    #                                                 worst 1 0 0 0 0 0 and 0 0 0 1 0 0
+    assert SMALL.mcnemar(other, "pgd-20", "worst") == Paired(0, 1, 1, 4)
+    paired = SMALL.mcnemar(other)
+    assert paired.difference == pytest.approx(SMALL.accuracy() - other.accuracy())
+
+
+def test_only_the_same_images_under_the_same_threats_are_compared():
+    label = ints(0, 0, 1, 1, 3, 2)
+    with pytest.raises(ValueError, match="mcnemar: got outcomes with different labels"):
+        SMALL.mcnemar(Outcome(label, SMALL.predicted))
+    with pytest.raises(ValueError, match="mcnemar: got outcomes with different labels"):
+        SMALL.mcnemar(Outcome(ints(0), {"natural": ints(0)}))
+    fewer = Outcome(SMALL.label, {"pgd-20@Linf:4/255": SMALL.label})
+    for threat in ("worst", "Linf"):
+        with pytest.raises(
+            ValueError, match=r"mcnemar: got \w+ of \['pgd-20@Linf:8/255'.*'pgd-20@Linf:4/255'"
+        ):
+            SMALL.mcnemar(fewer, "pgd-20", threat)
+    with pytest.raises(ValueError, match=r"mcnemar: got mean of .* expected the same yes or no"):
+        SMALL.mcnemar(SMALL, "pgd-20", "mean")
+
+
+def share(n: int, correct: int) -> np.ndarray:
+    return (np.arange(n) >= correct).astype(np.int64)
+
+
+def test_an_outcome_prints_as_one_line():
+    found = Outcome(
+        np.zeros(10_000, np.int64), {"natural": share(10_000, 8420), "aa@Linf:8/255": share(10_000, 4890)}
+    )
+    assert str(found) == "natural 84.20  aa@Linf:8/255 48.90 [47.92, 49.88]  n=10000"
+
+
+def test_worst_and_mean_are_printed_where_there_are_several_threats():
+    assert str(SMALL).split("  ") == [
+        "natural 66.67",
+        "pgd-20@Linf:8/255 33.33 [9.68, 70.00]",
+        "pgd-20@L2:128/255 33.33 [9.68, 70.00]",
+        "cw@L1:12 0.00 [0.00, 39.03]",
+        "pgd-20 worst 16.67 [3.01, 56.35]",
+        "pgd-20 mean 33.33 [3.51, 63.15]",
+        "n=6",
+    ]
+
+
+def test_columns_begin_with_natural_and_end_with_what_is_derived():
+    names = ["b@L2:1", "a@Linf:1", "natural", "b@L1:1", "b@L1:2"]
+    found = Outcome(ints(0), {name: ints(0) for name in names})
+    assert found.columns() == [
+        *((name, None) for name in ("natural", "b@L2:1", "a@Linf:1", "b@L1:1", "b@L1:2")),
+        ("b", "worst"),
+        ("b", "mean"),
+    ]
+
+
+@pytest.mark.parametrize("style", ["markdown", "latex", "csv", "json"])
+def test_a_table_of_one_outcome_is_that_of_the_tables(style: str):
+    assert SMALL.table(style) == render({"network": SMALL}, style)
+    assert SMALL.table(style, {"name": "ours"}) == render({"ours": SMALL}, style)
+
+
 def test_results_can_be_read_without_torch(tmp_path: Path):
     SMALL.save(tmp_path / "x.safetensors")
+    # The package itself imports torch, so an empty one stands for it.
     code = f"""
-import importlib.util, sys
+import sys, types
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("outcome", {allrounder.outcome.__file__!r})
-module = importlib.util.module_from_spec(spec)
-sys.modules["outcome"] = module
-spec.loader.exec_module(module)
-print(module.Outcome.load(Path({str(tmp_path / "x.safetensors")!r})).worst("pgd-20"))
-assert not [name for name in sys.modules if name.split(".")[0] in ("torch", "allrounder", "pydantic")]
+package = types.ModuleType("allrounder")
+package.__path__ = [{str(Path(allrounder.outcome.__file__).parent)!r}]
+sys.modules["allrounder"] = package
+from allrounder.outcome import Outcome
+found = Outcome.load(Path({str(tmp_path / "x.safetensors")!r}))
+assert "| 16.67 (" in found.table() and str(found)
+print(found.worst("pgd-20"))
+print(*sorted(name for name in sys.modules if name.startswith("allrounder.")))
+assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(found.stdout) == 1 / 6
+    worst, modules = found.stdout.splitlines()
+    assert float(worst) == 1 / 6
+    assert modules.split() == [
+        f"allrounder.{name}" for name in ("certainty", "footnotes", "outcome", "tables")
+    ]

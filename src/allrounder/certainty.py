@@ -1,0 +1,72 @@
+"""Counted shares: how they are written, how sure one is, and how two on the same images compare."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+Z95 = 1.959963984540054
+
+
+def percent(share: float) -> str:
+    """A share in percent with two decimals, halves rounded up: a mean of two shares often ends in one."""
+    return f"{100 * share + 1e-9:.2f}"
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of `count` trials."""
+    if count == 0:
+        return 0.0, 1.0
+    centre = (share + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
+    half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2)) / (1 + Z95**2 / count)
+    # At 0 and 1 the interval ends at the share itself, but for rounding.
+    return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
+
+
+@final
+@dataclass(frozen=True)
+class Paired:
+    """How many images two networks get right: both of them, only one, neither."""
+
+    both: int
+    only_self: int
+    only_other: int
+    neither: int
+
+    def __len__(self) -> int:
+        return self.both + self.only_self + self.only_other + self.neither
+
+    @property
+    def p(self) -> float:
+        """McNemar's exact test, two-sided: the chance of so uneven a split, or worse, between equals.
+
+        Of the images that only one network gets right, each would be a fair coin's toss.
+        Reference: McNemar, 1947, Note on the sampling error of the difference between correlated proportions.
+        """
+        tosses, fewer = self.only_self + self.only_other, min(self.only_self, self.only_other)
+        ways = term = 1
+        for heads in range(fewer):
+            term = term * (tosses - heads) // (heads + 1)
+            ways += term
+        return min(1.0, 2 * ways / 2**tosses)
+
+    @property
+    def difference(self) -> float:
+        """The accuracy of the first network minus that of the other."""
+        return (self.only_self - self.only_other) / len(self)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the difference: the normal one, after adding one image for each network alone.
+
+        Reference: Bonett and Price, 2012, Adjusted Wald confidence interval for a difference of binomial
+        proportions based on paired data.
+        """
+        n, apart = len(self) + 2, self.only_self - self.only_other
+        half = Z95 * math.sqrt(self.only_self + self.only_other + 2 - apart**2 / n) / n
+        return max(apart / n - half, -1.0), min(apart / n + half, 1.0)
+
+    def __str__(self) -> str:
+        low, high = (100 * end for end in self.interval)
+        return f"{100 * self.difference:+.2f} [{low:+.2f}, {high:+.2f}]  p={self.p:.4g}  n={len(self)}"
