@@ -21,6 +21,7 @@ from allrounder.data.base import Batches
 from allrounder.decoding import json_schema
 from allrounder.display import Bars, Watch, grid, listing
 from allrounder.errors import Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
+from allrounder.init import INITS
 from allrounder.models import MODELS
 from allrounder.objectives import OBJECTIVES
 from allrounder.optimizers import OPTIMIZERS
@@ -31,6 +32,7 @@ from allrounder.runs import Run, environment
 from allrounder.schedules import DECAYS, SCHEDULES, Clock
 from allrounder.selection import split_off
 from allrounder.trainer import train as train_recipe
+from allrounder.updates import UPDATES
 
 FAILED, USAGE, RESUMABLE = 1, 2, 75
 TABLES: dict[str, dict[str, type[Any]]] = {
@@ -41,6 +43,8 @@ TABLES: dict[str, dict[str, type[Any]]] = {
     "optimizers": dict(OPTIMIZERS),
     "schedules": {**SCHEDULES, **DECAYS},
     "augmentations": dict(AUGMENTS),
+    "updates": dict(UPDATES),
+    "inits": dict(INITS),
 }
 
 app = typer.Typer(
@@ -51,6 +55,11 @@ app = typer.Typer(
 )
 out = Console(width=None if sys.stdout.isatty() else 110)
 err = Console(stderr=True)
+
+
+def say(text: str, where: Console = out) -> None:
+    """Print a text as it is: no colours, no markup, and no wrapping, so that it can be searched."""
+    where.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _recipe_names(incomplete: str) -> list[str]:
@@ -75,7 +84,7 @@ Threads = Annotated[
 ]
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(asked: bool) -> bool:
     if asked:
         facts = environment(torch.device("cpu"))
         out.print(
@@ -83,6 +92,7 @@ def _print_version(asked: bool) -> None:
             highlight=False,
         )
         raise typer.Exit
+    return asked
 
 
 @app.callback()
@@ -111,8 +121,8 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     value = Recipe.load(recipe, sets or ())
-    name = Path(value.name).name if value.name.endswith(".toml") else value.name.replace("/", "-")
-    folder = out_dir or Path("runs") / f"{Path(name).name}-{value.fingerprint()}"
+    name = value.name.replace("/", "-")
+    folder = out_dir or Path("runs") / f"{name}-{value.fingerprint()}"
     with Bars(out, [name]) as bars:
         run = train_recipe(value, folder, resume=resume, progress=Watch(bars, name))
     _print_run(run)
@@ -136,14 +146,14 @@ def list_(
 def show(recipe: RecipeArgument, sets: Sets = None) -> None:
     """Print the resolved recipe as TOML, with remarks on what it does that may surprise."""
     value = Recipe.load(recipe, sets or ())
-    print(f"# {value.name}, fingerprint {value.fingerprint()}")
+    print(f"# {' '.join(value.name.split())}, fingerprint {value.fingerprint()}")
     try:
-        split, _ = split_off(value, value.data.load())
+        split, _ = split_off(value, value.read_data())
         clock = Clock(value.epochs, Batches(split, value.batch, Draws(value.seed)).steps, value.pace)
         print(f"# {len(split)} training images, {clock.steps} steps an epoch, {clock.total} steps")
         for remark in advice(value, clock):
             print(f"# note: {remark}")
-    except (RecipeError, ValueError, OSError) as error:
+    except ValueError as error:
         print(f"# the data cannot be read, so its exchanges are not checked: {' '.join(str(error).split())}")
     print(value.dump(), end="")
 
@@ -172,8 +182,8 @@ def demo(
     (folder / "table.md").write_text(demonstration.markdown(outcomes), encoding="utf-8")
     out.print(grid(demonstration.HEADER, demonstration.rows(outcomes)))
     for line in [demonstration.HOW_TO_READ, *demonstration.footnotes(outcomes)]:
-        out.print(line, highlight=False)
-    out.print(f"Run folders: {folder}/ (this table: {folder / 'table.md'})", highlight=False)
+        say(line)
+    say(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
 
 
 def _first_sentence(cls: type[Any]) -> str:
@@ -187,12 +197,11 @@ def _print_run(run: Run) -> None:
     if best is not None:
         robust = ", ".join(f"{threat} {100 * share:.1f}%" for threat, share in best["robust"].items())
         where = "the TEST set" if best["selected_on"] == "test" else "validation images"
-        out.print(
+        say(
             f"best global weights: epoch {best['epoch']}, natural {100 * best['natural']:.1f}%, {robust} "
             f"(selected on {where})",
-            highlight=False,
         )
-    out.print(f"run folder: {run.folder}", highlight=False)
+    say(f"run folder: {run.folder}")
 
 
 def main() -> None:
@@ -200,11 +209,11 @@ def main() -> None:
     try:
         app(prog_name="allrounder")
     except Interrupted as stop:
-        err.print(str(stop), highlight=False, markup=False)
+        say(str(stop), err)
         sys.exit(RESUMABLE)
     except RecipeError as error:
-        err.print(str(error), highlight=False, markup=False)
+        say(str(error), err)
         sys.exit(USAGE)
     except (RunError, ThreatError, WorldError, Diverged) as error:
-        err.print(f"error: {error}", highlight=False, markup=False)
+        say(f"error: {error}", err)
         sys.exit(FAILED)

@@ -100,7 +100,7 @@ def train_and_evaluate(name: str, send: Send, out: Path, sets: Sequence[str]) ->
     def report(probe: str, done: int, total: int) -> None:
         send(Note(name, done, total, probe))
 
-    network, test = load(run.folder, "best"), recipe.data.load().test
+    network, test = load(run.folder, "best"), recipe.read_data().test
     outcome = evaluate(network, test, recipe.probes, seed=0, progress=report)
     origin = {"weights": "best", "selected_on": recipe.validation.on, "recipe": recipe.fingerprint()}
     file.parent.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack
 from allrounder.attacks.pgd import Pgd
 from allrounder.data import DATASETS
-from allrounder.data.base import DataSpec
+from allrounder.data.base import Data, DataSpec
 from allrounder.decoding import EXTENDS, Table, decode, merge, override
 from allrounder.errors import RecipeError
 from allrounder.evaluation import Probe
@@ -150,6 +150,15 @@ class Recipe:
     def loads(cls, text: str, source: str = "recipe") -> Recipe:
         """Read a resolved recipe from TOML text."""
         return decode(cls, _parse(text, source), source)
+
+    def read_data(self) -> Data:
+        """The dataset, read; what is wrong with it is a mistake of the recipe."""
+        try:
+            return self.data.load()
+        except RecipeError:
+            raise
+        except (ValueError, OSError, RuntimeError) as error:
+            raise RecipeError(f"data: {error}") from error
 
     def dump(self) -> str:
         """The resolved recipe as TOML; `loads(dump())` is the recipe again."""

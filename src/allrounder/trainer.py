@@ -50,12 +50,13 @@ def train(
     """
     progress, world = progress or Silent(), world or World.from_env()
     recipe = _with_given(recipe, model, data)
+    dataset = data or recipe.read_data()  # before a folder is made, so that wrong data leaves nothing behind
     run = Run.begin(Path(out), recipe, resume=resume)
     if run.finished:
         progress.say(f"{run.folder}: already finished")
         return run
     with run.locked(), stop_on_signals() as stop:
-        training = Training(recipe, run, model, data or recipe.data.load(), world)
+        training = Training(recipe, run, model, dataset, world)
         done = training.resume()
         for line in [*run.record_session(world.device), *advice(recipe, training.clock)]:
             progress.say(line)
