@@ -1,4 +1,4 @@
-"""Allrounder: image classifiers that are accurate on natural images and robust under several norms at once."""
+"""Allrounder: image classifiers, accurate on natural images and robust under several norms at once."""
 
 from allrounder.attacks import ATTACKS as ATTACKS
 from allrounder.attacks import Attack as Attack
