@@ -20,7 +20,7 @@ class RunError(RuntimeError):
 
 
 class Diverged(FloatingPointError):
-    """A loss is no longer finite; the weights before that step are untouched."""
+    """A loss, or the weights after a step, are no longer finite; what was saved before that is intact."""
 
 
 class Interrupted(RuntimeError):
