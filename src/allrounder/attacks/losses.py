@@ -53,5 +53,32 @@ def kl(p: Logits, q: Logits) -> PerExample:
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=1)
 
 
+def dlr(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:
+    """The difference of logits ratio (DLR): the margin over z_(1) - z_(3), with z sorted downwards.
+
+    Neither shift nor scale of the logits changes it, so it is not flat where a network is sure of itself.
+    Needs three classes. Croce and Hein, 2020, Reliable evaluation of adversarial robustness.
+    """
+    top = logits.topk(3, dim=1).values
+    return margin(logits, y) / (top[:, 0] - top[:, 2] + TINY)
+
+
+def towards(logits: Logits, y: Labels, target: Labels) -> PerExample:
+    """z_t - z_y: the margin with one class t to be mistaken for."""
+    return (logits.gather(1, target[:, None]) - logits.gather(1, y[:, None])).squeeze(1)
+
+
+def dlr_towards(logits: Logits, y: Labels, target: Labels) -> PerExample:
+    """The targeted DLR: (z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2), with z sorted downwards.
+
+    Needs four classes; of the same paper.
+    """
+    top = logits.topk(4, dim=1).values
+    return towards(logits, y, target) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + TINY)
+
+
+TINY = 1e-12
+"""Keeps the ratios of logits finite where the largest ones are equal."""
+
 LOSSES: dict[LossName, AttackLoss] = {"ce": cross_entropy, "margin": margin, "cw": hinge, "kl": drift}
 NEEDS_NATURAL: frozenset[AttackLoss] = frozenset({drift})
