@@ -1,7 +1,7 @@
 """How much faster crafting is without parameter gradients, in channels_last, and with batch-norm folded.
 
-Every variant takes the same ten PGD steps on the same images. They are timed in turns within one run, and only
-the ratios of the medians are reported, because machines are shared and noisy.
+Every variant takes the same ten PGD steps on the same images. They are timed in turns within one run, and
+only the ratios of the medians are reported, because machines are shared and noisy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS, EPS = 10, 8 / 255
 
 
 def pgd(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, parameters: list[Tensor]) -> Tensor:
-    """The same attack written plainly; with `parameters`, their gradients are computed too and thrown away."""
+    """The attack written plainly; with `parameters`, their gradients are computed too and thrown away."""
     x_adv = (x + EPS * (2 * Draws(0).uniform(x) - 1)).clamp(0, 1)
     for _ in range(STEPS):
         x_adv = x_adv.detach().requires_grad_()
@@ -53,7 +53,9 @@ def variants(spec: ModelSpec, shape: tuple[int, int, int], batch: int) -> dict[s
         "with parameter gradients, as released": lambda: pgd(released, x, y, list(released.parameters())),
         "no parameter gradients": lambda: pgd(frozen, x, y, []),
         "and channels_last": lambda: pgd(last, x_last, y, []),
-        "ours: and folded, through the gateway": lambda: perturb(Pgd(steps=STEPS), ours, x, y, threat, Draws(0)),
+        "ours: and folded, through the gateway": lambda: perturb(
+            Pgd(steps=STEPS), ours, x, y, threat, Draws(0)
+        ),
     }
 
 
@@ -71,7 +73,9 @@ def measure(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 def main() -> None:
     """Print one table for the small network and one for ResNet-18."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()

@@ -1,6 +1,7 @@
 """Slow, literal transcriptions of the algorithm, with one monolithic average: the oracles of the trainer.
 
-Only the data, the network and the random numbers are shared with the package; every rule is written out again.
+Only the data, the network and the random numbers are shared with the package; every rule is written out
+again.
 """
 
 from __future__ import annotations
@@ -122,9 +123,9 @@ def released(
 ) -> Iterator[tuple[State, list[State]]]:
     """The released loop, made to start: yields the global shadow and the two learners after each step.
 
-    Both learners use the adversarial one's rate. Shadows decay by min(0.999, (u + 1) / (u + 10)) after u updates;
-    the global one follows the mixture of the two others' shadows. In due epochs both learners are overwritten
-    after every batch; velocities and shadows stay.
+    Both learners use the adversarial one's rate. Shadows decay by min(0.999, (u + 1) / (u + 10)) after u
+    updates; the global one follows the mixture of the two others' shadows. In due epochs both learners are
+    overwritten after every batch; velocities and shadows stay.
     """
 
     def gamma(epoch: int) -> float:

@@ -57,7 +57,9 @@ TRIPLE = f"""{COMMON}
 {TASK % ("l2", L2, 1e-3, LR)}
 [mix]
 decay = 0.9
-shares = {{ lead = "linf", curve = {{ kind = "linear", at = [0, "50%", "100%"], to = [1, 0.7, 0] }}, rest = {{ natural = 0.4, l2 = 0.6 }} }}
+shares.lead = "linf"
+shares.curve = {{ kind = "linear", at = [0, "50%", "100%"], to = [1, 0.7, 0] }}
+shares.rest = {{ natural = 0.4, l2 = 0.6 }}
 exchange = {{ start = "50%", every = 2 }}
 """
 RELEASED = f"""{COMMON}
@@ -65,7 +67,8 @@ RELEASED = f"""{COMMON}
 {TASK % ("natural", NATURAL, 5e-4, LR)}average = {{ kind = "ramp" }}
 [mix]
 decay = {{ kind = "ramp" }}
-shares = {{ lead = "linf", curve = {{ kind = "linear", at = [0, "100/3%", "200/3%", "100%"], to = [1, 1, 1, 0.4] }} }}
+shares.lead = "linf"
+shares.curve = {{ kind = "linear", at = [0, "100/3%", "200/3%", "100%"], to = [1, 1, 1, 0.4] }}
 exchange = {{ start = "62.5%", every = 2, when = "every-step" }}
 """
 

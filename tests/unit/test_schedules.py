@@ -122,7 +122,11 @@ def test_a_linear_schedule_passes_through_its_knots(knots: list[tuple[int, float
 
 @pytest.mark.parametrize(
     ("at", "to", "said"),
-    [([], [], "one value for every time"), ([1, 2], [1.0], "one value for every"), ([2, 1], [1, 2], "ascending")],
+    [
+        ([], [], "one value for every time"),
+        ([1, 2], [1.0], "one value for every"),
+        ([2, 1], [1, 2], "ascending"),
+    ],
 )
 def test_knots_that_make_no_curve_are_refused(at: list[object], to: list[float], said: str):
     with pytest.raises(ValueError, match=said):
