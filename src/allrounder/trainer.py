@@ -14,7 +14,7 @@ from torch import nn
 from allrounder.advice import advice
 from allrounder.data import Given as GivenData
 from allrounder.data.base import Batches, Data
-from allrounder.errors import Interrupted
+from allrounder.errors import Interrupted, RunError
 from allrounder.init import Random
 from allrounder.learner import Learner
 from allrounder.meter import Meter
@@ -131,13 +131,17 @@ class Training:
             | {f"part.{name}": part for name, part in self.mixer.parts[learner.task.name].items()}
             for learner in self.learners
         }
-        self.run.save_checkpoint(t, states, {"best": self.selector.best, "sums": self.meter.sums})
+        facts = {"best": self.selector.best, "sums": self.meter.sums, "images": len(self.train_split)}
+        self.run.save_checkpoint(t, states, facts)
         self._keep_best()
 
     def resume(self) -> int:
         """Take up the newest checkpoint; the step it was made after, 0 where there is none."""
         point, facts = self.run.resume_point()
         if point is not None:
+            if facts["images"] != len(self.train_split):
+                had = f"had {facts['images']} images to train on, now there are {len(self.train_split)}"
+                raise RunError(f"{self.run.folder}: {had}; resume with the same data")
             states = {name: read_tensors(point, name) for name in self.recipe.names}
             for learner in self.learners:
                 state = states[learner.task.name]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.data.base import Data, Split
-from allrounder.errors import Diverged, RecipeError
+from allrounder.errors import Diverged, RecipeError, RunError
 from allrounder.recipe import Recipe
 from allrounder.runs import Run
 from allrounder.trainer import Training, train
@@ -302,6 +302,10 @@ def test_what_was_given_from_python_is_asked_for_again(tmp_path: Path):
         RecipeError, match=r"model: given from Python as .*tiny.* give it again, also to resume"
     ):
         train(value, tmp_path / "run", resume=True, data=blobs(48))
+    with pytest.raises(
+        RunError, match="had 36 images to train on, now there are 38; resume with the same data"
+    ):
+        go(recipe(SOLO), tmp_path / "run", resume=True, data=blobs(50))
     assert go(recipe(SOLO), tmp_path / "run", resume=True).finished
 
 
