@@ -52,6 +52,13 @@ class Apgd(Search):
     """Radii to search in turn, in units of eps, each with its share of the steps; the best point of one,
     brought into the next ball, is the start there."""
 
+    eot: Count = 1
+    """How many answers of a random network to average (expectation over transformations)."""
+
+    def repeats(self) -> int:
+        """As often as its answers are averaged."""
+        return self.eot
+
     def __post_init__(self) -> None:
         if self.schedule[-1][0] != 1 or abs(sum(share for _, share in self.schedule) - 1) > 1e-9:
             raise ValueError("a schedule ends with the radius 1 and its shares add up to 1; change it")
