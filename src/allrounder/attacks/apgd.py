@@ -51,7 +51,6 @@ class Apgd(Search):
     schedule: Annotated[Schedule, Some] = ((1.0, 1.0),)
     """Radii to search in turn, in units of eps, each with its share of the steps; the best point of one,
     brought into the next ball, is the start there."""
-
     eot: Count = 1
     """How many answers of a random network to average (expectation over transformations)."""
 
@@ -108,20 +107,12 @@ class Apgd(Search):
 
     def loss(self, state: State, logits: Logits) -> PerExample:
         """What is climbed, at the newest point."""
-        y, target = state["y"], state["target"]
-        match self.loss_used(logits.shape[1]):
-            case "ce":
-                return cross_entropy(logits, y)
-            case "dlr":
-                return dlr(logits, y)
-            case "margin":
-                return margin(logits, y)
-            case "targeted ce":
-                return -cross_entropy(logits, target)
-            case "targeted dlr":
-                return dlr_towards(logits, y, target)
-            case _:
-                return towards(logits, y, target)
+        name, y, target = self.loss_used(logits.shape[1]), state["y"], state["target"]
+        if not self.targets:
+            return {"ce": cross_entropy, "dlr": dlr, "margin": margin}[name](logits, y)
+        if name == "targeted ce":
+            return -cross_entropy(logits, target)
+        return (dlr_towards if name == "targeted dlr" else towards)(logits, y, target)
 
     def tell(self, state: State, answer: Answer, threat: Threat) -> State:
         """Remember the best point, change course at a checkpoint, and step or go to the next start."""
@@ -138,9 +129,8 @@ class Apgd(Search):
             # Differs: released code compares the first step with zero, not with the start (ADR 0008).
             "rises": state["rises"] + (~first & (loss > state["last_loss"])),
         }
-        returns, course = (
-            _refined(new, at.eps(told, threat.eps).to(x)) if sparse else self._halved(new, period)
-        )
+        eps = at.eps(told, threat.eps).to(x)
+        returns, course = _refined(new, eps) if sparse else self._halved(new, period)
         new |= {name: _where(period > 0, tensor, new[name]) for name, tensor in course.items()}
         returns = returns & (period > 0)
         x, g = _where(returns, new["best"], x), _where(returns, new["best_gradient"], g)
