@@ -109,12 +109,12 @@ def compare(search, threat, number=0, classes=5, n=4):
 @THREATS
 @LOSSES
 def test_apgd_equals_its_twin_step_by_step(threat, fields):
-    steps = 15 if isinstance(threat.norm, L1) else 40
+    steps = 12 if isinstance(threat.norm, L1) else 30
     compare(Apgd(steps=steps, **fields), threat, number=len(fields) - 1)
 
 
 def test_a_long_search_in_l1_equals_its_twin_step_by_step():
-    compare(Apgd(steps=60), Threat.read("L1:1"), n=2)
+    compare(Apgd(steps=50), Threat.read("L1:1"), n=1)
 
 
 @THREATS
@@ -164,8 +164,8 @@ def test_the_step_is_halved_at_checkpoints_only_and_at_most_eight_times(text):
 def test_a_flat_loss_halves_the_step_at_all_eight_checkpoints(text):
     threat = Threat.read(text)
     flat = lambda x: (0 * x).flatten(1)[:, :4] + torch.arange(4.0)  # noqa: E731
-    _, states = follow(Apgd(), flat, images(2), threat)
-    assert torch.equal(states[-1]["step"], torch.full((2,), 2 * threat.eps / 2**8, dtype=torch.float64))
+    _, states = follow(Apgd(), flat, images(1), threat)
+    assert torch.equal(states[-1]["step"], torch.full((1,), 2 * threat.eps / 2**8, dtype=torch.float64))
 
 
 def test_a_loss_that_always_rises_never_halves_the_step():
@@ -180,10 +180,10 @@ def test_a_loss_that_always_rises_never_halves_the_step():
 
 def test_steps_in_l1_get_sparser_or_shorter_but_never_below_a_tenth():
     threat = Threat.read("L1:2")
-    _, states = follow(Apgd(steps=60, schedule=ENLARGED), OneByOne().float(), images().float(), threat)
+    _, states = follow(Apgd(steps=30, schedule=ENLARGED), OneByOne().float(), images().float(), threat)
     assert states[0]["kept"].tolist() == [6] * 4 and states[0]["step"].tolist() == [6.0] * 4
     for t, state in enumerate(states):
-        eps = 6 if t < 19 else 4 if t < 38 else 2
+        eps = 6 if t < 10 else 4 if t < 20 else 2
         assert (state["step"] >= eps / 10 * (1 - 1e-6)).all() and (state["step"] <= eps).all()
         assert (state["kept"] >= 1).all() and (state["kept"] <= 18).all()
     assert (states[-1]["step"] < 1).any() and (states[-1]["kept"] < 6).any()
@@ -320,7 +320,7 @@ def test_the_optimum_of_a_linear_network_is_reached(text, fields):
     generator = torch.Generator().manual_seed(0)
     x = 0.3 + 0.4 * torch.rand(3, 3, 6, 6, generator=generator)
     w = torch.randn(3, 6, 6, generator=generator) / 10
-    threat, search, y = Threat.read(text), Apgd(**fields), torch.zeros(3, dtype=torch.long)
+    threat, search, y = Threat.read(text), Apgd(steps=60, **fields), torch.zeros(3, dtype=torch.long)
 
     def linear(x):
         rise = (x * w).flatten(1).sum(1) - 3
@@ -358,7 +358,7 @@ def climb(x, w, norm, eps):
 @LOSSES
 def test_any_number_of_classes_works_and_the_loss_is_told(classes, fields):
     search, model, x = (
-        Apgd(steps=3, **fields | {"targets": 9 * ("targets" in fields)}),
+        Apgd(steps=1, **fields | {"targets": 9 * ("targets" in fields)}),
         OneByOne(classes),
         images(),
     )
@@ -369,7 +369,7 @@ def test_any_number_of_classes_works_and_the_loss_is_told(classes, fields):
     assert search.loss_used(classes) == ("targeted " if targeted else "") + name
     _, y = natural(model, x)
     found = perturb(search, model, x, y, Threat.read("Linf:1/255"), Draws(0))
-    assert found.x.shape == x.shape and found.passes.forwards <= 1 + 4 * search.rounds(classes)
+    assert found.x.shape == x.shape and found.passes.forwards <= 1 + 2 * search.rounds(classes)
 
 
 @pytest.mark.parametrize(("classes", "targets", "count"), [(5, 3, 3), (5, 9, 4), (2, 9, 1)])
