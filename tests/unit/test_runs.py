@@ -384,7 +384,7 @@ def test_a_session_that_may_change_bits_is_noticed(tmp_path: Path):
     assert said.startswith("threads was 2, is 1")
     sessions = json.loads((run.folder / "env.json").read_text())
     assert [session["threads"] for session in sessions] == [1, 1, 2, 1]
-    assert sessions[0].keys() == environment(cpu).keys()
+    assert sessions[0].keys() >= environment(cpu).keys()
 
 
 def test_a_resumed_training_says_that_the_threads_changed(unfinished: Path):
