@@ -63,7 +63,7 @@ POINTS = {
     "between best weights and the log": Point("allrounder.runs:Run.save_weights", 1, True, "'best'"),
     "between best weights and a checkpoint": Point("allrounder.runs:Run.save_checkpoint", 2),
     "before older best weights go": Point("allrounder.runs:Run.keep_best", 4),
-    "before the final weights": Point("allrounder.trainer:Training.finish"),
+    "before the final weights": Point("allrounder.training:Training.finish"),
     "inside the final weights": Point("allrounder.storage:save_file", 1, True, mentions=".last-"),
     "before the final weights appear": Point("pathlib:Path.rename", 1, mentions=".last-"),
 }

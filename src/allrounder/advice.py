@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from allrounder.recipe import Recipe
-from allrounder.schedules import Clock
+from allrounder.schedules import Schedule
+from allrounder.times import Clock
 
 
 def advice(recipe: Recipe, clock: Clock) -> list[str]:
@@ -27,7 +28,9 @@ def advice(recipe: Recipe, clock: Clock) -> list[str]:
             f"{len(overwriting)} of {len(due)} exchanges happen while the share of {shares.lead} is 1 "
             f"(at epoch {when}): they overwrite {others} with {shares.lead} alone"
         )
-    horizon = 1 / max(1 - mix.decay(due[0], clock), 1e-12)
+    averages = [task.average for task in recipe.tasks if task.average is not None]
+    lag = max((_memory(decay, due[0], clock) for decay in averages), default=0.0)
+    horizon = _memory(mix.decay, due[0], clock) + lag
     period = 1 if exchange.when == "every-step" else exchange.period(clock)
     if horizon > period:
         remarks.append(
@@ -35,6 +38,11 @@ def advice(recipe: Recipe, clock: Clock) -> list[str]:
             f"{horizon / period:.1f} times less: each takes the learners back behind where they were"
         )
     return remarks
+
+
+def _memory(decay: Schedule, t: int, clock: Clock) -> float:
+    """How many steps an average remembers."""
+    return 1 / (1 - decay(t, clock))
 
 
 def _few(items: list[str]) -> str:

@@ -29,8 +29,9 @@ from allrounder.pool import Note
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
 from allrounder.runs import Run, environment
-from allrounder.schedules import DECAYS, SCHEDULES, Clock
+from allrounder.schedules import DECAYS, SCHEDULES
 from allrounder.selection import split_off
+from allrounder.times import Clock
 from allrounder.trainer import train as train_recipe
 from allrounder.updates import UPDATES
 
@@ -148,13 +149,15 @@ def show(recipe: RecipeArgument, sets: Sets = None) -> None:
     value = Recipe.load(recipe, sets or ())
     print(f"# {' '.join(value.name.split())}, fingerprint {value.fingerprint()}")
     try:
-        split, _ = split_off(value, value.read_data())
+        data = value.read_data()
+    except RecipeError as error:
+        print(f"# its exchanges are not checked: {' '.join(str(error).split())}")
+    else:
+        split, _ = split_off(value, data)
         clock = Clock(value.epochs, Batches(split, value.batch, Draws(value.seed)).steps, value.pace)
         print(f"# {len(split)} training images, {clock.steps} steps an epoch, {clock.total} steps")
         for remark in advice(value, clock):
             print(f"# note: {remark}")
-    except ValueError as error:
-        print(f"# the data cannot be read, so its exchanges are not checked: {' '.join(str(error).split())}")
     print(value.dump(), end="")
 
 
@@ -171,14 +174,15 @@ def demo(
     sets: Sets = None,
 ) -> None:
     """Train NT, AT and the three Generalists on the embedded data, and compare them in one table."""
-    overall = demonstration.Overall()
+    recipes = {name: Recipe.load(name, sets or ()) for name in demonstration.RECIPES}
+    overall = demonstration.Overall(recipes)
     with Bars(out, list(demonstration.RECIPES), overall="all, percent") as bars:
 
         def show(note: Note) -> None:
             bars.show(note.name, note.done, note.total, note.what)
             bars.show_overall(overall.percent(note))
 
-        outcomes = demonstration.run_all(folder, show, workers=workers, sets=sets or ())
+        outcomes = demonstration.run_all(recipes, folder, show, workers=workers, sets=sets or ())
     (folder / "table.md").write_text(demonstration.markdown(outcomes), encoding="utf-8")
     out.print(grid(demonstration.HEADER, demonstration.rows(outcomes)))
     for line in [demonstration.HOW_TO_READ, *demonstration.footnotes(outcomes)]:
@@ -195,11 +199,11 @@ def _print_run(run: Run) -> None:
     events = [event for event in run.metrics() if event["event"] == "validation"]
     best = max(events, key=lambda event: event["score"], default=None)
     if best is not None:
-        robust = ", ".join(f"{threat} {100 * share:.1f}%" for threat, share in best["robust"].items())
+        shares = {"natural": best["natural"], **best["robust"]}
+        accuracies = ", ".join(f"{what} {100 * share:.1f}%" for what, share in shares.items())
         where = "the TEST set" if best["selected_on"] == "test" else "validation images"
         say(
-            f"best global weights: epoch {best['epoch']}, natural {100 * best['natural']:.1f}%, {robust} "
-            f"(selected on {where})",
+            f"best global weights: epoch {best['epoch']}, {accuracies} (selected on {where})",
         )
     say(f"run folder: {run.folder}")
 

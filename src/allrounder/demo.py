@@ -62,9 +62,9 @@ class Reporter:
 class Overall:
     """Adds up the work of all runs for one bar."""
 
-    def __init__(self) -> None:
+    def __init__(self, recipes: Mapping[str, Recipe]) -> None:
         """Nothing is done yet."""
-        self.size = {name: work(Recipe.load(name)) for name in RECIPES}
+        self.size = {name: work(recipe) for name, recipe in recipes.items()}
         self.share = dict.fromkeys(RECIPES, 0.0)
 
     def percent(self, note: Note) -> int:
@@ -107,10 +107,12 @@ def train_and_evaluate(name: str, send: Send, out: Path, sets: Sequence[str]) ->
     replace(outcome, facts={**outcome.facts, **origin}).save(file)
 
 
-def run_all(folder: Path, show: Send, *, workers: int = 2, sets: Sequence[str] = ()) -> dict[str, Outcome]:
+def run_all(
+    recipes: Mapping[str, Recipe], folder: Path, show: Send, *, workers: int = 2, sets: Sequence[str] = ()
+) -> dict[str, Outcome]:
     """Run every recipe of the demonstration, several at once."""
     # The longest first, so that no long one is left alone at the end.
-    order = sorted(RECIPES, key=lambda name: -work(Recipe.load(name)))
+    order = sorted(recipes, key=lambda name: -work(recipes[name]))
     jobs = {name: partial(train_and_evaluate, out=run_folder(folder, name), sets=sets) for name in order}
     run_jobs(jobs, workers, show)
     return {name: Outcome.load(outcome_file(run_folder(folder, name))) for name in RECIPES}
@@ -144,9 +146,12 @@ def footnotes(outcomes: Mapping[str, Outcome]) -> list[str]:
     """What a reader must know of how the numbers came about."""
     first = next(iter(outcomes.values()))
     threats = ", ".join(probe.partition("@")[2] for probe in first.probes(ATTACK))
-    facts = f"{len(first)} test images; threats {threats}; global weights of the best point in training"
-    lines = [f"{facts}, selected on validation images cut from the training set."]
-    on_test = [RECIPES[name] for name, outcome in outcomes.items() if outcome.facts["selected_on"] == "test"]
-    if on_test:
-        lines.append(f"Selected on the TEST set, so too optimistic: {', '.join(on_test)}.")
+    lines = [f"{len(first)} test images; threats {threats}; global weights of the best point in training."]
+    for rule, where in (
+        ("validation", "images cut from the training set"),
+        ("test", "the TEST set, too optimistic"),
+    ):
+        by = [RECIPES[name] for name, outcome in outcomes.items() if outcome.facts["selected_on"] == rule]
+        if by:
+            lines.append(f"Selected on {where}: {'all' if len(by) == len(outcomes) else ', '.join(by)}.")
     return lines

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from allrounder.errors import Diverged, ThreatError
 from allrounder.rng import Draws
-from allrounder.schedules import Clock
 from allrounder.task import Task
+from allrounder.times import Clock
 from allrounder.types import Batch, Context, Keep, Loss, device_of
 from allrounder.weights import Weights, all_finite, blend_, copy_, snapshot, under, weights_of
 from allrounder.world import Seat

@@ -15,7 +15,8 @@ from typing import Literal, final
 
 from torch import Tensor
 
-from allrounder.schedules import Clock, Constant, Decay, ShareCurve, Time
+from allrounder.schedules import Constant, Decay, ShareCurve
+from allrounder.times import Clock, Span, Time
 from allrounder.types import Keep
 from allrounder.values import Share, nearest, refuse, value
 from allrounder.weights import Weights, add_, blend_, snapshot, zeros_like
@@ -73,7 +74,7 @@ class Exchange:
 
     start: Time
     """t' of the papers."""
-    every: Time
+    every: Span
     """c of the papers."""
     when: Literal["epoch-end", "every-step"] = "epoch-end"
     """Once a period, which ends with an epoch where `every` is whole epochs; or, as in the released code,
@@ -133,7 +134,7 @@ class Mixer:
     ):
         """The first learner's part starts as all of the starting point, the others' as nothing of it."""
         self.mix, self.placement, self.world, self.clock = mix, placement, world, clock
-        self.names = tuple(placement.ranks)
+        self.names, self.start = tuple(placement.ranks), start
         self.parts = {
             name: snapshot(start) if name == self.names[0] else zeros_like(start)
             for name in placement.local(world.rank)
@@ -149,10 +150,12 @@ class Mixer:
 
         Counters come from the first learner.
         """
-        first, *others = self.names
-        self.world.broadcast_(self.parts[first], src=self.placement.leader(first))
-        total = snapshot(self.parts[first])
-        for name in others:
-            self.world.broadcast_(self.parts[name], src=self.placement.leader(name))
-            add_(total, self.parts[name])
+        total: Weights = {}
+        for name in self.names:
+            part = self.parts[name] if name in self.parts else zeros_like(self.start)  # or room to receive it
+            self.world.broadcast_(part, src=self.placement.leader(name))
+            if total:
+                add_(total, part)
+            else:
+                total = snapshot(part)
         return total

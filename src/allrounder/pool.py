@@ -1,4 +1,4 @@
-"""Several jobs at once, each in a process of one thread: two such processes do more work than one with two.
+"""Several jobs at once, each in a process of one thread.
 
 A signal to the parent reaches the jobs, which save and stop; calling again goes on where they were.
 """
@@ -6,6 +6,7 @@ A signal to the parent reaches the jobs, which save and stop; calling again goes
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,6 +18,9 @@ import torch
 
 from allrounder.errors import Interrupted, RunError
 from allrounder.stopping import stop_on_signals
+
+SAVED = 75
+"""The exit code of a job that was stopped and can go on."""
 
 
 @final
@@ -44,34 +48,38 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
     waiting = dict(jobs)
     running: dict[str, Any] = {}
     failed: dict[str, str] = {}
+    told = False
     with stop_on_signals() as stop:
         while running or (waiting and stop.signal is None):
             while waiting and len(running) < workers and stop.signal is None:
                 name = next(iter(waiting))
                 running[name] = context.Process(target=_work, args=(waiting.pop(name), name, notes))
                 running[name].start()
-            if stop.signal is not None:
+            if stop.signal is not None and not told:
+                told = True  # once: a second signal would end a job before it has saved
                 for process in running.values():
                     process.terminate()
             _drain(notes, show, failed)
             for name in [name for name, process in running.items() if process.exitcode is not None]:
                 code = running.pop(name).exitcode
-                if code != 0 and stop.signal is None:
+                if code not in (0, SAVED):
                     failed.setdefault(name, f"its process ended with code {code}")
         _drain(notes, show, failed)
         if stop.signal is not None:
-            raise Interrupted(f"{stop.signal}: the runs are saved; call again to continue")
+            lost = f"; not saved: {', '.join(failed)}" if failed else ""
+            raise Interrupted(f"{stop.signal}: stopped, call again to continue{lost}")
     if failed:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
 
 
 def _work(job: Job, name: str, notes: Any) -> None:
+    os.setsid()  # signals of the terminal are the parent's to pass on
     torch.set_num_threads(1)
     try:
         job(name, notes.put)
     except Interrupted:
-        sys.exit(75)
+        sys.exit(SAVED)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         notes.put(Note(name, failed=str(error)))
     except BaseException:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol, final, runtime_checkable
+
+LOG = logging.getLogger("allrounder")
 
 
 @runtime_checkable
@@ -21,7 +24,7 @@ class Progress(Protocol):
 
 @final
 class Silent:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def begin(self, total: int, done: int) -> None:
         """Nothing."""
@@ -30,4 +33,5 @@ class Silent:
         """Nothing."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """What concerns a reader goes to the log."""
+        LOG.info(text)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -27,9 +28,10 @@ from allrounder.evaluation import Probe
 from allrounder.init import INITS, Init, Random
 from allrounder.mixing import Mix
 from allrounder.models import MODELS, ModelSpec
-from allrounder.schedules import Pace, Schedule, Time, disordered
+from allrounder.schedules import Schedule, disordered
 from allrounder.task import Task
 from allrounder.threats import Threat
+from allrounder.times import Pace, Span, Time
 from allrounder.values import Count, Kind, Some, Whole, adapter, nearest, refuse, value
 
 At = tuple[str | int, ...]
@@ -49,13 +51,15 @@ class Validation:
     """Images cut from the training set; 0 trains on all of it and selects nothing."""
     train_images: Whole = 200
     """Training images on which the same accuracies are logged, so that robust overfitting shows."""
-    every: Time = Time.read("20%")
+    every: Span = Time.read("20%")
     attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
-    threats: tuple[Threat, ...] = ()
-    """Robust accuracy is the mean over these."""
+    threats: tuple[Threat, ...] | None = None
+    """Robust accuracy is the mean over these; by default over those the tasks train on."""
+    also: tuple[Threat, ...] = ()
+    """Threats that are measured and logged too, but do not count in the choice."""
 
     def __post_init__(self) -> None:
-        for threat in self.threats:
+        for threat in (*(self.threats or ()), *self.also):
             self.attack.check_supports(threat)
 
 
@@ -77,10 +81,11 @@ class Recipe:
     """Learning rates and shares hold for an epoch (as released), or follow every step."""
     init: Annotated[Init, Kind(lambda: INITS)] = Random()
     validation: Validation = Validation()
-    checkpoint: Time = Time.read(1)
+    checkpoint: Span = Time.read(1)
     """How often the state is saved for resuming."""
     probes: tuple[Probe, ...] = ()
-    """What the finished network is evaluated under, such as "pgd-20@Linf:8/255"."""
+    """What the demonstration, or `evaluate` from Python, puts the finished network to:
+    "pgd-20@Linf:8/255"."""
     about: str = ""
     """One line for lists."""
     name: str = ""
@@ -127,6 +132,13 @@ class Recipe:
         return self.mix if self.mix is not None else Mix.solo()
 
     @property
+    def selection_threats(self) -> tuple[Threat, ...]:
+        """The threats that count in choosing the best weights."""
+        if self.validation.threats is not None:
+            return self.validation.threats
+        return tuple(dict.fromkeys(threat for task in self.task for threat in task.objective.threats()))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The learners' names, in order."""
         return tuple(task.name for task in self.task)
@@ -142,6 +154,9 @@ class Recipe:
             if EXTENDS in raw:
                 raise RecipeError(f"{source}: {base} extends yet another recipe; one level is allowed")
         raw.setdefault("name", str(source) if str(source) in shipped() else Path(source).stem)
+        if sets:
+            with suppress(RecipeError):  # an override may mend what is wrong, and may reach any default
+                raw = tomllib.loads(decode(cls, raw, str(source)).dump())
         for text in sets:
             override(raw, text)
         return decode(cls, raw, str(source))
@@ -165,7 +180,7 @@ class Recipe:
         return tomli_w.dumps(self._table())
 
     def fingerprint(self) -> str:
-        """A short name for everything that decides the result: the same for equal recipes, in any order."""
+        """A short name for all but name and about: the same for equal recipes, in any order."""
         table = replace(self, name="", about="")._table()
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 

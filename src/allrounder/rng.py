@@ -41,6 +41,12 @@ class Draws:
         """The same place, with one independent stream for every given row number."""
         return replace(self, rows=tuple(cast(list[int], rows.tolist())))
 
+    def of_rows(self, index: Tensor) -> Draws:
+        """The same streams for some of the examples; a draw in one block has no streams to choose from."""
+        if self.rows is None:
+            return self
+        return replace(self, rows=tuple(self.rows[i] for i in cast(list[int], index.tolist())))
+
     def number(self) -> int:
         """The 63-bit number this address stands for."""
         text = "\x1f".join(f"{type(part).__name__}:{part}" for part in (self.seed, *self.path))

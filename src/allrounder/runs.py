@@ -87,7 +87,7 @@ class Run:
         """Add this process to env.json; say what differs from earlier ones and may change bits."""
         path = self.folder / "env.json"
         sessions: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        now = environment(device)
+        now = {**environment(device), "seed": self.recipe.seed}
         differs = [
             f"{key} was {sessions[-1].get(key)}, is {now[key]}: bits may differ from an uninterrupted run"
             for key in ("threads", "torch", "device", "processor")

@@ -1,96 +1,20 @@
-"""Functions of time as values: learning rates, shares and decays.
-
-A time in a recipe is a number of epochs, or a share of the run such as "62.5%", so that a recipe keeps its
-meaning when the run is shortened. In code, time is a whole number of steps from 1; a `Clock` converts.
-"""
+"""Functions of time as values: learning rates, shares and decays."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Literal, TypeVar, final
+from typing import Annotated, TypeVar, final
 
 from pydantic import AfterValidator
 
-from allrounder.values import Kind, Number, Share, Written, fraction, value
+from allrounder.times import Clock, Span, Time
+from allrounder.values import Kind, Number, Share, value
 
-Pace = Literal["epoch", "step"]
 S = TypeVar("S", bound="Schedule | None")
-
-
-@final
-@dataclass(frozen=True)
-class Time(Written):
-    """A point or a stretch of time: epochs, or a share of the whole run."""
-
-    amount: Fraction
-    unit: Literal["epochs", "run"] = "epochs"
-
-    @classmethod
-    def read(cls, raw: object) -> Time:
-        """Parse 75, 0.5, "62.5%" or "100/3%"."""
-        if isinstance(raw, cls):
-            return raw
-        of_run = isinstance(raw, str) and raw.strip().endswith("%")
-        try:
-            amount = fraction(raw.strip()[:-1]) / 100 if of_run and isinstance(raw, str) else fraction(raw)
-        except ValueError:
-            raise ValueError(
-                f'expected a time: epochs (75) or a share of the run ("62.5%"), got {raw!r}'
-            ) from None
-        if amount < 0 or (of_run and amount > 1):
-            raise ValueError(f"expected a time of at least 0 and at most the whole run, got {raw!r}")
-        return cls(amount, "run" if of_run else "epochs")
-
-    def write(self) -> str | int | float:
-        """Whole epochs as a number, anything else exactly."""
-        if self.unit == "run":
-            return f"{_decimal(self.amount * 100)}%"
-        return int(self.amount) if self.amount.denominator == 1 else _decimal(self.amount)
-
-    def __str__(self) -> str:
-        return str(self.write())
-
-    def epochs(self, of: int) -> Fraction:
-        """The number of epochs, in a run of so many."""
-        return self.amount * of if self.unit == "run" else self.amount
-
-    def steps(self, clock: Clock) -> int:
-        """The nearest whole number of steps."""
-        return math.floor(self.epochs(clock.epochs) * clock.steps + Fraction(1, 2))
-
-
-def _decimal(amount: Fraction) -> str:
-    """A fraction as a short decimal where that is exact, else as a quotient."""
-    short = f"{float(amount):.10g}"
-    return short if Fraction(short) == amount else str(amount)
-
-
-@final
-@dataclass(frozen=True)
-class Clock:
-    """The length of a run in epochs, the steps of an epoch, and the pace at which schedules move."""
-
-    epochs: int
-    steps: int
-    pace: Pace = "epoch"
-
-    @property
-    def total(self) -> int:
-        """All steps of the run."""
-        return self.epochs * self.steps
-
-    def epoch(self, t: int) -> int:
-        """The epoch, from 1, that step t, from 1, belongs to."""
-        return (t - 1) // self.steps + 1
-
-    def reading(self, t: int) -> int:
-        """The step at which schedules are read in step t: the end of its epoch, as released, or t itself."""
-        return t if self.pace == "step" else self.epoch(t) * self.steps
 
 
 class Schedule(ABC):
@@ -171,7 +95,8 @@ class Linear(Schedule):
 @final
 @value
 class Step(Schedule):
-    """Piecewise constant: each value holds from its time on."""
+    """Piecewise constant: each value holds from its time on; in whole epochs, from the epoch of that
+    number."""
 
     at: tuple[Time, ...]
     """The times from which the values hold, ascending; before the first, the first value holds."""
@@ -192,6 +117,11 @@ class Step(Schedule):
         return self.at
 
 
+def _middle(t: int, clock: Clock) -> float:
+    """Curves that end in zero are read in the middle of an epoch, so that the last one is not wasted."""
+    return float(t) if clock.pace == "step" else t - clock.steps / 2
+
+
 @final
 @value
 class Cyclic(Schedule):
@@ -203,8 +133,8 @@ class Cyclic(Schedule):
     """When the peak is reached."""
 
     def __call__(self, t: int, clock: Clock) -> float:
-        top = self.top.steps(clock)
-        rising = t / top if t < top else (clock.total - t) / max(clock.total - top, 1)
+        now, top = _middle(t, clock), self.top.steps(clock)
+        rising = now / top if now < top else (clock.total - now) / max(clock.total - top, 1)
         return self.low + (self.peak - self.low) * max(rising, 0.0)
 
     def extremes(self) -> tuple[float, ...]:
@@ -221,10 +151,10 @@ class Cosine(Schedule):
     warmup: Time = Time(Fraction(0))
 
     def __call__(self, t: int, clock: Clock) -> float:
-        warm = self.warmup.steps(clock)
-        if t < warm:
-            return self.start * t / warm
-        gone = min((t - warm) / max(clock.total - warm, 1), 1.0)
+        now, warm = _middle(t, clock), self.warmup.steps(clock)
+        if now < warm:
+            return self.start * now / warm
+        gone = min((now - warm) / max(clock.total - warm, 1), 1.0)
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * gone)) / 2
 
     def extremes(self) -> tuple[float, ...]:
@@ -253,13 +183,13 @@ class Horizon(Schedule):
     The papers' 0.999 at 391 steps an epoch remembers 2.56 epochs.
     """
 
-    over: Time
+    over: Span
 
     def __call__(self, t: int, clock: Clock) -> float:
         return 1 - 1 / max(self.over.steps(clock), 1)
 
     def extremes(self) -> tuple[float, ...]:
-        return (0.0, 1.0)
+        return (0.0, math.nextafter(1, 0))
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
@@ -272,12 +202,12 @@ SCHEDULES: dict[str, type[Schedule]] = {
 DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "ramp": Ramp, "horizon": Horizon}
 
 
-def _within(what: str, high: float = 1.0) -> AfterValidator:
+def _within(what: str, high: float = 1.0, *, below: bool = False) -> AfterValidator:
     """A check that a schedule stays between 0 and a bound."""
 
     def check(schedule: S) -> S:
         found = sorted(schedule.extremes()) if schedule is not None else [0.0]
-        if found[0] < 0 or found[-1] > high:
+        if found[0] < 0 or found[-1] > high or (below and found[-1] == high):
             got = " to ".join(dict.fromkeys(f"{end:g}" for end in (found[0], found[-1])))
             raise ValueError(f"expected {what}, got {got}")
         return schedule
@@ -289,10 +219,10 @@ Rate = Annotated[Schedule, Kind(lambda: SCHEDULES, number=Constant), _within("ra
 """A field that holds a learning rate."""
 ShareCurve = Annotated[Schedule, Kind(lambda: SCHEDULES, number=Constant), _within("shares in [0, 1]")]
 """A field that holds a share."""
-Decay = Annotated[Schedule, Kind(lambda: DECAYS, number=Constant), _within("a decay in [0, 1]")]
-"""A field that holds the decay of a moving average: between 0 (no memory) and 1."""
+Decay = Annotated[Schedule, Kind(lambda: DECAYS, number=Constant), _within("a decay in [0, 1)", below=True)]
+"""A field that holds the decay of a moving average: from 0 (no memory) to below 1 (no change)."""
 MaybeDecay = Annotated[
     Schedule | None,
     Kind(lambda: DECAYS, number=Constant, optional=True),
-    _within("a decay in [0, 1], or false"),
+    _within("a decay in [0, 1), or false", below=True),
 ]

@@ -13,7 +13,7 @@ from allrounder.errors import RecipeError
 from allrounder.evaluation import Probe, evaluate
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
-from allrounder.schedules import Clock
+from allrounder.times import Clock
 from allrounder.weights import copy_, weights_of
 
 
@@ -25,7 +25,9 @@ class Selector:
         """`scratch` is a network whose weights may be overwritten."""
         rule = recipe.validation
         self.rule, self.seed, self.scratch, self.clock = rule, recipe.seed, scratch, clock
-        self.probes = [Probe("validation", rule.attack, threat) for threat in rule.threats]
+        self.counted = [str(threat) for threat in recipe.selection_threats]
+        measured = dict.fromkeys((*recipe.selection_threats, *rule.also))
+        self.probes = [Probe("validation", rule.attack, threat) for threat in measured]
         train, held_out = split_off(recipe, data)
         self.split = data.test if rule.on == "test" else held_out
         order = Draws(recipe.seed).at("slice").permutation(len(train))
@@ -42,7 +44,7 @@ class Selector:
         assert self.split is not None
         copy_(weights_of(self.scratch), theta)
         facts = self._accuracies(self.split)
-        robust = list(facts["robust"].values())
+        robust = [facts["robust"][threat] for threat in self.counted]
         facts["score"] = facts["natural"] + (sum(robust) / len(robust) if robust else 0.0)
         facts["selected_on"] = self.rule.on
         if self.slice is not None:

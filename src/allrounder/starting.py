@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from allrounder.data.base import Data
+from allrounder.errors import RecipeError
 from allrounder.init import FromRun, Init, Soup
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
@@ -18,13 +19,22 @@ from allrounder.weights import Weights, blend_, copy_, weights_of, zeros_like
 def starting_network(recipe: Recipe, model: Callable[[], nn.Module] | None, data: Data) -> nn.Module:
     """Drawn from the seed, then overwritten where the recipe starts from other runs."""
     with Draws(recipe.seed).at("init").ambient():
-        network = model() if model is not None else recipe.model.build(len(data.classes), data.shape)
+        network = model() if model is not None else _built(recipe, data)
     members = [(run, Run(Path(run)).weights(which)[0]) for run, which in _sources(recipe.init)]
     for run, weights in members:
         check_fits(run, weights, network)
     if members:
         copy_(weights_of(network), soup([weights for _, weights in members]))
     return network
+
+
+def _built(recipe: Recipe, data: Data) -> nn.Module:
+    try:
+        return recipe.model.build(len(data.classes), data.shape)
+    except RecipeError:
+        raise
+    except ValueError as error:
+        raise RecipeError(f"model: {error}") from error
 
 
 def soup(members: Sequence[Mapping[str, Tensor]]) -> Weights:

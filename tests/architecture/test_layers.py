@@ -17,8 +17,8 @@ PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping"),
-    ("types", "schedules", "decoding", "init", "optimizers", "models", "storage", "world", "pool", "outcome"),
-    ("norms", "data", "folding", "meter", "reliability", "footnotes"),
+    ("types", "times", "decoding", "init", "optimizers", "models", "storage", "world", "pool", "outcome"),
+    ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes"),
     ("threats", "recalibration", "tables"),
     ("attacks",),
     ("objectives", "evaluation", "doctor"),
@@ -27,6 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("learner", "recipe"),
     ("runs", "selection", "advice"),
     ("starting",),
+    ("training",),
     ("trainer",),
     ("__init__", "demo", "display"),
     ("cli",),

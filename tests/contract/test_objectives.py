@@ -20,8 +20,9 @@ from allrounder.models.small import SmallCnn
 from allrounder.objectives import OBJECTIVES, Natural, Objective
 from allrounder.recipe import Recipe, Validation
 from allrounder.rng import Draws
-from allrounder.schedules import Constant, Time
+from allrounder.schedules import Constant
 from allrounder.task import Task
+from allrounder.times import Time
 from allrounder.trainer import train
 from allrounder.types import Batch, Context, Loss
 from allrounder.values import Kind, adapter
@@ -166,7 +167,6 @@ def test_it_trains_two_steps_in_a_generalist_mix(objective: Objective, tmp_path:
     losses = [event["loss"] for event in run.metrics() if event["event"] == "epoch"]
     assert len(losses) == 2 and all(math.isfinite(loss) for loss in losses)
     weights = {which: run.weights(which)[0] for which in ("global", "subject", "natural")}
-    assert same(weights["subject"], weights["natural"])  # both have just restarted from the mixture
     assert all(bool(t.isfinite().all()) for t in weights["global"].values() if t.is_floating_point())
     # The result does not depend on what ran before, nor on the folder.
     torch.rand(3)

@@ -16,8 +16,8 @@ from allrounder.demo import RECIPES as SHOWN
 from allrounder.objectives import Adversarial
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
-from allrounder.schedules import Clock
 from allrounder.selection import split_off
+from allrounder.times import Clock
 from allrounder.trainer import train
 from allrounder.weights import distance
 
@@ -73,7 +73,7 @@ def test_it_is_written_and_read_again(name: str):
 def test_it_is_selected_and_evaluated_under_what_it_is_trained_for(name: str):
     recipe = Recipe.load(name)
     trained = {str(t.objective.threat) for t in recipe.tasks if isinstance(t.objective, Adversarial)}
-    assert {str(threat) for threat in recipe.validation.threats} == trained
+    assert {str(threat) for threat in recipe.selection_threats} == trained
     assert trained <= {str(probe.threat) for probe in recipe.probes}
     assert recipe.probes
 

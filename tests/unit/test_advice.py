@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allrounder.advice import advice
-from allrounder.schedules import Clock, Time
+from allrounder.times import Clock, Time
 from tests.trainings import PAIR, SOLO, recipe
 
 CLOCK = Clock(20, 10)

@@ -187,7 +187,7 @@ def test_show_does_without_data_that_cannot_be_read(allrounder: Command, tmp_pat
     missing = f'data={{ kind = "npz", path = "{tmp_path / "no.npz"}" }}'
     answer = allrounder("show", "embedded/nt", "--set", missing)
     assert answer.code == 0
-    assert "# the data cannot be read, so its exchanges are not checked" in answer.out
+    assert "# its exchanges are not checked: data:" in answer.out
     assert Recipe.loads(answer.out) == Recipe.load("embedded/nt", [missing])
 
 
@@ -320,7 +320,7 @@ def test_the_demonstration_prints_and_writes_one_table(
     predicted = {"natural": label, "pgd-20@Linf:0.1": half, "pgd-20@L2:1.5": label}
     asked: dict[str, Any] = {}
 
-    def run_all(folder: Path, show: object, **settings: Any) -> dict[str, Outcome]:
+    def run_all(recipes: object, folder: Path, show: object, **settings: Any) -> dict[str, Outcome]:
         asked.update(settings, folder=folder)
         return {name: Outcome(label, predicted, facts) for name in demo.RECIPES}
 

@@ -11,7 +11,7 @@ import pytest
 from allrounder.decoding import Table, decode, json_schema, merge, override
 from allrounder.errors import RecipeError
 from allrounder.recipe import Recipe, shipped
-from allrounder.schedules import Time
+from allrounder.times import Time
 from allrounder.values import Count, Flag, Kind, Share, Some, value
 
 

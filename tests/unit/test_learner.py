@@ -17,9 +17,10 @@ from allrounder.learner import Learner
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optimizers import Adam, AdamW, Optimizer, Sgd
 from allrounder.rng import Draws
-from allrounder.schedules import Clock, Constant
+from allrounder.schedules import Constant
 from allrounder.task import Task
 from allrounder.threats import Threat
+from allrounder.times import Clock
 from allrounder.types import Batch
 from allrounder.weights import Weights, snapshot, zeros_like
 from allrounder.world import Seat

@@ -26,9 +26,10 @@ from allrounder.norms import L2, Norm
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optimizers import Adam, Sgd
 from allrounder.recipe import Recipe, shipped
-from allrounder.schedules import Constant, Time
+from allrounder.schedules import Constant
 from allrounder.task import Task
 from allrounder.threats import Threat
+from allrounder.times import Time
 from allrounder.trainer import train
 from allrounder.values import value
 from tests.networks import blobs, tiny
@@ -138,8 +139,8 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
             "{kind='linear', at=[0, 1], to=[-0.5, 1]}",
             "expected shares in [0, 1], got -0.5 to 1",
         ),
-        ("mix.decay", "1.01", "expected a decay in [0, 1], got 1.01"),
-        ("task.linf.average", "-0.1", "expected a decay in [0, 1], or false, got -0.1"),
+        ("mix.decay", "1.01", "expected a decay in [0, 1), got 1.01"),
+        ("task.linf.average", "-0.1", "expected a decay in [0, 1), or false, got -0.1"),
         ("mix.exchange.start", "-1", "expected a time of at least 0 and at most the whole run, got -1"),
         ("mix.exchange.every", "101%", "expected a time of at least 0 and at most the whole run, got '101%'"),
         ("mix.exchange.when", "sometimes", "expected 'epoch-end' or 'every-step', got 'sometimes'"),
@@ -480,8 +481,10 @@ EVERY_ATTACK = st.one_of(
     SIMPLE_ATTACKS,
     st.builds(lambda a, n: {"kind": "restarts", "attack": a, "count": n}, SIMPLE_ATTACKS, st.integers(1, 9)),
 )
+BELOW_ONE = UNIT.filter(lambda share: share < 1)
+SPANS = TIMES.filter(lambda time: Time.read(time).amount > 0)
 DECAYS = st.one_of(
-    UNIT, kinds(ramp={"limit": UNIT}), TIMES.map(lambda time: {"kind": "horizon", "over": time})
+    BELOW_ONE, kinds(ramp={"limit": BELOW_ONE}), SPANS.map(lambda time: {"kind": "horizon", "over": time})
 )
 
 
@@ -528,7 +531,7 @@ TASKS = st.fixed_dictionaries(
 )
 KEEP = st.sampled_from(["keep", "reset"])
 EXCHANGES = st.fixed_dictionaries(
-    {"start": TIMES, "every": TIMES},
+    {"start": TIMES, "every": SPANS},
     optional={"when": st.sampled_from(["epoch-end", "every-step"]), "momentum": KEEP, "averages": KEEP},
 )
 
@@ -565,7 +568,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     validation: dict[str, st.SearchStrategy[Any]] = {
         "on": st.sampled_from(["validation", "test"]),
         "images": st.integers(0, 999),
-        "every": TIMES,
+        "every": SPANS,
         "attack": EVERY_ATTACK,
         "threats": st.lists(THREATS, max_size=3),
     }
@@ -577,7 +580,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
             [{"kind": "run", "run": "runs/a b"}, {"kind": "soup", "runs": ["x", "y"], "which": "best"}]
         ),
         "validation": st.fixed_dictionaries({}, optional=validation),
-        "checkpoint": TIMES,
+        "checkpoint": SPANS,
         "probes": st.lists(THREATS.map(lambda threat: f"pgd-20@{threat}"), max_size=2),
         "about": TEXTS,
         "name": TEXTS,

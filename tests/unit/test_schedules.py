@@ -7,19 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.schedules import (
-    DECAYS,
-    SCHEDULES,
-    Clock,
-    Constant,
-    Cosine,
-    Cyclic,
-    Horizon,
-    Linear,
-    Ramp,
-    Step,
-    Time,
-)
+from allrounder.schedules import DECAYS, SCHEDULES, Constant, Cosine, Cyclic, Horizon, Linear, Ramp, Step
+from allrounder.times import Clock, Time
 from allrounder.values import adapter
 
 CLOCK = Clock(epochs=120, steps=391)
@@ -90,6 +79,12 @@ def test_a_cosine_starts_and_ends_where_it_says():
     assert cosine(1000, clock) == pytest.approx(0.01)
 
 
+def test_curves_that_end_in_zero_do_not_waste_the_last_epoch():
+    clock = Clock(1, 10)
+    assert Cosine(start=0.1)(clock.reading(1), clock) == pytest.approx(0.05)
+    assert Cyclic(peak=0.2)(clock.reading(10), clock) == pytest.approx(0.2)
+
+
 def test_the_released_ramp_starts_as_published():
     ramp = Ramp()
     assert [ramp(t, CLOCK) for t in (1, 2, 3)] == pytest.approx([0.1, 2 / 11, 0.25])
@@ -98,7 +93,9 @@ def test_the_released_ramp_starts_as_published():
 
 def test_a_horizon_of_the_papers_decay_is_their_decay():
     assert Horizon(over=Time.read("1000/391"))(1, CLOCK) == pytest.approx(0.999)
-    assert Horizon(over=Time.read(0))(1, CLOCK) == 0.0
+    assert Horizon(over=Time.read("0.001%"))(1, CLOCK) == 0.0
+    with pytest.raises(ValueError, match="above 0"):
+        Horizon(over=Time.read(0))
 
 
 KNOTS = st.lists(st.tuples(st.integers(0, 100), st.floats(-10, 10)), min_size=1, max_size=6)

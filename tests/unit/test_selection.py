@@ -12,8 +12,8 @@ from allrounder.errors import RecipeError
 from allrounder.evaluation import Probe, evaluate
 from allrounder.rng import Draws
 from allrounder.runs import Run, load
-from allrounder.schedules import Clock
 from allrounder.selection import Selector, split_off
+from allrounder.times import Clock
 from allrounder.weights import snapshot, weights_of
 from tests.networks import Tiny, blobs, same, tiny
 from tests.trainings import PAIR, SOLO, go, recipe
@@ -67,7 +67,7 @@ def test_the_best_weights_of_a_run_are_the_argmax_of_its_log(text: str, tmp_path
     _, held_out = split_off(run.recipe, blobs(48))
     assert held_out is not None
     rule = run.recipe.validation
-    probes = [Probe("validation", rule.attack, threat) for threat in rule.threats]
+    probes = [Probe("validation", rule.attack, threat) for threat in run.recipe.selection_threats]
     outcome = evaluate(load(run.folder, "best", model=tiny), held_out, probes, seed=5)
     assert outcome.accuracy() + outcome.mean("validation") == pytest.approx(best["score"], abs=1e-12)
     assert [path.name for path in (run.folder / "weights").glob("best-*")] == [f"best-{best['t']:08d}"]

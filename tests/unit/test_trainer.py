@@ -16,7 +16,8 @@ from allrounder.data.base import Data, Split
 from allrounder.errors import Diverged, RecipeError, RunError
 from allrounder.recipe import Recipe
 from allrounder.runs import Run
-from allrounder.trainer import Training, train
+from allrounder.trainer import train
+from allrounder.training import Training
 from allrounder.weights import Weights, snapshot
 from allrounder.world import World
 from tests.interruptions import STEP, Killed, Point, give_up, struck

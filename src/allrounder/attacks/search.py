@@ -57,6 +57,11 @@ class Search(Attack):
 
     wants_gradient: ClassVar[bool] = True
 
+    def repeats(self) -> int:
+        """How often a network is asked the same, to average its answers: more than once where it is
+        random."""
+        return 1
+
     @abstractmethod
     def rounds(self, classes: int) -> int:
         """How many times an example is searched, with another start or target each time."""
@@ -93,12 +98,17 @@ class Search(Attack):
             state = self.begin(Question(x, y, natural, threat, draws.at("round", number), number))
             while not (fooled | self.finished(state)).all():
                 answer = inquire(self, model, state, threat)
-                passes = passes + Passes(forwards=1, backwards=int(self.wants_gradient))
+                passes = passes + cost(self)
                 new = succeeded(answer, x, y, threat) & ~fooled & ~self.finished(state)
                 x_adv = torch.where(new[:, None, None, None], answer.x, x_adv)
                 fooled = fooled | new
                 state = self.tell(state, answer, threat)
         return Crafted(x=x_adv, fooled=fooled, passes=passes)
+
+
+def cost(search: Search) -> Passes:
+    """The passes of one question."""
+    return Passes(forwards=search.repeats(), backwards=search.repeats() * search.wants_gradient)
 
 
 def inquire(search: Search, model: Classifier, state: State, threat: Threat) -> Answer:
@@ -107,12 +117,15 @@ def inquire(search: Search, model: Classifier, state: State, threat: Threat) -> 
     if not search.wants_gradient:
         with torch.no_grad():
             return Answer(x, model(x))
-    with torch.enable_grad():
-        x = x.requires_grad_()
-        logits = model(x)
-        loss = search.loss(state, logits)
-        gradient = torch.autograd.grad(loss.sum(), x)[0]
-    return Answer(x.detach(), logits.detach(), loss.detach(), gradient)
+    answers: list[tuple[torch.Tensor, ...]] = []
+    for _ in range(search.repeats()):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            logits = model(x)
+            loss = search.loss(state, logits)
+            answers.append((logits.detach(), loss.detach(), torch.autograd.grad(loss.sum(), x)[0]))
+    logits, loss, gradient = (torch.stack(part).mean(0) for part in zip(*answers, strict=True))
+    return Answer(x.detach(), logits, loss, gradient)
 
 
 def succeeded(answer: Answer, x: Images, y: Labels, threat: Threat) -> PerExampleBool:

@@ -32,6 +32,10 @@ class Adversarial(Objective):
     def __post_init__(self) -> None:
         self.attack.check_supports(self.threat)
 
+    def threats(self) -> tuple[Threat, ...]:
+        """The one threat."""
+        return (self.threat,)
+
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack the current network on hard labels."""
         draws = ctx.draws.at("attack")

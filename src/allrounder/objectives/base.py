@@ -8,11 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks.base import Crafted
+from allrounder.threats import Threat
 from allrounder.types import Batch, Context, Logits, Loss
 
 
 class Objective(ABC):
     """A training method that fits `craft`, then `loss`; frozen, with any memory kept by its learner."""
+
+    def threats(self) -> tuple[Threat, ...]:
+        """What it trains robustness against; nothing by default."""
+        return ()
 
     def memory(self) -> dict[str, Tensor]:
         """Tensors the method carries from step to step; the learner owns and saves them."""

@@ -1,0 +1,102 @@
+"""Attacks in turn, each on the points that are left, and AutoAttack as such a sequence."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, final
+
+import torch
+from pydantic import Field
+
+from allrounder.attacks.apgd import Apgd
+from allrounder.attacks.base import Attack, Crafted
+from allrounder.attacks.fab import Fab
+from allrounder.attacks.restarts import judge, table_of_attacks
+from allrounder.attacks.square import Square
+from allrounder.norms import EVERY_NORM, L1, Norm
+from allrounder.rng import Draws
+from allrounder.threats import Threat
+from allrounder.types import Classifier, Images, Labels, Passes
+from allrounder.values import Kind, value
+
+Version = Literal["standard", "plus", "rand"]
+SHRINKING = ((3.0, 0.3), (2.0, 0.3), (1.0, 0.4))
+"""The radii of APGD in L1, in units of eps, and the share of steps in each."""
+
+
+@final
+@value
+class Cascade(Attack):
+    """Attacks in turn: only points that are still classified correctly go to the next."""
+
+    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+
+    attacks: Annotated[tuple[Annotated[Attack, Kind(table_of_attacks)], ...], Field(min_length=1)]
+    """What to run, in order."""
+
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
+        """Run all in turn on a batch."""
+        return run_in_turn(self.attacks, model, x, y, threat, draws)
+
+    def parts(self) -> tuple[Attack, ...]:
+        """The attacks that are run."""
+        return self.attacks
+
+
+@final
+@value
+class AutoAttack(Attack):
+    """AutoAttack: APGD-CE, targeted APGD-DLR, targeted FAB and Square in turn, at their published budgets.
+
+    Croce and Hein, 2020, Reliable evaluation of adversarial robustness with an ensemble of diverse
+    parameter-free attacks; for L1: 2021, Mind the box.
+    """
+
+    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+
+    version: Version = "standard"
+    """standard; plus (more restarts and the untargeted forms); rand (for randomised networks)."""
+
+    def stages(self, norm: Norm) -> tuple[Attack, ...]:
+        """The attacks in order; the L1 version has restarts, fewer targets and a shrinking ball."""
+        l1 = isinstance(norm, L1)
+        schedule = SHRINKING if l1 else ((1.0, 1.0),)
+        targeted = Apgd(surrogate="dlr", targets=5 if l1 else 9, schedule=schedule)
+        if self.version == "standard":
+            return (Apgd(restarts=5 if l1 else 1, schedule=schedule), targeted, Fab(targets=9), Square())
+        if self.version == "rand":
+            return tuple(Apgd(surrogate=name, eot=20, schedule=schedule) for name in ("ce", "dlr"))
+        several = [Apgd(surrogate=name, restarts=5, schedule=schedule) for name in ("ce", "dlr")]
+        return (*several, Fab(targets=0, restarts=5), Square(), targeted, Fab(targets=9))
+
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
+        """Run all in turn on a batch; an evaluation drives them in lanes instead."""
+        return run_in_turn(self.stages(threat.norm), model, x, y, threat, draws)
+
+
+def stages_of(attack: Attack, threat: Threat) -> tuple[Attack, ...]:
+    """The attacks that an attack runs in turn; most are their own only stage."""
+    match attack:
+        case AutoAttack():
+            return attack.stages(threat.norm)
+        case Cascade():
+            return attack.attacks
+        case _:
+            return (attack,)
+
+
+def run_in_turn(
+    attacks: tuple[Attack, ...], model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws
+) -> Crafted:
+    """Run attacks on what the ones before left over."""
+    with torch.no_grad():
+        fooled = model(x).argmax(1) != y
+    x_adv, passes = x.clone(), Passes(forwards=1)
+    for number, attack in enumerate(attacks):
+        left = (~fooled).nonzero().flatten()
+        if len(left) == 0:
+            break
+        found = attack.run(model, x[left], y[left], threat, draws.of_rows(left).at("stage", number))
+        _, now, price = judge(found, model, y[left])
+        x_adv[left[now]], fooled[left[now]] = found.x[now], True
+        passes = passes + found.passes + price
+    return Crafted(x=x_adv, fooled=fooled, passes=passes)
