@@ -20,7 +20,6 @@ from allrounder.errors import RecipeError as RecipeError
 from allrounder.errors import RunError as RunError
 from allrounder.errors import ThreatError as ThreatError
 from allrounder.errors import WorldError as WorldError
-from allrounder.evaluation import Probe as Probe
 from allrounder.evaluation import evaluate as evaluate
 from allrounder.init import FromRun as FromRun
 from allrounder.init import Random as Random
@@ -47,6 +46,7 @@ from allrounder.optimizers import Adam as Adam
 from allrounder.optimizers import AdamW as AdamW
 from allrounder.optimizers import Sgd as Sgd
 from allrounder.outcome import Outcome as Outcome
+from allrounder.probes import Probe as Probe
 from allrounder.recipe import Recipe as Recipe
 from allrounder.recipe import Validation as Validation
 from allrounder.rng import Draws as Draws

@@ -2,55 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from allrounder.attacks import attack_named
-from allrounder.attacks.base import Attack, perturb
+from allrounder.assessment import Assessor
+from allrounder.attacks.autoattack import stages_of
+from allrounder.attacks.base import Attack
+from allrounder.attacks.search import Search
 from allrounder.data.base import Split
 from allrounder.modes import modes_restored
 from allrounder.outcome import NATURAL, IntArray, Outcome
+from allrounder.probes import Probe
 from allrounder.rng import Draws
-from allrounder.threats import Threat
-from allrounder.types import Images, Labels, device_of
-from allrounder.values import Written
 
 LANE = 125
 """Images of one forward pass: every pass has this shape, because another shape changes bits."""
-
-
-@final
-@dataclass(frozen=True)
-class Probe(Written):
-    """An attack under a threat, written "pgd-20@Linf:8/255"."""
-
-    name: str
-    attack: Attack
-    threat: Threat
-
-    @classmethod
-    def read(cls, raw: object) -> Probe:
-        """Parse "attack@threat"."""
-        if isinstance(raw, cls):
-            return raw
-        name, sign, threat = str(raw).partition("@")
-        if not isinstance(raw, str) or not sign:
-            raise ValueError(f'expected an attack and a threat, such as "pgd-20@Linf:8/255", got {raw!r}')
-        probe = cls(name, attack_named(name), Threat.read(threat))
-        probe.attack.check_supports(probe.threat)
-        return probe
-
-    def write(self) -> str:
-        """The written form, which is also its key in an outcome."""
-        return f"{self.name}@{self.threat}"
-
-    def __str__(self) -> str:
-        return self.write()
 
 
 def evaluate(
@@ -68,41 +38,47 @@ def evaluate(
     are crafted on the folded network, and the verdict is the plain network's. Randomness is drawn per
     example, by its position in the split: the first images of a split fare alike with and without the rest.
     """
-    device, dtype = device_of(model)
-    everything = torch.arange(len(split))
-
-    def load(rows: Tensor) -> tuple[Images, Labels]:
-        return split.fetch(rows).to(device, dtype), split.labels[rows].to(device)
-
+    assessor, everything = Assessor(model, split, lane), torch.arange(len(split))
     # A network that draws random numbers even now gets the seed's.
     with modes_restored(model), torch.no_grad(), Draws(seed).at("evaluate").ambient():
         model.eval()
-        natural = np.empty(len(split), np.int64)
-        for rows, real in _lanes(everything, lane):
-            natural[rows[:real].numpy()] = _predict(model, load(rows)[0])[:real]
+        natural = torch.empty(len(split), dtype=torch.int64)
+        for rows, real in assessor.lanes(everything):
+            natural[rows[:real]] = assessor.logits(assessor.load(rows)[0]).argmax(1)[:real].cpu()
             progress(NATURAL, int(rows[real - 1]) + 1, len(split))
-        label = split.labels.numpy().astype(np.int64)
-        predicted = {NATURAL: natural}
-        standing = everything[torch.from_numpy(natural == label)]
+        correct = natural == split.labels
+        predicted, stage = {NATURAL: natural}, {NATURAL: torch.where(correct, -1, 0)}
         for probe in probes:
-            verdict = natural.copy()
-            draws, done = Draws(seed).at("probe", str(probe)), 0
-            for rows, real in _lanes(standing, lane):
-                x, y = load(rows)
-                crafted = perturb(probe.attack, model, x, y, probe.threat, draws.per_example(rows))
-                verdict[rows[:real].numpy()] = _predict(model, crafted.x)[:real]
-                done += real
-                progress(str(probe), done, len(standing))
-            predicted[str(probe)] = verdict
-    return Outcome(label, predicted, {"seed": seed, "lane": lane, "images": len(split)})
+            verdict, broken_by = natural.clone(), stage[NATURAL].clone()
+            for number, attack in enumerate(stages_of(probe.attack, probe.threat), start=1):
+                left = everything[broken_by == -1]
+                if len(left) == 0:
+                    break
+                tell = partial(_tell, progress, str(probe), len(left))
+                found = assessor.predictions(attack, probe.threat, _draws(seed, probe, attack), left, tell)
+                verdict[left] = found
+                broken_by[left] = torch.where(found != split.labels[left], number, -1)
+            predicted[str(probe)], stage[str(probe)] = verdict, broken_by
+    stages = {str(probe): [str(a) for a in stages_of(probe.attack, probe.threat)] for probe in probes}
+    facts = {"seed": seed, "lane": lane, "images": len(split), "stages": stages}
+    return Outcome(_array(split.labels), _arrays(predicted), facts, stage=_arrays(stage))
 
 
-def _lanes(rows: Tensor, width: int) -> list[tuple[Tensor, int]]:
-    """Cut rows into passes of one width, the last filled up by repeating its final row; with the real
-    count."""
-    cut = [rows[start : start + width] for start in range(0, len(rows), width)]
-    return [(torch.cat([lane, lane[-1:].expand(width - len(lane))]), len(lane)) for lane in cut]
+def _tell(progress: Callable[[str, int, int], None], probe: str, total: int, done: int) -> None:
+    progress(probe, done, total)
 
 
-def _predict(model: nn.Module, x: Images) -> IntArray:
-    return model(x).argmax(1).cpu().numpy().astype(np.int64)
+def _draws(seed: int, probe: Probe, attack: Attack) -> Draws:
+    """A search draws the same alone and in a sequence, so a sequence's verdict is that of its parts
+    together."""
+    if isinstance(attack, Search):
+        return Draws(seed).at("search", str(attack), str(probe.threat))
+    return Draws(seed).at("probe", str(probe))
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, IntArray]:
+    return {name: _array(tensor) for name, tensor in tensors.items()}
+
+
+def _array(tensor: Tensor) -> IntArray:
+    return tensor.numpy().astype(np.int64)

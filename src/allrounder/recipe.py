@@ -24,10 +24,10 @@ from allrounder.data import DATASETS
 from allrounder.data.base import Data, DataSpec
 from allrounder.decoding import EXTENDS, Table, decode, merge, override
 from allrounder.errors import RecipeError
-from allrounder.evaluation import Probe
 from allrounder.init import INITS, Init, Random
 from allrounder.mixing import Mix
 from allrounder.models import MODELS, ModelSpec
+from allrounder.probes import Probe
 from allrounder.schedules import Schedule, disordered
 from allrounder.task import Task
 from allrounder.threats import Threat

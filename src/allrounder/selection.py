@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from allrounder.data.base import Data, Split, Subset
 from allrounder.data.subset import hold_out
 from allrounder.errors import RecipeError
-from allrounder.evaluation import Probe, evaluate
+from allrounder.evaluation import evaluate
+from allrounder.probes import Probe
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
 from allrounder.times import Clock

@@ -39,16 +39,16 @@ def train(
     """
     progress, world = progress or Silent(), world or World.from_env()
     recipe = _with_given(recipe, model, data)
-    dataset = data or recipe.read_data()
     if not Path(out).exists():  # what cannot be run leaves no folder behind
-        split_off(recipe, dataset)
-        starting_network(recipe, model, dataset)
+        data = data or recipe.read_data()
+        split_off(recipe, data)
+        starting_network(recipe, model, data)
     run = Run.begin(Path(out), recipe, resume=resume)
     if run.finished:
         progress.say(f"{run.folder}: already finished")
         return run
     with run.locked(), stop_on_signals() as stop:
-        training = Training(recipe, run, model, dataset, world)
+        training = Training(recipe, run, model, data or recipe.read_data(), world)
         done = training.resume()
         for line in [*run.record_session(world.device), *advice(recipe, training.clock)]:
             progress.say(line)

@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder import evaluation
+from allrounder import assessment
+from allrounder.assessment import Assessor
 from allrounder.attacks import Attack, Pgd
 from allrounder.attacks.base import Crafted
 from allrounder.data.base import Split, Subset
-from allrounder.evaluation import LANE, Probe, evaluate
+from allrounder.evaluation import LANE, evaluate
 from allrounder.norms import EVERY_NORM, Norm
 from allrounder.outcome import Outcome
+from allrounder.probes import Probe
 from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
@@ -60,7 +62,7 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
     found = evaluate(model, SPLIT)
     assert found.predicted["natural"].tolist() == model.eval()(x).argmax(1).tolist()
     assert found.label.tolist() == SPLIT.labels.tolist()
-    assert found.facts == {"seed": 0, "lane": LANE, "images": 30}
+    assert found.facts == {"seed": 0, "lane": LANE, "images": 30, "stages": {}}
     assert 0 < found.accuracy() < 1
 
 
@@ -87,13 +89,13 @@ def test_an_attack_sees_the_images_and_labels_of_its_rows():
 
 def test_every_pass_has_the_shape_of_one_lane(monkeypatch: pytest.MonkeyPatch):
     spy, shapes = Spy(), list[tuple[int, ...]]()
-    predict = evaluation._predict
+    logits = Assessor.logits
 
-    def note(model: nn.Module, x: Images) -> Any:
+    def note(assessor: Assessor, x: Images) -> Any:
         shapes.append(tuple(x.shape))
-        return predict(model, x)
+        return logits(assessor, x)
 
-    monkeypatch.setattr(evaluation, "_predict", note)
+    monkeypatch.setattr(Assessor, "logits", note)
     found = evaluate(network(), SPLIT, [Probe("spy", spy, LINF)], lane=LANES)
     standing = int((found.predicted["natural"] == found.label).sum())
     lanes = -(-len(SPLIT) // LANES) + -(-standing // LANES)
@@ -104,14 +106,14 @@ def test_every_pass_has_the_shape_of_one_lane(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_verdict_is_the_plain_networks_and_not_the_attacks(monkeypatch: pytest.MonkeyPatch):
     model, asked = network(), list[nn.Module]()
-    predict = evaluation._predict
+    logits = Assessor.logits
 
-    def note(by: nn.Module, x: Images) -> Any:
-        asked.append(by)
-        assert not by.training
-        return predict(by, x)
+    def note(assessor: Assessor, x: Images) -> Any:
+        asked.append(assessor.model)
+        assert not assessor.model.training
+        return logits(assessor, x)
 
-    monkeypatch.setattr(evaluation, "_predict", note)
+    monkeypatch.setattr(Assessor, "logits", note)
     found = predictions(model, SPLIT, Probe("spy", Spy(), LINF))
     assert found["spy@Linf:0.1"] == found["natural"]  # it claimed to fool the network everywhere
     assert all(by is model for by in asked)
@@ -135,7 +137,7 @@ def test_crafted_images_depend_on_nothing_but_their_row(monkeypatch: pytest.Monk
     def crafted(split: Split) -> dict[int, Tensor]:
         """By row, bit for bit."""
         found = dict[int, Tensor]()
-        perturb = evaluation.perturb
+        perturb = assessment.perturb
 
         def note(*arguments: Any, **options: Any) -> Crafted:
             made = perturb(*arguments, **options)
@@ -144,7 +146,7 @@ def test_crafted_images_depend_on_nothing_but_their_row(monkeypatch: pytest.Monk
             return made
 
         with monkeypatch.context() as patch:
-            patch.setattr(evaluation, "perturb", note)
+            patch.setattr(assessment, "perturb", note)
             evaluate(model, split, [PGD], lane=LANES)
         return found
 

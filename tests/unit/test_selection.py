@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from allrounder.errors import RecipeError
-from allrounder.evaluation import Probe, evaluate
+from allrounder.evaluation import evaluate
+from allrounder.probes import Probe
 from allrounder.rng import Draws
 from allrounder.runs import Run, load
 from allrounder.selection import Selector, split_off

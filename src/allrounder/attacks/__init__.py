@@ -9,11 +9,16 @@ import re
 
 from torch import Tensor
 
+from allrounder.attacks.apgd import Apgd
+from allrounder.attacks.autoattack import AutoAttack, Cascade, Version
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.cw import Cw
+from allrounder.attacks.fab import Fab
 from allrounder.attacks.mim import Mim
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.restarts import Restarts
+from allrounder.attacks.square import Square
+from allrounder.norms import Linf, Norm
 from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Classifier
@@ -21,21 +26,48 @@ from allrounder.values import adapter, nearest
 
 ATTACKS: dict[str, type[Attack]] = {"pgd": Pgd, "mim": Mim, "cw": Cw, "restarts": Restarts}
 
+SEARCHES: dict[str, type[Attack]] = {
+    "apgd": Apgd,
+    "fab": Fab,
+    "square": Square,
+    "cascade": Cascade,
+    "autoattack": AutoAttack,
+}
+"""Attacks of evaluations: they stop at the first success, so they are not for training."""
+
 NAMES: dict[str, str] = {"pgd": "pgd", "mim": "mim", "mifgsm": "mim", "cw": "cw"}
-"""What an evaluation may call an attack, with its kind; a number behind the name is its steps."""
+"""What an evaluation may call an attack of ATTACKS; a number behind the name is its steps."""
+PARTS = {"apgdce": 0, "apgdt": 1, "fabt": 2, "square": 3}
+"""What AutoAttack's stages are called alone."""
+VERSIONS: dict[str, Version] = {
+    "aa": "standard",
+    "autoattack": "standard",
+    "aaplus": "plus",
+    "aarand": "rand",
+}
 
 
-def attack_named(text: str) -> Attack:
-    """The attack meant by a name such as "pgd-20", "PGD100", "mim" or "MI-FGSM"."""
+def attack_named(text: str, norm: Norm | None = None) -> Attack:
+    """The attack meant by a name: "pgd-20", "MI-FGSM", "apgd-ce", "apgd-t", "fab-t", "square", "aa", ...
+
+    The parts of AutoAttack have the form they have there under the norm: in L1 with restarts and other radii.
+    """
     plain = re.sub(r"[-_ ]", "", text).lower()
     word = plain.rstrip("0123456789")
     steps = plain[len(word) :]
-    if word not in NAMES or (steps and int(steps) == 0):
-        known = ", ".join(NAMES)
-        raise ValueError(
-            f"unknown attack {text!r} (known: {known}, or with steps pgd-20){nearest(word, NAMES)}"
-        )
-    return adapter(ATTACKS[NAMES[word]]).validate_python({"steps": int(steps)} if steps else {})
+    if word in NAMES and (not steps or int(steps) > 0):
+        return adapter(ATTACKS[NAMES[word]]).validate_python({"steps": int(steps)} if steps else {})
+    if word in VERSIONS and not steps:
+        return AutoAttack(version=VERSIONS[word])
+    if word in PARTS and not steps:
+        return AutoAttack().stages(norm or Linf())[PARTS[word]]
+    if word == "apgddlr" and not steps:
+        return Apgd(surrogate="dlr", schedule=AutoAttack().schedule(norm or Linf()))
+    if word == "fab" and not steps:
+        return Fab(targets=0)
+    known = [*NAMES, "apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "aa", "aa-plus", "aa-rand"]
+    names = f"(known: {', '.join(known)}, or with steps pgd-20)"
+    raise ValueError(f"unknown attack {text!r} {names}{nearest(word, known)}")
 
 
 def craft(
@@ -52,4 +84,21 @@ def craft(
     return perturb(by, model, x, y, Threat.read(threat), Draws(seed)).x
 
 
-__all__ = ["ATTACKS", "Attack", "Crafted", "Cw", "Mim", "Pgd", "Restarts", "attack_named", "craft", "perturb"]
+__all__ = [
+    "ATTACKS",
+    "SEARCHES",
+    "Apgd",
+    "Attack",
+    "AutoAttack",
+    "Cascade",
+    "Crafted",
+    "Cw",
+    "Fab",
+    "Mim",
+    "Pgd",
+    "Restarts",
+    "Square",
+    "attack_named",
+    "craft",
+    "perturb",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, final
 
 import torch
@@ -9,8 +10,9 @@ from pydantic import Field
 
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.base import Attack, Crafted
+from allrounder.attacks.checkpoints import ENLARGED, Schedule
 from allrounder.attacks.fab import Fab
-from allrounder.attacks.restarts import judge, table_of_attacks
+from allrounder.attacks.restarts import judge
 from allrounder.attacks.square import Square
 from allrounder.norms import EVERY_NORM, L1, Norm
 from allrounder.rng import Draws
@@ -19,8 +21,12 @@ from allrounder.types import Classifier, Images, Labels, Passes
 from allrounder.values import Kind, value
 
 Version = Literal["standard", "plus", "rand"]
-SHRINKING = ((3.0, 0.3), (2.0, 0.3), (1.0, 0.4))
-"""The radii of APGD in L1, in units of eps, and the share of steps in each."""
+
+
+def _every_attack() -> Mapping[str, type[Attack]]:
+    from allrounder.attacks import ATTACKS, SEARCHES
+
+    return {**ATTACKS, **SEARCHES}
 
 
 @final
@@ -30,7 +36,7 @@ class Cascade(Attack):
 
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
 
-    attacks: Annotated[tuple[Annotated[Attack, Kind(table_of_attacks)], ...], Field(min_length=1)]
+    attacks: Annotated[tuple[Annotated[Attack, Kind(_every_attack)], ...], Field(min_length=1)]
     """What to run, in order."""
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
@@ -58,8 +64,7 @@ class AutoAttack(Attack):
 
     def stages(self, norm: Norm) -> tuple[Attack, ...]:
         """The attacks in order; the L1 version has restarts, fewer targets and a shrinking ball."""
-        l1 = isinstance(norm, L1)
-        schedule = SHRINKING if l1 else ((1.0, 1.0),)
+        l1, schedule = isinstance(norm, L1), self.schedule(norm)
         targeted = Apgd(surrogate="dlr", targets=5 if l1 else 9, schedule=schedule)
         if self.version == "standard":
             return (Apgd(restarts=5 if l1 else 1, schedule=schedule), targeted, Fab(targets=9), Square())
@@ -67,6 +72,10 @@ class AutoAttack(Attack):
             return tuple(Apgd(surrogate=name, eot=20, schedule=schedule) for name in ("ce", "dlr"))
         several = [Apgd(surrogate=name, restarts=5, schedule=schedule) for name in ("ce", "dlr")]
         return (*several, Fab(targets=0, restarts=5), Square(), targeted, Fab(targets=9))
+
+    def schedule(self, norm: Norm) -> Schedule:
+        """The radii of APGD: in L1 they shrink to the ball."""
+        return ENLARGED if isinstance(norm, L1) else ((1.0, 1.0),)
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Run all in turn on a batch; an evaluation drives them in lanes instead."""

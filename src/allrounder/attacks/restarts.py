@@ -16,8 +16,7 @@ from allrounder.types import Classifier, Images, Labels, Passes, PerExample, Per
 from allrounder.values import Count, Kind, value
 
 
-def table_of_attacks() -> Mapping[str, type[Attack]]:
-    """The table, which lists what is defined after this."""
+def _table() -> Mapping[str, type[Attack]]:
     from allrounder.attacks import ATTACKS
 
     return ATTACKS
@@ -33,7 +32,7 @@ class Restarts(Attack):
 
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
 
-    attack: Annotated[Attack, Kind(table_of_attacks)]
+    attack: Annotated[Attack, Kind(_table)]
     """What to run; it is asked for the norms it can work in."""
     count: Count = 5
     """The number of runs, the first one included."""
