@@ -37,7 +37,8 @@ class Learner:
     def step(self, batch: Batch, t: int) -> Loss:
         """Take step t on a mini-batch: augment, craft, descend, average."""
         task, epoch = self.task, self.clock.epoch(t)
-        self.set_lr(t)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr(t)
         draws = self.draws.at(task.name, t)
         ctx = Context(t, epoch, t / self.clock.total, draws, self.memory)
         try:
@@ -62,12 +63,9 @@ class Learner:
         y, index = batch.y.to(self.device), batch.index.to(self.device)
         return replace(batch, x=x, y=y, index=index, smoothing=self.task.smoothing)
 
-    def set_lr(self, t: int) -> float:
-        """Give the optimiser the learning rate of step t."""
-        lr = self.task.lr(self.clock.reading(t), self.clock)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        return lr
+    def lr(self, t: int) -> float:
+        """The learning rate of step t."""
+        return self.task.lr(self.clock.reading(t), self.clock)
 
     def weights(self) -> Weights:
         """What it gives to the mix: its average if it keeps one, else its live weights."""

@@ -144,5 +144,5 @@ class Training:
         seconds = self.meter.seconds()
         for learner in self.learners:
             name = learner.task.name
-            facts = {**self.meter.means(name), "lr": learner.set_lr(t), "share": shares[name]}
+            facts = {**self.meter.means(name), "lr": learner.lr(t), "share": shares[name]}
             self.run.log("epoch", t=t, epoch=self.clock.epoch(t), learner=name, **facts, seconds=seconds)

@@ -163,9 +163,11 @@ def test_the_learning_rate_is_that_of_the_step():
 
     who = learner()
     object.__setattr__(who, "task", type("Stub", (), {"lr": Halves()})())
-    assert who.set_lr(1) == 0.5**4, "the pace is by epoch: read at its end"
-    assert [group["lr"] for group in who.optimizer.param_groups] == [0.5**4]
-    assert who.set_lr(5) == 0.5**8
+    assert who.lr(1) == 0.5**4, "the pace is by epoch: read at its end"
+    assert who.lr(5) == 0.5**8
+    real = learner()
+    real.step(batch(1), 1)
+    assert [group["lr"] for group in real.optimizer.param_groups] == [real.lr(1)]
 
 
 def test_tasks_of_one_stream_see_the_same_images_and_others_do_not():
