@@ -14,7 +14,7 @@ from rich.console import Console
 
 from allrounder import demo as demonstration
 from allrounder.advice import advice
-from allrounder.attacks import ATTACKS
+from allrounder.attacks import ATTACKS, SEARCHES
 from allrounder.data import DATASETS
 from allrounder.data.augment import AUGMENTS
 from allrounder.data.base import Batches
@@ -39,6 +39,7 @@ FAILED, USAGE, RESUMABLE = 1, 2, 75
 TABLES: dict[str, dict[str, type[Any]]] = {
     "objectives": dict(OBJECTIVES),
     "attacks": dict(ATTACKS),
+    "searches": dict(SEARCHES),
     "models": dict(MODELS),
     "datasets": dict(DATASETS),
     "optimizers": dict(OPTIMIZERS),
