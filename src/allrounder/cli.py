@@ -203,9 +203,7 @@ def _print_run(run: Run) -> None:
         shares = {"natural": best["natural"], **best["robust"]}
         accuracies = ", ".join(f"{what} {100 * share:.1f}%" for what, share in shares.items())
         where = "the TEST set" if best["selected_on"] == "test" else "validation images"
-        say(
-            f"best global weights: epoch {best['epoch']}, {accuracies} (selected on {where})",
-        )
+        say(f"best global weights: epoch {best['epoch']}, {accuracies} (selected on {where})")
     say(f"run folder: {run.folder}")
 
 
