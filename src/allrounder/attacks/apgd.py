@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
+from allrounder.attacks.adaptive import CustomLoss, OrCustom
 from allrounder.attacks.checkpoints import Plan, Schedule, plan
 from allrounder.attacks.losses import cross_entropy, dlr, dlr_towards, margin, towards
 from allrounder.attacks.search import Answer, Question, Search, State
@@ -40,7 +41,7 @@ class Apgd(Search):
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
 
     steps: Count = 100
-    surrogate: Literal["ce", "dlr"] = "ce"
+    surrogate: Annotated[Literal["ce", "dlr"] | CustomLoss, OrCustom()] = "ce"
     """What to climb: ce (cross-entropy), dlr (difference of logits ratio; the margin for few classes)."""
     targets: Whole = 0
     """How many wrong classes to aim at in turn, the likeliest first; 0 only aims away from the label."""
@@ -61,16 +62,24 @@ class Apgd(Search):
     def __post_init__(self) -> None:
         if self.schedule[-1][0] != 1 or abs(sum(share for _, share in self.schedule) - 1) > 1e-9:
             raise ValueError("a schedule ends with the radius 1 and its shares add up to 1; change it")
+        if isinstance(self.surrogate, CustomLoss) and self.targets:
+            got = f"{self.surrogate.name} is told of no target, got targets = {self.targets}"
+            raise ValueError(f"the loss {got}; leave targets at 0, or climb ce or dlr")
+        if isinstance(self.surrogate, CustomLoss) and self.surrogate.needs_natural:
+            raise ValueError(f"the loss {self.surrogate.name} needs natural logits; give it to Pgd, not Apgd")
 
     def rounds(self, classes: int) -> int:
         """One for every target and restart; the same target comes again after all others."""
         return self.restarts * (min(self.targets, classes - 1) if self.targets else 1)
 
     def loss_used(self, classes: int) -> str:
-        """What is climbed with so many classes: "ce", "dlr" or "margin", or "targeted" and one of them.
+        """What is climbed with so many classes: "ce", "dlr" or "margin", or "targeted" and one of them; or
+        the name of a custom loss.
 
         The ratio needs three classes, and four if targeted; with fewer, its numerator is what is left.
         """
+        if isinstance(self.surrogate, CustomLoss):
+            return self.surrogate.name
         few = classes < (4 if self.targets else 3)
         name = "margin" if self.surrogate == "dlr" and few else self.surrogate
         return f"targeted {name}" if self.targets else name
@@ -107,6 +116,8 @@ class Apgd(Search):
 
     def loss(self, state: State, logits: Logits) -> PerExample:
         """What is climbed, at the newest point."""
+        if isinstance(self.surrogate, CustomLoss):
+            return self.surrogate(logits, state["y"])
         name, y, target = self.loss_used(logits.shape[1]), state["y"], state["target"]
         if not self.targets:
             return {"ce": cross_entropy, "dlr": dlr, "margin": margin}[name](logits, y)
