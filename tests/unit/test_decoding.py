@@ -367,7 +367,7 @@ def test_the_schema_enumerates_kinds_with_their_fields(schema: Table):
     assert {"type": "number"} in task["lr"]["anyOf"]
     assert {"const": False} in task["average"]["anyOf"]
     pgd = schema["$defs"]["allrounder.attacks.pgd.Pgd.pgd"]
-    assert list(pgd["properties"]) == ["kind", "steps", "step", "loss", "start"]
+    assert list(pgd["properties"]) == ["kind", "steps", "step", "loss", "start", "eot"]
     assert pgd["required"] == ["kind"]
     assert pgd["properties"]["step"]["description"].startswith("Length of a step")
 

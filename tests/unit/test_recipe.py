@@ -87,7 +87,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
     ("path", "written", "said"),
     [
         # keys
-        (f"{PGD}.stpes", "20", 'unknown key (Pgd has: steps, step, loss, start); did you mean "steps"?'),
+        (f"{PGD}.stpes", "20", 'unknown key (Pgd has: steps, step, loss, start, eot); did you mean "steps"?'),
         ("task.linf.optimizer.momentun", "0", "unknown key (Sgd has: momentum, weight_decay, nesterov); did"),
         ("task.natural.objective.threat", "L2:1", "unknown key (Natural has: no keys)"),
         ("task.linf.lr.form", "[1]", "unknown key (Linear has: at, to)"),

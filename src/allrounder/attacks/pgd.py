@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, final
 import torch
 from pydantic import Field
 
+from allrounder.attacks.adaptive import CustomLoss, OrCustom
 from allrounder.attacks.base import Attack, Crafted
 from allrounder.attacks.losses import LOSSES, NEEDS_NATURAL, AttackLoss, LossName
 from allrounder.norms import EVERY_NORM, Norm
@@ -26,9 +27,9 @@ class Pgd(Attack):
     """Projected gradient descent (PGD): steps of fixed length up the loss; the last point counts.
 
     x_0 = P(x + start), then x_{t+1} = P(x_t + step * eps * ascend(grad_x loss(f(x_t), y))), with P the
-    projection on ball and box. Takes exactly `steps` forward and backward passes (and one forward more for
-    the loss kl), so loss and fooled at the last point stay unknown. Madry et al., 2018, Towards deep learning
-    models resistant to adversarial attacks.
+    projection on ball and box. Takes exactly `steps * eot` forward and backward passes (and one forward more
+    for a loss that compares with the natural prediction), so loss and fooled at the last point stay unknown.
+    Madry et al., 2018, Towards deep learning models resistant to adversarial attacks.
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
@@ -36,10 +37,12 @@ class Pgd(Attack):
     steps: Count = 10
     step: Step = 0.25
     """Length of a step, as a fraction of eps."""
-    loss: LossName = "ce"
+    loss: Annotated[LossName | CustomLoss, OrCustom()] = "ce"
     """What to climb: ce (cross-entropy), margin, cw (its hinge), kl (from the natural prediction)."""
     start: Start = "random"
     """random (in the ball), boundary (on it), gaussian (0.001 * noise, as in TRADES), zero (the image)."""
+    eot: Count = 1
+    """How many gradients of a random network to average in a step (expectation over transformations)."""
 
     def __post_init__(self) -> None:
         if self.loss == "kl" and self.start == "zero":
@@ -48,7 +51,8 @@ class Pgd(Attack):
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Climb from the chosen start."""
         d = start_at(self.start, x, threat, draws)
-        return climb(model, x, y, threat, LOSSES[self.loss], d, steps=self.steps, step=self.step)
+        loss = self.loss if isinstance(self.loss, CustomLoss) else LOSSES[self.loss]
+        return climb(model, x, y, threat, loss, d, steps=self.steps, step=self.step, eot=self.eot)
 
 
 def start_at(start: Start, x: Images, threat: Threat, draws: Draws) -> Images:
@@ -80,16 +84,33 @@ def climb(
     steps: int,
     step: float,
     gather: Callable[[Images, Images], Images] = newest,
+    eot: int = 1,
 ) -> Crafted:
     """The loop: gradient; gather it with the earlier ones into m; step up along m; project."""
-    natural = model(x) if loss in NEEDS_NATURAL else None
+    needs_natural = loss.needs_natural if isinstance(loss, CustomLoss) else loss in NEEDS_NATURAL
+    natural = model(x) if needs_natural else None
     alpha = step * threat.eps
     x_adv, m = threat.project(x, x + start), torch.zeros_like(x)
     for _ in range(steps):
-        g = gradient(model, x_adv, y, loss, natural)
+        g = mean_gradient(model, x_adv, y, loss, natural, eot)
         m = gather(m, g)
         x_adv = threat.project(x, x_adv + alpha * threat.norm.ascend(m))
-    return Crafted(x=x_adv, passes=Passes(forwards=steps + (natural is not None), backwards=steps))
+    forwards, backwards = steps * eot + (natural is not None), steps * eot
+    return Crafted(x=x_adv, passes=Passes(forwards=forwards, backwards=backwards))
+
+
+def mean_gradient(
+    model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None, eot: int
+) -> Images:
+    """The mean of so many gradients at one point: the network draws anew in every pass.
+
+    Athalye et al., 2018, Synthesizing robust adversarial examples: expectation over transformations (EOT).
+    """
+    g = gradient(model, x, y, loss, natural)
+    for _ in range(eot - 1):
+        g = g + gradient(model, x, y, loss, natural)
+    # One gradient is not touched, so that averaging costs other attacks neither time nor bits.
+    return g / eot if eot > 1 else g
 
 
 def gradient(model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None) -> Images:
@@ -100,6 +121,7 @@ def gradient(model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural:
         g = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
     if g is None:
         raise ValueError(
-            "no gradient reaches the images; remove no_grad, detach or rounding from the network"
+            "no gradient reaches the images; remove no_grad, detach or rounding from the network, or wrap such "
+            "a step in Bpda"
         )
     return g
