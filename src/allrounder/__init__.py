@@ -2,10 +2,13 @@
 
 from allrounder.attacks import ATTACKS as ATTACKS
 from allrounder.attacks import Attack as Attack
+from allrounder.attacks import Bpda as Bpda
+from allrounder.attacks import CustomLoss as CustomLoss
 from allrounder.attacks import Cw as Cw
 from allrounder.attacks import Mim as Mim
 from allrounder.attacks import Pgd as Pgd
 from allrounder.attacks import Restarts as Restarts
+from allrounder.attacks import Transfer as Transfer
 from allrounder.attacks import craft as craft
 from allrounder.attacks import perturb as perturb
 from allrounder.data import DATASETS as DATASETS

@@ -9,6 +9,7 @@ import re
 
 from torch import Tensor
 
+from allrounder.attacks.adaptive import Bpda, CustomLoss
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.autoattack import AutoAttack, Cascade, Version
 from allrounder.attacks.base import Attack, Crafted, perturb
@@ -18,6 +19,7 @@ from allrounder.attacks.mim import Mim
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.restarts import Restarts
 from allrounder.attacks.square import Square
+from allrounder.attacks.transfer import Transfer
 from allrounder.norms import Linf, Norm
 from allrounder.rng import Draws
 from allrounder.threats import Threat
@@ -90,14 +92,17 @@ __all__ = [
     "Apgd",
     "Attack",
     "AutoAttack",
+    "Bpda",
     "Cascade",
     "Crafted",
+    "CustomLoss",
     "Cw",
     "Fab",
     "Mim",
     "Pgd",
     "Restarts",
     "Square",
+    "Transfer",
     "attack_named",
     "craft",
     "perturb",

@@ -121,7 +121,7 @@ def gradient(model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural:
         g = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
     if g is None:
         raise ValueError(
-            "no gradient reaches the images; remove no_grad, detach or rounding from the network, or wrap such "
-            "a step in Bpda"
+            "no gradient reaches the images; remove no_grad, detach or rounding from the network, or wrap "
+            "what needs them in Bpda"
         )
     return g
