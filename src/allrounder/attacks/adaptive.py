@@ -112,7 +112,7 @@ class Bpda(nn.Module):
         return ", ".join(f"{key}={name}" for key, name in named.items() if name)
 
 
-def _rerouted(result: Tensor, route: Tensor, who: str) -> Tensor:
+def _rerouted(result: object, route: object, who: str) -> Tensor:
     """The value of one tensor with the gradient of another."""
     if _described(result) != _described(route):
         got = f"{who}: the function returned {_described(result)}, the way back {_described(route)}"
