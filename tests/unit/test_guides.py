@@ -1,0 +1,24 @@
+"""What the guide shows is run, page by page, the blocks of a page one after the other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import allrounder
+
+GUIDE = Path(allrounder.__file__).parent.parent.parent / "docs" / "guide"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("page", "blocks"), [("adaptive.md", 5)])
+def test_the_code_of_the_guide_runs(page: str, blocks: int):
+    text = (GUIDE / page).read_text(encoding="utf-8")
+    found, names = list(BLOCK.finditer(text)), {"__name__": page}
+    assert len(found) == blocks
+    for block in found:
+        # Empty lines in front, so that an error points at the line of the page.
+        source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
+        exec(compile(source, str(GUIDE / page), "exec"), names)
