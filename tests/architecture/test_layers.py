@@ -17,9 +17,21 @@ PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping"),
-    ("types", "times", "decoding", "init", "optimizers", "models", "storage", "world", "pool", "outcome"),
+    (
+        "types",
+        "times",
+        "decoding",
+        "init",
+        "optimizers",
+        "models",
+        "storage",
+        "zoo",
+        "world",
+        "pool",
+        "outcome",
+    ),
     ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes"),
-    ("threats", "recalibration", "tables"),
+    ("threats", "recalibration", "tables", "foreign"),
     ("attacks",),
     ("objectives", "probes", "assessment", "doctor"),
     ("evaluation",),
@@ -51,7 +63,7 @@ ONLY = {
 NEVER = {("attacks", "objectives"), ("objectives", "world")} | {
     (name, "torch") for name in ("certainty", "outcome", "reliability", "footnotes", "tables")
 }
-DISTRIBUTIONS = {"tomli_w": "tomli-w", "pydantic_core": "pydantic"}
+DISTRIBUTIONS = {"PIL": "pillow", "tomli_w": "tomli-w", "pydantic_core": "pydantic"}
 
 
 def unit(path: Path) -> str:

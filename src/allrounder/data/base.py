@@ -182,6 +182,17 @@ class Data:
             test = Tensors(_nchw(_tensor("images", x_test), layout), _tensor("labels", y_test), len(names))
         return Data(name, train, test, names)
 
+    @staticmethod
+    def of_test(
+        name: str, x: Array, y: Array, classes: Sequence[str] | None = None, layout: Layout = "nchw"
+    ) -> Data:
+        """A dataset of test images alone, to evaluate on: as nothing else is there, they are `train` too."""
+        with named("test"):
+            labels = _tensor("labels", y)
+            names = _number(labels) if classes is None else tuple(classes)
+            test = Tensors(_nchw(_tensor("images", x), layout), labels, len(names))
+        return Data(name, test, test, names)
+
 
 @contextmanager
 def named(where: str) -> Generator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -33,11 +33,16 @@ class Npz(DataSpec):
     def load(self) -> Data:
         """Read the file whole and check it."""
         path = Path(self.path).expanduser()
-        arrays = _read(path)
+        arrays, found = read_arrays(path, (*NEEDED, "classes"))
+        missing = [name for name in NEEDED if name not in arrays]
+        if missing:
+            raise ValueError(
+                f"{path}: no {', '.join(missing)} (it has: {', '.join(found)}); save it under that name"
+            )
         with named(f"{path}:"):
-            layout = _recognise(arrays["x_train"]) if self.layout == "auto" else self.layout
+            layout = recognise("x_train", arrays["x_train"]) if self.layout == "auto" else self.layout
             parts = (arrays[name] for name in NEEDED)
-            return Data.of(path.stem, *parts, classes=_names(arrays), layout=layout)
+            return Data.of(path.stem, *parts, classes=class_names(arrays), layout=layout)
 
 
 @final
@@ -56,7 +61,8 @@ class Given(DataSpec):
         )
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, names: Iterable[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Those of the named arrays that a file holds, and the names of all that it holds."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file (looked from {Path.cwd()}); set path to an .npz file")
     if not zipfile.is_zipfile(path):
@@ -67,34 +73,31 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = list(file.files)
-            for name in (*NEEDED, "classes"):
+            for name in names:
                 if name in found:
                     arrays[name] = file[name]
     except Exception as error:
         raise ValueError(
             f"{path}: {name} cannot be read ({error}); save plain numbers and texts again"
         ) from error
-    missing = [name for name in NEEDED if name not in arrays]
-    if missing:
-        raise ValueError(
-            f"{path}: no {', '.join(missing)} (it has: {', '.join(found)}); save it under that name"
-        )
-    return arrays
+    return arrays, found
 
 
-def _recognise(x: NDArray[Any]) -> Layout:
+def recognise(name: str, x: NDArray[Any]) -> Layout:
+    """The layout of an image array, by its 1 or 3 channels or by having none."""
     if x.ndim == 3:
         return "nhw"
     first, last = (x.ndim == 4 and x.shape[side] in (1, 3) for side in (1, -1))
     if first == last:
         raise ValueError(
-            f"x_train: shape {x.shape} can be read in more than one way or in none; "
+            f"{name}: shape {x.shape} can be read in more than one way or in none; "
             'set layout to "nchw", "nhwc" or "nhw"'
         )
     return "nchw" if first else "nhwc"
 
 
-def _names(arrays: Mapping[str, NDArray[Any]]) -> list[str] | None:
+def class_names(arrays: Mapping[str, NDArray[Any]]) -> list[str] | None:
+    """The names of the classes, if the file has them."""
     if "classes" not in arrays:
         return None
     classes = arrays["classes"]
