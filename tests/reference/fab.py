@@ -82,30 +82,25 @@ def difference(model, x, y, t):
     return float(df.detach()), w[0].numpy()
 
 
-def fab(model, x, y, norm, *, target, steps, start=None, reuse=False, alpha_max=0.1, eta=1.05, beta=0.9):
-    """The points that the steps reached, and the least length of a misclassified one; target None is any.
-
-    With reuse, the planes of a point beyond the boundary are kept when stepping back from it.
-    """
-    p = view = x if start is None else start
+def fab(model, x, y, norm, *, target, steps, start=None, alpha_max=0.1, eta=1.05, beta=0.9):
+    """The points that the steps reached, and the least length of a misclassified one; target None is any."""
+    p = x if start is None else start
     points, best = [], np.inf
     dual = {"Linf": "L1", "L2": "L2", "L1": "Linf"}[norm]
     for _ in range(steps):
         classes = [k for k in range(len(logits_of(model, x))) if k != y] if target is None else [target]
         planes = []
-        for df, w in (difference(model, view, y, t) for t in classes):
-            b = (w * view).sum() - df
-            c = (w * p).sum() - b
-            planes.append((abs(c) / max(length(dual, w), 1e-300), len(planes), w, b))
+        for df, w in (difference(model, p, y, t) for t in classes):
+            b = (w * p).sum() - df
+            planes.append((abs(df) / max(length(dual, w), 1e-300), len(planes), w, b))
         _, _, w, b = min(planes)
         d1 = displace(norm, p, w, (w * p).sum() - b)
         d2 = displace(norm, x, w, (w * x).sum() - b)
         n1, n2 = max(length(norm, d1), 1e-8), max(length(norm, d2), 1e-8)
         a = min(n1 / (n1 + n2), alpha_max)
-        p = view = np.clip((1 - a) * (p + eta * d1) + a * (x + eta * d2), 0, 1)
+        p = np.clip((1 - a) * (p + eta * d1) + a * (x + eta * d2), 0, 1)
         points.append(p)
         if logits_of(model, p).argmax() != y:
             best = min(best, length(norm, p - x))
             p = x + beta * (p - x)
-            view = view if reuse else p
     return points, best

@@ -72,7 +72,7 @@ def follow(search, model, x, threat, **kwargs):
     state = begin(search, model, x, threat, **kwargs)
     asked, states = [], [state]
     while not search.finished(state).all():
-        answer = inquire(search, model, state, threat)
+        answer = inquire(search, model, state, threat, True)
         asked.append(answer.x)
         state = search.tell(state, answer, threat)
         states.append(state)
@@ -172,8 +172,8 @@ def test_a_loss_that_always_rises_never_halves_the_step():
     threat, search = Threat.read("L2:1/2"), Apgd()
     state = begin(search, OneByOne(), images(2), threat)
     for t in range(101):
-        answer = inquire(search, OneByOne(), state, threat)
-        risen = replace(answer, loss=torch.full((2,), float(t), dtype=torch.float64))
+        answer = inquire(search, OneByOne(), state, threat, True)
+        risen = replace(answer, loss=torch.full((1, 2), float(t), dtype=torch.float64))
         state = search.tell(state, risen, threat)
     assert torch.equal(state["step"], torch.full((2,), 1.0, dtype=torch.float64))
 
@@ -245,7 +245,7 @@ def test_tell_leaves_the_old_state_alone_and_no_two_names_share_memory():
         names = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         for _ in range(13):
             before = {name: tensor.clone() for name, tensor in state.items()}
-            answer = inquire(search, model, state, threat)
+            answer = inquire(search, model, state, threat, True)
             new = search.tell(state, answer, threat)
             assert all(torch.equal(state[name], before[name]) for name in before)
             assert {name: (tensor.shape, tensor.dtype) for name, tensor in new.items()} == names
@@ -284,7 +284,7 @@ def test_neighbours_their_order_and_their_progress_change_nothing(search, threat
     waiting, seats, paths = [3, 4, 5], [0, 1, 2], {i: [] for i in range(6)}
     state = begin(search, model, x[:3], threat, rows=numbers[:3], number=number)
     for t in range(30):
-        answer = inquire(search, model, state, threat)
+        answer = inquire(search, model, state, threat, True)
         for slot, i in enumerate(seats):
             paths[i].append(answer.x[slot])
         state = search.tell(state, answer, threat)
@@ -328,7 +328,7 @@ def test_the_optimum_of_a_linear_network_is_reached(text, fields):
 
     state = search.begin(Question(x, y, linear(x), threat, Draws(0), 0))
     while not search.finished(state).all():
-        state = search.tell(state, inquire(search, linear, state, threat), threat)
+        state = search.tell(state, inquire(search, linear, state, threat, True), threat)
     gain = ((state["best"] - x) * w).flatten(1).sum(1)
     best = torch.tensor([climb(x[i], w, str(threat.norm), threat.eps) for i in range(3)])
     # A step in L1 moves two coordinates as long as the best point has changed two, whatever their slopes.

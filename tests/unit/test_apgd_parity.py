@@ -119,7 +119,7 @@ def broken_by_ours(search, threat):
         draws = Draws(0).at("round", number).per_example(rows)
         state = search.begin(Question(x[rows], y[rows], logits[rows], threat, draws, number))
         while len(rows) and not search.finished(state).all():
-            answer = inquire(search, model, state, threat)
+            answer = inquire(search, model, state, threat, True)
             asked += len(rows)
             inside = threat.contains(x[rows], answer.x, slack=1e-6)
             left = ~((answer.logits.argmax(1) != y[rows]) & inside)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from allrounder.attacks.square import Square
 from allrounder.errors import ThreatError
 from allrounder.rng import Draws
 from allrounder.threats import Threat
+from allrounder.types import Passes
 
 THREAT = Threat.parse("Linf:0.08")
 SEARCHES = [
@@ -34,10 +37,6 @@ def points(n: int = 14) -> Points:
     return Points(x, natural.argmax(1), natural, torch.arange(100, 100 + n))
 
 
-def some(of: Points, index: Tensor) -> Points:
-    return Points(of.x[index], of.y[index], of.natural[index], of.rows[index])
-
-
 def hunt(search: Search, of: Points, width: int = 4, plain=network) -> Hunted:
     return Lane(search, network, plain, THREAT, Draws(0), width).hunt(of)
 
@@ -48,17 +47,17 @@ def test_a_lane_finds_what_the_search_finds_side_by_side(search: Search):
     alone = search.run(network, of.x, of.y, THREAT, Draws(0).per_example(of.rows))
     found = hunt(search, of)
     assert alone.fooled is not None and 0 < int(alone.fooled.sum()) < len(of)
-    assert torch.equal(found.broken, alone.fooled)
-    assert torch.equal(found.x, alone.x)
+    assert torch.equal(found.predicted != of.y, alone.fooled) and found.settled.all()
+    assert torch.equal(found.x, alone.x) and torch.equal(found.predicted, network(found.x).argmax(1))
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 def test_neither_order_nor_neighbours_nor_a_split_change_a_bit(search: Search):
     of = points()
     whole, order = hunt(search, of), Draws(7).permutation(len(of))
-    shuffled = hunt(search, some(of, order))
+    shuffled = hunt(search, of.some(order))
     assert torch.equal(shuffled.x, whole.x[order])
-    halves = [hunt(search, some(of, part)).x for part in torch.arange(len(of)).split(5)]
+    halves = [hunt(search, of.some(part)).x for part in torch.arange(len(of)).split(5)]
     assert torch.equal(torch.cat(halves), whole.x)
 
 
@@ -66,7 +65,7 @@ def test_a_broken_point_costs_nothing_more():
     of = points()
     search = Apgd(steps=50)
     found = hunt(search, of, width=1)
-    robust = int((~found.broken).sum())
+    robust = int((found.predicted == of.y).sum())
     assert 0 < robust < len(of)
     assert found.passes.backwards < 51 * len(of)
     assert found.passes.backwards >= 51 * robust
@@ -83,25 +82,45 @@ def test_what_the_plain_network_does_not_confirm_is_not_broken():
         return of.natural[closest]
 
     found = hunt(Apgd(steps=6), of, plain=stubborn)
-    assert not found.broken.any()
+    assert torch.equal(found.predicted, of.y) and found.settled.all()
     assert torch.equal(found.x, of.x)
 
 
-def test_every_point_is_reported_once():
+@pytest.mark.parametrize("width", [4, 40])
+def test_what_is_reported_as_settled_is_final(width: int):
     of, heard = points(), []
-    lane = Lane(Apgd(steps=6), network, network, THREAT, Draws(0), 4)
-    found = lane.hunt(of, lambda done, broken: heard.append((done, broken)))
-    assert heard[-1] == (len(of), int(found.broken.sum()))
-    assert heard == sorted(heard)
+    lane = Lane(Apgd(steps=4, surrogate="dlr", targets=3), network, network, THREAT, Draws(0), width)
+    found = lane.hunt(of, lambda h: heard.append(replace(h, settled=h.settled.clone(), x=h.x.clone())))
+    counts, forwards = [int(h.settled.sum()) for h in heard], [h.passes.forwards for h in heard]
+    assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == len(of) and 0 < counts[-2] < len(of)
+    assert forwards == sorted(set(forwards)) and heard[-1].passes == found.passes == lane.passes
+    for h in heard:
+        assert torch.equal(h.x[h.settled], found.x[h.settled])
 
 
 def test_a_network_that_breaks_down_is_an_error_and_not_robustness():
     of = points()
-    with pytest.raises(ThreatError, match=r"not finite|NaN"):
-        Lane(Apgd(steps=3), lambda x: network(x) * float("nan"), network, THREAT, Draws(0), 4).hunt(of)
+
+    def hidden(x: Tensor) -> Tensor:
+        """Its gradients are no numbers, which its logits do not show."""
+        flat = (0 * x).sum(dim=(1, 2, 3), keepdim=True).sqrt()
+        return network((x + flat).nan_to_num())
+
+    for search, broken in ((Apgd(steps=3), lambda x: network(x) * float("nan")), (Fab(steps=3), hidden)):
+        with pytest.raises(ThreatError, match=r"not finite"):
+            Lane(search, broken, network, THREAT, Draws(0), 4).hunt(of)
 
 
 def test_no_points_are_no_work():
-    of = some(points(), torch.arange(0))
+    of = points().some(torch.arange(0))
     found = hunt(Apgd(steps=3), of)
-    assert len(found.broken) == 0 and found.passes.forwards == 0
+    assert len(found.settled) == 0 and found.passes == Passes()
+
+
+@pytest.mark.parametrize("search", [Apgd(steps=3, targets=2), Fab(steps=3), Fab(steps=3, targets=0)], ids=str)
+def test_a_network_of_one_class_leaves_nothing_to_search(search: Search):
+    x, heard = points().x, []
+    of = Points(x, torch.zeros(14, dtype=torch.int64), torch.zeros(14, 1).double(), torch.arange(14))
+    found = Lane(search, network, network, THREAT, Draws(0), 4).hunt(of, heard.append)
+    assert search.rounds(1) == 0 and found.settled.all() and heard == [found]
+    assert torch.equal(found.x, x) and torch.equal(found.predicted, of.y) and found.passes == Passes()

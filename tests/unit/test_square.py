@@ -21,6 +21,7 @@ from tests.reference import square as twin
 
 TEXTS = ("Linf:8/255", "L2:1/2", "L1:3")
 THREATS = pytest.mark.parametrize("threat", [Threat.read(text) for text in TEXTS], ids=str)
+ONE = Passes(forwards=1)
 SHAPES = [(1, 8, 8), (3, 12, 12), (2, 9, 16), (1, 16, 7), (3, 24, 24), (1, 28, 28), (3, 32, 32)]
 
 
@@ -50,7 +51,7 @@ def drive(search, model, asked, steps):
     states = [state]
     for _ in range(steps):
         x = search.ask(state, asked.threat)
-        path.append(Answer(x, model(x)))
+        path.append(Answer(x, model(x), ONE))
         state = search.tell(state, path[-1], asked.threat)
         states.append(state)
     return path, states
@@ -178,7 +179,7 @@ def test_everything_asked_is_in_ball_and_box(text, shape):
         new = search.ask(state, threat)
         assert new.dtype == x.dtype and new.min() >= 0 and new.max() <= 1
         assert (threat.norm.length((new - x).double()) <= threat.eps + 1e-6 * max(1, threat.eps)).all()
-        answer = Answer(new, torch.randn(4, 4, generator=generator))
+        answer = Answer(new, torch.randn(4, 4, generator=generator), ONE)
         assert torch.equal(succeeded(answer, x, asked.y, threat), answer.logits.argmax(1) != asked.y)
         state = search.tell(state, answer, threat)
 
@@ -245,7 +246,7 @@ def test_states_are_not_changed_after_the_fact(threat):
         before = {name: tensor.clone() for name, tensor in state.items()}
         x = search.ask(state, threat)
         shown = x.clone()
-        after = search.tell(state, Answer(x, network(shape)(x)), threat)
+        after = search.tell(state, Answer(x, network(shape)(x), ONE), threat)
         assert torch.equal(x, shown)
         assert all(torch.equal(state[name], before[name]) for name in before)
         assert {name: (t.shape, t.dtype) for name, t in after.items()} == {
@@ -260,7 +261,7 @@ def test_answers_that_are_not_numbers_are_not_kept():
     state = search.begin(asked)
     for logits in ([[0.0, 1.0], [0.0, 1.0]], [[float("nan"), 9.0], [5.0, 0.0]]):
         x = search.ask(state, threat)
-        old, state = state, search.tell(state, Answer(x, torch.tensor(logits).double()), threat)
+        old, state = state, search.tell(state, Answer(x, torch.tensor(logits).double(), ONE), threat)
     assert torch.equal(state["best"][0], old["best"][0]) and state["margin"].tolist() == [1.0, 5.0]
     assert torch.equal(state["best"][1], x[1])
 
@@ -284,7 +285,7 @@ def test_an_example_does_not_depend_on_its_neighbours(threat, dtype, shape):
             new = search.ask(state, threat)
             # Of one image after the other, because a network may add up in another order in another batch.
             logits = torch.cat([logits_of(one) for one in new.split(1)])
-            state = search.tell(state, Answer(new, logits), threat)
+            state = search.tell(state, Answer(new, logits, ONE), threat)
         return state
 
     together, order = final(torch.arange(n)), torch.tensor([3, 0, 1, 5, 2, 4])
@@ -307,7 +308,7 @@ def test_the_search_ends_after_the_start_and_all_windows():
         return torch.tensor([[1.0, 0.0]], dtype=x.dtype).repeat(len(x), 1)
 
     found = perturb(search, robust, x, torch.zeros(2, dtype=torch.long), threat, Draws(0))
-    assert search.rounds(10) == 2 and not search.wants_gradient
+    assert search.rounds(10) == 2 and search.cycle == (False,)
     assert found.passes == Passes(forwards=1 + 2 * 5, backwards=0) and len(seen) == 11
     assert torch.equal(found.x, x) and found.fooled is not None and not found.fooled.any()
     # The two searches start elsewhere and move elsewhere.

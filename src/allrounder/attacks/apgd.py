@@ -237,13 +237,14 @@ def _steepest(g: Images, kept: Labels) -> Images:
 
 def _finite(answer: Answer) -> tuple[PerExample, Images]:
     """Loss and gradient. A gradient that is not finite would stop a search, and look like robustness."""
-    loss, g = answer.loss, answer.gradient
-    assert loss is not None and g is not None, "Apgd wants gradients"
-    broken = loss.isnan() | ~g.isfinite().flatten(1).all(dim=1)
+    assert answer.loss is not None and answer.gradient is not None, "Apgd wants gradients"
+    loss, g = answer.loss[0], answer.gradient[0].contiguous()
+    # In a sum, one number that is not finite shows.
+    broken = loss.isnan() | ~g.sum(dim=(1, 2, 3)).isfinite()
     if broken.any():
         what = f"loss or gradient of {int(broken.sum())} of {len(loss)} images is not finite"
         raise ThreatError(f"APGD: the {what}; mend the network, or attack it without gradients")
-    return loss, g.contiguous()
+    return loss, g
 
 
 def _wide(per_example: Tensor) -> Tensor:

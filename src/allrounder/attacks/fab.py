@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias, final
+from typing import Annotated, ClassVar, final
 
 import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -15,8 +16,6 @@ from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Images, Logits, PerExample, PerExampleBool
 from allrounder.values import Count, Number, Share, Whole, value
-
-Crossing: TypeAlias = Literal["return", "reuse"]
 
 FLOOR = 1e-8
 """The least length that a displacement counts for."""
@@ -35,12 +34,12 @@ class Fab(Search):
     it, but for random starts. Croce and Hein, 2020, Minimally distorted adversarial examples with a fast
     adaptive boundary attack.
 
-    A step takes one pass: the one that judges p' also shows the next plane. It takes a second one after a
-    crossing, and most steps cross, to see the boundary from the point stepped back to; crossing = "reuse"
-    does without. Where no class is targeted, every further class takes a pass.
+    A step takes a pass with a gradient to see the boundary (with one for every wrong class where none is
+    targeted), and a forward pass to judge where it led.
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = frozenset({Linf, L2, L1})
+    cycle: ClassVar[tuple[bool, ...]] = (True, False)
 
     steps: Count = 100
     """Steps per round."""
@@ -54,9 +53,6 @@ class Fab(Search):
     """How far to go beyond the plane."""
     beta: Share = 0.9
     """How much of the way to keep after crossing the boundary."""
-    crossing: Crossing = "return"
-    """Where to look from after crossing it: return (from the point stepped back to, as published) or reuse
-    (from beyond, as already seen; half the passes)."""
 
     def rounds(self, classes: int) -> int:
         """One per target and start; there are no more targets than other classes."""
@@ -68,88 +64,68 @@ class Fab(Search):
         target, restart = divmod(question.round, self.restarts)
         others = question.natural.scatter(1, y[:, None], float("-inf"))
         ranked = others.argsort(dim=1, descending=True, stable=True)[:, :-1]
-        state = {
+        return {
             "x": x,
             "y": y,
             "aims": ranked[:, target : target + 1] if self.targets else ranked,
-            "turn": torch.zeros_like(y),
             "point": _start(x, question.threat, question.draws) if restart else x.clone(),
-            "fresh": torch.zeros_like(y, dtype=torch.bool),
             "moves": torch.zeros_like(y),
+            "judged": torch.zeros_like(y),
             "best": torch.full_like(x[:, 0, 0, 0], float("inf")),
         }
-        if not self.targets:
-            state |= {
-                "near": state["best"].clone(),
-                "rise": state["best"].clone(),
-                "slope": torch.zeros_like(x),
-            }
-        return state
 
     def ask(self, state: State, threat: Threat) -> Images:
         """The current point."""
         return state["point"]
 
-    def loss(self, state: State, logits: Logits) -> PerExample:
-        """z_t - z_y."""
-        aim = state["aims"].gather(1, state["turn"][:, None])
-        return (logits.gather(1, aim) - logits.gather(1, state["y"][:, None])).squeeze(1)
+    def loss(self, state: State, logits: Logits) -> Float[Tensor, "m n"]:
+        """z_t - z_y for every class t to aim at."""
+        return (logits.gather(1, state["aims"]) - logits.gather(1, state["y"][:, None])).T
 
     def tell(self, state: State, answer: Answer, threat: Threat) -> State:
-        """Step back from a new point beyond the boundary, or move on with the plane seen from here.
+        """Move on with the plane seen from here, or step back from a new point beyond the boundary.
 
-        `best` is the length of the shortest perturbation asked about that is misclassified.
+        `best` is the length of the shortest perturbation that a step led to and that is misclassified.
         """
-        x, point, norm = state["x"], state["point"], threat.norm
-        wrong = (answer.logits.argmax(1) != state["y"]) & ~self.finished(state)
-        best = torch.minimum(state["best"], norm.length(point - x).where(wrong, float("inf")))
-        behind = torch.where(_wide(wrong), x + self.beta * (point - x), point)
-        back = state["fresh"] & wrong & (self.crossing == "return")
-        here = point if self.crossing == "return" else behind
-        plane = self._plane(state, answer, here, norm)
-        last = state["turn"] + 1 == state["aims"].shape[1]
-        going = last & ~back & (state["moves"] < self.steps)
-        ahead, moving = torch.where(_wide(back), behind, point), going.nonzero().squeeze(1)
-        ahead[moving] = self._move(
-            x[moving], here[moving], plane["rise"][moving], plane["slope"][moving], norm
-        )
-        return {
-            **state,
-            **({} if self.targets else plane),
-            "turn": (state["turn"] + 1).masked_fill(back | last, 0),
-            "point": ahead,
-            "fresh": going,
-            "moves": state["moves"] + going,
-            "best": best,
-        }
+        x, point = state["x"], state["point"]
+        if answer.gradient is None:
+            far = threat.norm.length(point - x)
+            wrong = (answer.logits.argmax(1) != state["y"]) & (state["judged"] < state["moves"])
+            return state | {
+                "point": torch.where(_wide(wrong), x + self.beta * (point - x), point),
+                "judged": state["moves"].clone(),
+                "best": torch.minimum(state["best"], far.where(wrong, float("inf"))),
+            }
+        rise, slope = _closest(answer, threat.norm)
+        going = state["moves"] < self.steps
+        ahead = self._move(x, point, rise, slope, threat.norm)
+        # Only where the search is over in a batch that goes on.
+        ahead = ahead if going.all() else torch.where(_wide(going), ahead, point)
+        return state | {"point": ahead, "moves": state["moves"] + going}
 
     def finished(self, state: State) -> PerExampleBool:
         """Whether the last step is made and judged."""
-        return (state["moves"] == self.steps) & ~state["fresh"]
-
-    def _plane(self, state: State, answer: Answer, here: Images, norm: Norm) -> State:
-        """The boundary: value and slope here of the closest plane among those of the classes asked about."""
-        assert answer.loss is not None and answer.gradient is not None, "FAB wants gradients"
-        rise, slope = answer.loss, answer.gradient
-        if self.crossing == "reuse":
-            rise = _carry(rise, slope, here - answer.x)
-        if self.targets:
-            return {"rise": rise, "slope": slope}
-        near = gap(slope, rise, norm)
-        # A broken gradient is taken rather than passed over, so that it is seen.
-        closer = (state["turn"] == 0) | (near < state["near"]) | near.isnan()
-        return {
-            "near": torch.where(closer, near, state["near"]),
-            "rise": torch.where(closer, rise, state["rise"]),
-            "slope": torch.where(_wide(closer), slope, state["slope"]),
-        }
+        return state["judged"] == self.steps
 
     def _move(self, x: Images, point: Images, rise: PerExample, slope: Images, norm: Norm) -> Images:
         d1 = displace(point, slope, rise, norm)
-        d2 = displace(x, slope, _carry(rise, slope, x - point), norm)
+        d2 = displace(x, slope, rise + (slope * (x - point)).sum(dim=(1, 2, 3)), norm)
         from_point, from_x = (norm.length(d).clamp(min=FLOOR) for d in (d1, d2))
         a = _wide((from_point / (from_point + from_x)).clamp(max=self.alpha_max))
         return ((1 - a) * (point + self.eta * d1) + a * (x + self.eta * d2)).clamp(0, 1)
+
+
+def _closest(answer: Answer, norm: Norm) -> tuple[PerExample, Images]:
+    """The boundary: value and slope of the closest plane among those of the classes aimed at."""
+    rise, slope = answer.loss, answer.gradient
+    assert rise is not None and slope is not None, "FAB wants gradients"
+    if len(rise) == 1:
+        return rise[0], slope[0].contiguous()
+    near = torch.stack([gap(w, c, norm) for w, c in zip(slope, rise, strict=True)])
+    # A broken gradient is taken rather than passed over, so that it is seen.
+    which = near.masked_fill(near.isnan(), -1).argmin(dim=0)
+    every = torch.arange(len(which), device=which.device)
+    return rise[which, every], slope[which, every]
 
 
 def _start(x: Images, threat: Threat, draws: Draws) -> Images:
@@ -158,11 +134,6 @@ def _start(x: Images, threat: Threat, draws: Draws) -> Images:
     d = 2 * draws.uniform(x) - 1 if isinstance(threat.norm, Linf) else draws.normal(x)
     length = threat.norm.length(d).clamp(min=torch.finfo(d.dtype).tiny)
     return (x + threat.eps / 2 * d / _wide(length)).clamp(0, 1)
-
-
-def _carry(rise: PerExample, slope: Images, d: Images) -> PerExample:
-    """The value of a plane at a distance d from where it is known."""
-    return rise + (slope * d).sum(dim=(1, 2, 3))
 
 
 def _wide(per_example: Tensor) -> Tensor:

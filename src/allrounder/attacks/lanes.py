@@ -1,28 +1,30 @@
 """Driving a search over many examples in lanes of one fixed batch shape.
 
-Every example has a slot of its own until it is broken or its rounds are used up; then the next one takes the
-slot. The network only ever sees batches of the lane's width, because another shape changes bits; at one width
-an example's path does not depend on its neighbours. So the result is the same for any order, split or
-interruption.
+Every round of an example has a slot of its own until it breaks the example or is over; then the next one
+takes the slot. The network only ever sees batches of the lane's width, because another shape changes bits; at
+one width a round's path does not depend on its neighbours. Where slots would be idle, later rounds of an
+example begin before its earlier ones are over, but the lowest round that breaks it counts. So the result is
+the same for any order, split or interruption.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast, final
 
 import torch
 from torch import Tensor
 
-from allrounder.attacks.search import Question, Search, State, cost, inquire, succeeded
+from allrounder.attacks.search import Question, Search, State, inquire, succeeded
 from allrounder.errors import ThreatError
 from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class Points:
     """Examples to be attacked: images, labels, natural logits, and the number that addresses their
@@ -36,25 +38,53 @@ class Points:
     def __len__(self) -> int:
         return len(self.y)
 
+    def some(self, index: Labels) -> Points:
+        """The points at these positions."""
+        return Points(self.x[index], self.y[index], self.natural[index], self.rows[index])
 
+
+@final
 @dataclass(frozen=True, eq=False)
 class Hunted:
-    """What became of every point: broken or not, the image that broke it (or its own), and the passes
-    spent."""
+    """What became of every point so far: settled or not, what the plain network says of the image found
+    (of its own where none was), that image, and the passes spent on all."""
 
-    broken: PerExampleBool
+    settled: PerExampleBool
+    predicted: Labels
     x: Images
-    passes: Passes
+    passes: Passes = field(default_factory=Passes)
+
+    @classmethod
+    def nothing(cls, points: Points) -> Hunted:
+        """Before the first question."""
+        settled = torch.zeros(len(points), dtype=torch.bool)
+        return cls(settled, points.natural.argmax(1).cpu(), points.x.clone())
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A point in one of its rounds, with its state if it was already under way."""
+    """A round of a point; with its state and place in the search's cycle if it was already under way."""
 
     point: int
-    round: int = 0
+    round: int
     state: State | None = None
+    phase: int = 0
+
+
+@final
+@dataclass(eq=False)
+class Course:
+    """How far a point is: how many rounds were begun, which are undecided, and whether the last of them has
+    broken the point, or seems to."""
+
+    begun: int = 0
+    undecided: set[int] = field(default_factory=set[int])
+    found: bool = False
+
+    def settled(self, rounds: int) -> bool:
+        """Whether no round that could still count is left."""
+        return not self.undecided and (self.found or self.begun == rounds)
 
 
 @final
@@ -70,106 +100,142 @@ class Lane:
         self.threat, self.draws, self.width = threat, draws, width
         self.passes = Passes()
 
-    def hunt(self, points: Points, report: Callable[[int, int], None] = lambda done, broken: None) -> Hunted:
-        """Search all points; `report` hears how many are done and how many of them are broken."""
-        if len(points) == 0:
-            return Hunted(torch.zeros(0, dtype=torch.bool), points.x, self.passes)
+    def hunt(self, points: Points, report: Callable[[Hunted], None] = lambda hunted: None) -> Hunted:
+        """Search all points; `report` hears how it stands after every step, and may raise to stop."""
         self.points, self.rounds = points, self.search.rounds(points.natural.shape[1])
-        self.waiting = deque(Entry(point) for point in range(len(points)))
+        self.courses = [Course() for _ in range(len(points))]
+        self.queue, self.resumed = deque(range(len(points))), deque[Entry]()
         self.slots: list[Entry | None] = [None] * self.width
         self.suspects: list[tuple[Entry, Tensor]] = []
-        self.broken, self.x = torch.zeros(len(points), dtype=torch.bool), points.x.clone()
+        # A network of one class may leave a search no round; then no point is broken.
+        settled = torch.full((len(points),), self.rounds == 0)
+        self.found = replace(Hunted.nothing(points), settled=settled)
+        if bool(settled.all()):
+            report(self.found)
+            return self.found
         # Free slots hold the first point; what comes of them is thrown away.
-        self.seats = torch.zeros(self.width, dtype=torch.int64)
-        first = self._begin(Entry(0))
-        self.state = {name: row.repeat(self.width, *[1] * (row.dim() - 1)) for name, row in first.items()}
-        done = 0
-        while self.waiting or self.suspects or any(entry is not None for entry in self.slots):
-            self._fill()
-            if any(entry is not None for entry in self.slots):
-                done += self._advance()
+        self.state = {name: self._spread(row) for name, row in self._begin(Entry(0, 0)).items()}
+        self.x, self.y = self._spread(points.x[:1]), self._spread(points.y[:1])
+        cycle, told = self.search.cycle, 0
+        while told < len(points):
+            for phase, gradient in enumerate(cycle):
+                self._fill(phase)
+                if any(entry is not None for entry in self.slots):
+                    self._advance(gradient, (phase + 1) % len(cycle))
             if len(self.suspects) >= self.width or not any(entry is not None for entry in self.slots):
-                done += self._confirm()
-            report(done, int(self.broken.sum()))
-        return Hunted(self.broken, self.x, self.passes)
+                self._confirm()
+            told, self.found = int(settled.sum()), replace(self.found, passes=self.passes)
+            report(self.found)
+        return self.found
 
     def _begin(self, entry: Entry) -> State:
         """The state of one point at the beginning of a round: always a batch of one, whatever else goes
         on."""
-        if entry.state is not None:
-            return entry.state
         points, at = self.points, slice(entry.point, entry.point + 1)
         draws = self.draws.at("round", entry.round).per_example(points.rows[at].cpu())
         question = Question(points.x[at], points.y[at], points.natural[at], self.threat, draws, entry.round)
         return self.search.begin(question)
 
-    def _sit(self, slot: int, entry: Entry) -> None:
-        self.slots[slot], self.seats[slot] = entry, entry.point
-        for name, row in self._begin(entry).items():
-            self.state[name][slot] = row[0]
+    def _spread(self, row: Tensor) -> Tensor:
+        return row.repeat(self.width, *[1] * (row.dim() - 1))
 
-    def _fill(self) -> None:
+    def _fill(self, phase: int) -> None:
+        """Give free slots to those that wait for this phase of the search's cycle."""
         for slot, entry in enumerate(self.slots):
-            if entry is None and self.waiting:
-                self._sit(slot, self.waiting.popleft())
+            if entry is None and (chosen := self._next(phase)) is not None:
+                self.slots[slot] = chosen
+                self.x[slot], self.y[slot] = self.points.x[chosen.point], self.points.y[chosen.point]
+                rows = self._begin(chosen) if chosen.state is None else chosen.state
+                for name, row in rows.items():
+                    self.state[name][slot] = row[0]
 
-    def _advance(self) -> int:
-        """One question for the whole lane; how many points are done with it."""
-        seats = self.seats.to(self.points.x.device)
-        x, y = self.points.x[seats], self.points.y[seats]
-        answer = inquire(self.search, self.network, self.state, self.threat)
-        self.passes += cost(self.search)
-        if not (torch.isfinite(answer.x).all() and torch.isfinite(answer.logits).all()):
+    def _next(self, phase: int) -> Entry | None:
+        for _ in range(len(self.resumed)):
+            entry = self.resumed.popleft()
+            if entry.phase == phase:
+                return entry
+            self.resumed.append(entry)
+        while phase == 0 and self.queue:
+            point = self.queue.popleft()
+            course = self.courses[point]
+            if course.begun < self.rounds and not course.found:
+                entry = Entry(point, course.begun)
+                course.begun += 1
+                course.undecided.add(entry.round)
+                # Round by round: a point comes again after all the others.
+                self.queue.append(point)
+                return entry
+        return None
+
+    def _advance(self, gradient: bool, following: int) -> None:
+        """One question for the whole lane; what it finds is suspected, what is over makes room."""
+        answer = inquire(self.search, self.network, self.state, self.threat, gradient)
+        self.passes += answer.passes
+        # In the sum of the images, one number that is not finite shows; of logits, it might overflow.
+        if not bool(answer.x.sum().isfinite() & answer.logits.isfinite().all()):
             who = f"{self.search} under {self.threat}"
             raise ThreatError(
                 f"{who}: images or logits are not finite; the network's gradients may be broken"
             )
-        found = _list(succeeded(answer, x, y, self.threat))
+        found = _list(succeeded(answer, self.x, self.y, self.threat))
         self.state = self.search.tell(self.state, answer, self.threat)
         over = _list(self.search.finished(self.state))
-        done = 0
-        for slot, entry in enumerate(self.slots):
+        for slot in range(self.width):
+            entry = self.slots[slot]  # read anew: a find empties slots of later rounds
             if entry is None:
                 continue
             if found[slot]:
-                rows = {name: row[slot : slot + 1].clone() for name, row in self.state.items()}
-                self.suspects.append((replace(entry, state=rows), answer.x[slot].clone()))
                 self.slots[slot] = None
-            elif over[slot] and entry.round + 1 < self.rounds:
-                self._sit(slot, Entry(entry.point, entry.round + 1))
+                rows = {name: row[slot : slot + 1].clone() for name, row in self.state.items()}
+                self._suspect(replace(entry, state=rows, phase=following), answer.x[slot].clone())
             elif over[slot]:
                 self.slots[slot] = None
-                done += 1
-        return done
+                self._close(entry)
 
-    def _confirm(self) -> int:
+    def _suspect(self, entry: Entry, x: Tensor) -> None:
+        """Put a find aside to be confirmed, and forget the later rounds of its point."""
+        course = self.courses[entry.point]
+        course.found, course.begun = True, entry.round + 1
+        course.undecided = {number for number in course.undecided if number <= entry.round}
+
+        def counts(other: Entry) -> bool:
+            return other.point != entry.point or other.round < entry.round
+
+        self.slots = [other if other is None or counts(other) else None for other in self.slots]
+        self.resumed = deque(filter(counts, self.resumed))
+        self.suspects = [*((other, at) for other, at in self.suspects if counts(other)), (entry, x)]
+
+    def _confirm(self) -> None:
         """Show what was found to the plain network; what it does not confirm goes on searching."""
         suspects, self.suspects = self.suspects[: self.width], self.suspects[self.width :]
         if not suspects:
-            return 0
+            return
         filled = [x for _, x in suspects] + [suspects[0][1]] * (self.width - len(suspects))
         with torch.no_grad():
             predicted = self.plain(torch.stack(filled)).argmax(1)
         self.passes += Passes(forwards=1)
-        done = 0
         for (entry, x), prediction in zip(suspects, predicted, strict=False):
             if prediction != self.points.y[entry.point]:
-                self.broken[entry.point], self.x[entry.point] = True, x
-                done += 1
+                self.found.predicted[entry.point], self.found.x[entry.point] = prediction, x
+                self._close(entry)
             else:
-                done += self._resume(entry)
-        return done
+                self._resume(entry)
 
-    def _resume(self, entry: Entry) -> int:
-        """Let a point go on that was not broken after all; one if there is nothing left to try."""
+    def _resume(self, entry: Entry) -> None:
+        """Let a round go on that has not broken its point after all."""
         assert entry.state is not None
-        if not bool(self.search.finished(entry.state)):
-            self.waiting.append(entry)
-        elif entry.round + 1 < self.rounds:
-            self.waiting.append(Entry(entry.point, entry.round + 1))
+        self.courses[entry.point].found = False
+        if entry.point not in self.queue:
+            self.queue.append(entry.point)
+        if bool(self.search.finished(entry.state)):
+            self._close(entry)
         else:
-            return 1
-        return 0
+            self.resumed.append(entry)
+
+    def _close(self, entry: Entry) -> None:
+        course = self.courses[entry.point]
+        course.undecided.discard(entry.round)
+        self.found.settled[entry.point] = course.settled(self.rounds)
 
 
 def _list(flags: PerExampleBool) -> list[bool]:

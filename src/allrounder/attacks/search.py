@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from allrounder.attacks.base import Attack, Crafted
 from allrounder.rng import Draws
 from allrounder.threats import Threat
-from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExample, PerExampleBool
+from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool
 
-State: TypeAlias = dict[str, torch.Tensor]
+State: TypeAlias = dict[str, Tensor]
 """What a search knows: tensors with one row per example, the same names and shapes from beginning to end."""
 
 SLACK = 1e-6
@@ -47,15 +49,18 @@ class Answer:
 
     x: Images
     logits: Logits
-    loss: PerExample | None = None
-    gradient: Images | None = None
-    """The gradient of the search's loss with respect to x; None for a search that only queries."""
+    passes: Passes
+    loss: Float[Tensor, "m n"] | None = None
+    """The losses that were differentiated; None where no gradient was wanted."""
+    gradient: Float[Tensor, "m n c h w"] | None = None
+    """Their gradients with respect to x."""
 
 
 class Search(Attack):
     """An attack by asking; the subclasses are final frozen values."""
 
-    wants_gradient: ClassVar[bool] = True
+    cycle: ClassVar[tuple[bool, ...]] = (True,)
+    """Whether the questions of a step want gradients, in turn; all examples of a batch keep in step."""
 
     def repeats(self) -> int:
         """How often a network is asked the same, to average its answers: more than once where it is
@@ -75,8 +80,8 @@ class Search(Attack):
     def ask(self, state: State, threat: Threat) -> Images:
         """The image to be asked about next, for every example."""
 
-    def loss(self, state: State, logits: Logits) -> PerExample:
-        """What to differentiate at the image asked about, if a gradient is wanted."""
+    def loss(self, state: State, logits: Logits) -> Float[Tensor, "*m n"]:
+        """What to differentiate at the image asked about, if a gradient is wanted: one loss or several."""
         raise AssertionError("only searches that want gradients have a loss")
 
     @abstractmethod
@@ -97,37 +102,52 @@ class Search(Attack):
         for number in range(self.rounds(natural.shape[1])):
             state = self.begin(Question(x, y, natural, threat, draws.at("round", number), number))
             while not (fooled | self.finished(state)).all():
-                answer = inquire(self, model, state, threat)
-                passes = passes + cost(self)
-                new = succeeded(answer, x, y, threat) & ~fooled & ~self.finished(state)
-                x_adv = torch.where(new[:, None, None, None], answer.x, x_adv)
-                fooled = fooled | new
-                state = self.tell(state, answer, threat)
+                for gradient in self.cycle:
+                    answer = inquire(self, model, state, threat, gradient)
+                    passes = passes + answer.passes
+                    new = succeeded(answer, x, y, threat) & ~fooled & ~self.finished(state)
+                    x_adv = torch.where(new[:, None, None, None], answer.x, x_adv)
+                    fooled = fooled | new
+                    state = self.tell(state, answer, threat)
         return Crafted(x=x_adv, fooled=fooled, passes=passes)
 
 
-def cost(search: Search) -> Passes:
-    """The passes of one question."""
-    return Passes(forwards=search.repeats(), backwards=search.repeats() * search.wants_gradient)
+def inquire(search: Search, model: Classifier, state: State, threat: Threat, gradient: bool) -> Answer:
+    """Ask the network what a search wants to know: a forward pass, and a backward pass for each gradient.
 
-
-def inquire(search: Search, model: Classifier, state: State, threat: Threat) -> Answer:
-    """Ask the network what a search wants to know: one forward pass, and one backward pass for a gradient."""
+    A network that is random may be asked several times; then the answers are averaged.
+    """
     x = search.ask(state, threat).detach()
-    if not search.wants_gradient:
+    if not gradient:
         with torch.no_grad():
-            return Answer(x, model(x))
-    answers: list[tuple[torch.Tensor, ...]] = []
-    for _ in range(search.repeats()):
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            logits = model(x)
-            loss = search.loss(state, logits)
-            answers.append((logits.detach(), loss.detach(), torch.autograd.grad(loss.sum(), x)[0]))
-    logits, loss, gradient = (torch.stack(part).mean(0) for part in zip(*answers, strict=True))
-    return Answer(x.detach(), logits, loss, gradient)
+            return Answer(x, model(x), Passes(forwards=1))
+    answers = [_differentiate(search, model, state, x) for _ in range(search.repeats())]
+    passes = Passes(len(answers), sum(len(answer[1]) for answer in answers))
+    if len(answers) == 1:
+        return Answer(x, answers[0][0], passes, *answers[0][1:])
+    logits, loss, slopes = (torch.stack(part).mean(0) for part in zip(*answers, strict=True))
+    return Answer(x, logits, passes, loss, slopes)
+
+
+def _differentiate(
+    search: Search, model: Classifier, state: State, x: Images
+) -> tuple[Logits, Float[Tensor, "m n"], Float[Tensor, "m n c h w"]]:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        logits = model(x)
+        loss = search.loss(state, logits)
+        rows = loss if loss.dim() == 2 else loss[None]
+        totals = rows.sum(dim=1)
+        more = [row < len(totals) - 1 for row in range(len(totals))]
+        slopes = [torch.autograd.grad(t, x, retain_graph=m)[0] for t, m in zip(totals, more, strict=True)]
+    return logits.detach(), rows.detach(), torch.stack(slopes) if len(slopes) > 1 else slopes[0][None]
 
 
 def succeeded(answer: Answer, x: Images, y: Labels, threat: Threat) -> PerExampleBool:
     """Whether the images asked about are misclassified and inside the threat."""
-    return (answer.logits.argmax(1) != y) & threat.contains(x, answer.x, slack=SLACK)
+    wrong = answer.logits.argmax(1) != y
+    rows = wrong.nonzero().squeeze(1)
+    if len(rows):
+        # Most images are classified correctly, and then it does not matter where they are.
+        wrong[rows] = threat.contains(x[rows], answer.x[rows], slack=SLACK)
+    return wrong

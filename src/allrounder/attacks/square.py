@@ -36,7 +36,7 @@ class Square(Search):
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
-    wants_gradient: ClassVar[bool] = False
+    cycle: ClassVar[tuple[bool, ...]] = (False,)
 
     queries: Count = 5000
     """The number of windows to try; the start is one query more, as in AutoAttack."""
@@ -87,19 +87,18 @@ class Square(Search):
         move = state["plan"][torch.arange(n, device=x.device), number].long()
         side, signs = move[:, 0], move[:, -c:, None, None].to(x.dtype)
         if isinstance(threat.norm, Linf):
-            (window,) = inside(side, move[:, 1:3], x)
-            changed = threat.project(x, torch.addcmul(best, signs, window, value=2 * threat.eps))
-        else:
-            windows = Windows(side, move[:, 1:5], move[:, 5], signs)
-            changed = exchange(x, best, threat, windows, sides(h, w, self.p, threat.norm))
-        changed[asked == 0] = best[asked == 0]
-        return changed
+            # At the start the window is empty.
+            (window,) = inside(side * (asked > 0), move[:, 1:3], x)
+            return threat.project(x, torch.addcmul(best, signs, window, value=2 * threat.eps))
+        windows = Windows(side, move[:, 1:5], move[:, 5], signs)
+        changed = exchange(x, best, threat, windows, sides(h, w, self.p, threat.norm))
+        return changed if bool(asked.all()) else torch.where((asked > 0)[:, None, None, None], changed, best)
 
     def tell(self, state: State, answer: Answer, threat: Threat) -> State:
         """Keep the image if its margin is higher; the first one misclassified always is."""
-        found, best = margin(answer.logits, state["y"]), state["best"].clone()
+        found = margin(answer.logits, state["y"])
         better = found > state["margin"]
-        best[better] = answer.x[better]
+        best = torch.where(better[:, None, None, None], answer.x, state["best"])
         raised = torch.where(better, found, state["margin"])
         return state | {"best": best, "margin": raised, "asked": state["asked"] + 1}
 
