@@ -1,80 +1,199 @@
-"""One attack on some images of a split, in lanes of one width: what the plain network says of the results."""
+"""Settling attacks on the images of a split, line by line: the work of an evaluation.
+
+Whatever the network sees has the lane's width, and randomness is addressed per example and attack, so a line
+does not depend on the images it is settled with, on what ran before, or on the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import final
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from allrounder.attacks.base import Attack, perturb
-from allrounder.attacks.lanes import Lane, Points
+from allrounder.attacks import label_of
+from allrounder.attacks.autoattack import stages_of
+from allrounder.attacks.base import Attack, perturb, verify
+from allrounder.attacks.lanes import Hunted, Lane, Points
 from allrounder.attacks.lending import lend
 from allrounder.attacks.search import Search
 from allrounder.data.base import Split
+from allrounder.errors import Interrupted
+from allrounder.ledger import Ledger
+from allrounder.outcome import NATURAL
+from allrounder.probes import Probe
 from allrounder.rng import Draws
 from allrounder.threats import Threat
-from allrounder.types import Images, Labels, Logits, device_of
+from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool, device_of
 
-CHUNK = 4
-"""Lanes of images that are held in memory at once while they are searched."""
+CHUNK, CHUNK_BYTES = 1024, 1 << 26
+"""The most images, and bytes of them, that are held in memory at once."""
+SAVE_AFTER, TELL_AFTER = 20.0, 0.1
+"""Seconds between two pages, and two reports, of an attack that takes long."""
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class Tick:
+    """How far an attack is: points settled of those it was given, how many of them are broken, passes."""
+
+    what: str
+    done: int
+    total: int
+    broken: int = 0
+    passes: Passes = field(default_factory=Passes)
+
+
+Report: TypeAlias = Callable[[Tick], None]
+
+
+@final
 class Assessor:
-    """A network in evaluation mode, the images to show it, and the width of its lanes."""
+    """A network and the images it is asked about; a module is put into evaluation mode meanwhile."""
 
-    model: nn.Module
-    split: Split
-    width: int
+    def __init__(
+        self,
+        model: Classifier,
+        split: Split,
+        ledger: Ledger,
+        *,
+        seed: int,
+        width: int,
+        keep: bool = False,
+        report: Report = lambda tick: None,
+    ):
+        """`keep` keeps the images that attacks make; `report` is called often, and may raise to stop."""
+        self.model, self.split, self.ledger = model, split, ledger
+        self.draws, self.width, self.keep, self.report = Draws(seed), width, keep, report
+        self.labels = split.labels
 
-    def load(self, rows: Labels) -> tuple[Images, Labels]:
-        """Images and labels at these positions of the split, where the network wants them."""
+    def assess(self, rows: Labels, probes: Sequence[Probe]) -> None:
+        """Settle all probes on the images at these positions of the split."""
+        first = self.split.fetch(rows[:1])
+        size = max(self.width, min(CHUNK, CHUNK_BYTES // max(first.nbytes, 1)))
+        # A network that draws random numbers even now gets the seed's.
+        with torch.inference_mode(False), torch.no_grad(), self.draws.at("evaluate").ambient():
+            for chunk in rows.split(size):
+                if any(True for _ in self._missing(chunk, probes)):
+                    self._settle(chunk, probes)
+
+    def _missing(self, rows: Labels, probes: Sequence[Probe]) -> Iterator[PerExampleBool]:
+        """For every attack with work left: which of the rows wait for it, as far as is known."""
+        natural = self.ledger.lines(NATURAL)
+        if not natural.settled[rows].all():
+            yield ~natural.settled[rows]
+        for probe in probes:
+            left = natural.predicted[rows] == self.labels[rows]
+            for attack in stages_of(probe.attack, probe.threat):
+                lines = self.ledger.lines(key_of(probe, attack))
+                if (left & ~lines.settled[rows]).any():
+                    yield left & ~lines.settled[rows]
+                left = left & (lines.predicted[rows] == self.labels[rows])
+
+    def _settle(self, rows: Labels, probes: Sequence[Probe]) -> None:
         device, dtype = device_of(self.model)
-        return self.split.fetch(rows).to(device, dtype), self.split.labels[rows].to(device)
+        x = self.split.fetch(rows).to(device, dtype)
+        with lend(self.model, x, "eval") as network:
+            points = Points(x, self.labels[rows].to(device), self.logits(x), rows)
+            predicted = points.natural.argmax(1).cpu()
+            far = torch.where(predicted == self.labels[rows], float("nan"), 0.0).double()
+            self.ledger.add(NATURAL, rows, predicted, far)
+            self.report(Tick(NATURAL, len(rows), len(rows), int((predicted != self.labels[rows]).sum())))
+            for probe in probes:
+                left = predicted == self.labels[rows]
+                for attack in stages_of(probe.attack, probe.threat):
+                    lines = self.ledger.lines(key_of(probe, attack))
+                    self._run(probe, attack, points, left & ~lines.settled[rows], network)
+                    left = left & (lines.predicted[rows] == self.labels[rows])
 
-    def lanes(self, rows: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Cut rows into passes of one width, the last filled up with its final row; with the real count."""
-        for lane in _cut(rows, self.width):
-            yield torch.cat([lane, lane[-1:].expand(self.width - len(lane))]), len(lane)
+    def _run(
+        self, probe: Probe, attack: Attack, points: Points, todo: PerExampleBool, network: Classifier
+    ) -> None:
+        """Settle one attack on some of the points, and write pages while it goes on."""
+        some = points.some(todo.nonzero().squeeze(1))
+        if len(some) == 0:
+            return
+        book = Book(self.ledger, key_of(probe, attack), some, probe.threat, self.keep)
+        name = str(probe) if attack is probe.attack else f"{label_of(attack)}@{probe.threat}"
+
+        def told(hunted: Hunted) -> None:
+            book.last, settled = hunted, hunted.settled
+            if not settled.all() and time.monotonic() - book.told < TELL_AFTER:
+                return
+            if settled.all() or time.monotonic() - book.saved > SAVE_AFTER:
+                book.write()
+            book.told = time.monotonic()
+            broken = int((hunted.predicted != book.labels)[settled].sum())
+            self.report(Tick(name, int(settled.sum()), len(some), broken, hunted.passes))
+
+        draws = draws_of(self.draws, probe, attack)
+        try:
+            if isinstance(attack, Search):
+                Lane(attack, network, self.model, probe.threat, draws, self.width).hunt(some, told)
+            else:
+                self._craft(attack, probe.threat, draws, some, told)
+        except (Interrupted, KeyboardInterrupt):
+            book.write()
+            raise
+
+    def _craft(
+        self, attack: Attack, threat: Threat, draws: Draws, points: Points, told: Callable[[Hunted], None]
+    ) -> None:
+        """Attacks of fixed length, one lane after the other."""
+        hunted = Hunted.nothing(points)
+        for seats, real in self._lanes(len(points)):
+            lane = points.some(seats)
+            crafted = perturb(attack, self.model, lane.x, lane.y, threat, draws.per_example(lane.rows))
+            hunted.x[seats[:real]] = crafted.x[:real]
+            hunted.predicted[seats[:real]] = self.logits(crafted.x).argmax(1)[:real].cpu()
+            hunted.settled[seats[:real]] = True
+            hunted = replace(hunted, passes=hunted.passes + crafted.passes + Passes(forwards=1))
+            told(hunted)
 
     def logits(self, x: Images) -> Logits:
-        """The plain network's answers: the one place where it is asked."""
-        seats = self.lanes(torch.arange(len(x)))
-        return torch.cat([self.model(x[lane])[:real] for lane, real in seats])
+        """The plain network's answers, in passes of the lane's width: the one place where it is asked."""
+        return torch.cat([self.model(x[seats])[:real] for seats, real in self._lanes(len(x))])
 
-    def predictions(
-        self, attack: Attack, threat: Threat, draws: Draws, rows: Labels, report: Callable[[int], None]
-    ) -> Labels:
-        """What the plain network says of the images an attack makes of these; `report` hears how many are
-        done."""
-        if isinstance(attack, Search):
-            return self._hunted(attack, threat, draws, rows, report)
-        found: list[Tensor] = []
-        for lane, real in self.lanes(rows):
-            x, y = self.load(lane)
-            crafted = perturb(attack, self.model, x, y, threat, draws.per_example(lane))
-            found.append(self.logits(crafted.x).argmax(1)[:real].cpu())
-            report(sum(map(len, found)))
-        return torch.cat(found)
-
-    def _hunted(
-        self, search: Search, threat: Threat, draws: Draws, rows: Labels, report: Callable[[int], None]
-    ) -> Labels:
-        found: list[Tensor] = []
-        for chunk in _cut(rows, CHUNK * self.width):
-            x, y = self.load(chunk)
-            with lend(self.model, x, "eval") as network:
-                before = sum(map(len, found))
-                lane = Lane(search, network, self.model, threat, draws, self.width)
-                points = Points(x, y, self.logits(x), chunk)
-                hunted = lane.hunt(points, lambda done, broken, before=before: report(before + done))
-                found.append(self.logits(hunted.x).argmax(1).cpu())
-        return torch.cat(found)
+    def _lanes(self, count: int) -> Iterator[tuple[Tensor, int]]:
+        """Cut positions into passes of one width, the last filled up with its final one; with the real
+        count."""
+        for start in range(0, count, self.width):
+            yield torch.arange(start, start + self.width).clamp(max=count - 1), min(self.width, count - start)
 
 
-def _cut(rows: Tensor, size: int) -> list[Tensor]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+@final
+class Book:
+    """Writes what an attack settles into the ledger, each line once and checked."""
+
+    def __init__(self, ledger: Ledger, key: str, points: Points, threat: Threat, keep: bool):
+        """For these points."""
+        self.ledger, self.key, self.points, self.threat, self.keep = ledger, key, points, threat, keep
+        self.labels, self.saved = points.y.cpu(), time.monotonic()
+        self.told, self.last = 0.0, Hunted.nothing(points)
+        self.written = torch.zeros(len(points), dtype=torch.bool)
+
+    def write(self) -> None:
+        """A page of all points that are settled and not written yet: the gateway of evaluations."""
+        hunted = self.last
+        new = (hunted.settled & ~self.written).nonzero().squeeze(1)
+        x, x_adv, predicted = self.points.x[new], hunted.x[new], hunted.predicted[new]
+        verify(self.key, x_adv, x, self.threat)
+        far = self.threat.norm.length((x_adv - x).double()).cpu()
+        far = torch.where(predicted != self.labels[new], far, float("nan"))
+        self.ledger.add(self.key, self.points.rows[new], predicted, far, x_adv if self.keep else None)
+        self.written[new], self.saved = True, time.monotonic()
+
+
+def key_of(probe: Probe, attack: Attack) -> str:
+    """What an attack's lines are filed under: a search has the same alone and in any cascade."""
+    return f"{attack}@{probe.threat}" if isinstance(attack, Search) else f"{attack} as {probe}"
+
+
+def draws_of(draws: Draws, probe: Probe, attack: Attack) -> Draws:
+    """The randomness of an attack, so that a cascade's verdict is that of its parts together."""
+    if isinstance(attack, Search):
+        return draws.at("search", str(attack), str(probe.threat))
+    return draws.at("probe", str(probe))

@@ -97,14 +97,15 @@ def train_and_evaluate(name: str, send: Send, out: Path, sets: Sequence[str]) ->
         send(Note(name, 1, 1, "was done before"))
         return
 
-    def report(probe: str, done: int, total: int) -> None:
-        send(Note(name, done, total, probe))
-
-    network, test = load(run.folder, "best"), recipe.read_data().test
-    outcome = evaluate(network, test, recipe.probes, seed=0, progress=report)
     origin = {"weights": "best", "selected_on": recipe.validation.on, "recipe": recipe.fingerprint()}
-    file.parent.mkdir(exist_ok=True)
-    replace(outcome, facts={**outcome.facts, **origin}).save(file)
+    evaluate(
+        load(run.folder, "best"),
+        recipe.read_data(),
+        probes=recipe.probes,
+        out=file.parent,
+        about=origin,
+        progress=lambda note: send(replace(note, name=name)),
+    )
 
 
 def run_all(

@@ -1,84 +1,184 @@
-"""Measure a network: natural accuracy and accuracy under attack, stored example by example."""
+"""Measure a network: natural accuracy and accuracy under attack, stored example by example.
+
+evaluate(model, x, y, norm="Linf", eps=8 / 255)                                          # AutoAttack
+evaluate(model, data, threats=["Linf:8/255", "L2:128/255"], attacks=["pgd-20", "aa"], out="runs/eval")
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias, final
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from allrounder.assessment import Assessor
+from allrounder.assessment import Assessor, Tick
 from allrounder.attacks.autoattack import stages_of
-from allrounder.attacks.base import Attack
-from allrounder.attacks.search import Search
-from allrounder.data.base import Split
-from allrounder.modes import modes_restored
-from allrounder.outcome import NATURAL, IntArray, Outcome
-from allrounder.probes import Probe
-from allrounder.rng import Draws
+from allrounder.data.base import Array, Split
+from allrounder.data.given import Given, as_split
+from allrounder.data.subset import balanced
+from allrounder.doctor import doctor
+from allrounder.errors import Interrupted
+from allrounder.evidence import identity, outcome_of, save_examples, settings
+from allrounder.ledger import Ledger, opened
+from allrounder.outcome import Facts, Outcome
+from allrounder.pool import Note, Send, run_jobs
+from allrounder.probes import Budget, Probe, chosen
+from allrounder.reliability import flags
+from allrounder.stopping import stop_on_signals
+from allrounder.threats import Threat
+from allrounder.types import Classifier, Labels, device_of
 
-LANE = 125
-"""Images of one forward pass: every pass has this shape, because another shape changes bits."""
+LANE, WIDE_LANE = 64, 256
+"""Images of one forward pass, on a CPU and elsewhere: every pass has this shape, as another changes bits."""
+CHECKED = 64
+"""Images that the preflight looks at."""
+OUTCOME = "outcome.safetensors"
+BUDGETS: dict[str, int | None] = {"smoke": 20, "quick": 200, "standard": 1000, "full": None}
+"""Images of an evaluation. No budget shortens an attack: with fewer steps it would need another name."""
+Size: TypeAlias = Literal["smoke", "quick", "standard", "full"]
+Check: TypeAlias = Literal["stop", "note", "skip"]
 
 
 def evaluate(
-    model: nn.Module,
-    split: Split,
-    probes: Sequence[Probe] = (),
+    model: Classifier,
+    data: Given,
+    y: Array | None = None,
     *,
+    probes: Sequence[Probe | str] = (),
+    norm: str | None = None,
+    eps: Budget | Sequence[Budget] | None = None,
+    threats: Sequence[Threat | str] = (),
+    attacks: Sequence[str] = (),
+    out: str | Path | None = None,
     seed: int = 0,
-    lane: int = LANE,
-    progress: Callable[[str, int, int], None] = lambda probe, done, total: None,
+    budget: Size = "full",
+    n: int | None = None,
+    lane: int | None = None,
+    workers: int = 1,
+    keep_examples: bool = False,
+    check: Check = "stop",
+    about: Facts | None = None,
+    progress: Send = lambda note: None,
 ) -> Outcome:
-    """Run the natural probe and the given ones on every image of a split.
+    """Evaluate any callable from images in [0, 1] to logits; only images classified correctly are attacked.
 
-    Only images that are classified correctly are attacked; the others keep their natural prediction. Attacks
-    are crafted on the folded network, and the verdict is the plain network's. Randomness is drawn per
-    example, by its position in the split: the first images of a split fare alike with and without the rest.
+    The data is a dataset (its test split), a split, images and labels, or a loader of such batches; `n`, or
+    the budget, chooses a class-balanced part of it. What to run is given as probes, as attacks under threats,
+    or as a norm with one or several eps, and is AutoAttack unless attacks are named.
+
+    In a folder `out`, every image that an attack is done with is remembered: call again after an
+    interruption, with more images or with more attacks, and nothing is done twice. `workers` are processes of
+    one thread each; the outcome is the same for any number of them. `keep_examples` saves the images that
+    fooled the network. The preflight of `doctor` stops on severe findings (check = "stop"), only notes them
+    in the facts ("note"), or is not made ("skip"). `about` joins the facts.
     """
-    assessor, everything = Assessor(model, split, lane), torch.arange(len(split))
-    # A network that draws random numbers even now gets the seed's.
-    with modes_restored(model), torch.no_grad(), Draws(seed).at("evaluate").ambient():
-        model.eval()
-        natural = torch.empty(len(split), dtype=torch.int64)
-        for rows, real in assessor.lanes(everything):
-            natural[rows[:real]] = assessor.logits(assessor.load(rows)[0]).argmax(1)[:real].cpu()
-            progress(NATURAL, int(rows[real - 1]) + 1, len(split))
-        correct = natural == split.labels
-        predicted, stage = {NATURAL: natural}, {NATURAL: torch.where(correct, -1, 0)}
-        for probe in probes:
-            verdict, broken_by = natural.clone(), stage[NATURAL].clone()
-            for number, attack in enumerate(stages_of(probe.attack, probe.threat), start=1):
-                left = everything[broken_by == -1]
-                if len(left) == 0:
-                    break
-                tell = partial(_tell, progress, str(probe), len(left))
-                found = assessor.predictions(attack, probe.threat, _draws(seed, probe, attack), left, tell)
-                verdict[left] = found
-                broken_by[left] = torch.where(found != split.labels[left], number, -1)
-            predicted[str(probe)], stage[str(probe)] = verdict, broken_by
-    stages = {str(probe): [str(a) for a in stages_of(probe.attack, probe.threat)] for probe in probes}
-    facts = {"seed": seed, "lane": lane, "images": len(split), "stages": stages}
-    return Outcome(_array(split.labels), _arrays(predicted), facts, stage=_arrays(stage))
+    split, wanted = as_split(data, y), chosen(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
+    rows = subset(split, BUDGETS[budget] if n is None else n, seed)
+    width = lane or (LANE if device_of(model)[0].type == "cpu" else WIDE_LANE)
+    plan = {"seed": seed, "lane": width, "threads": 1 if workers > 1 else torch.get_num_threads()}
+    facts = {**plan, "images": len(rows), "budget": budget if n is None else f"{n} images", **told(wanted)}
+    if check != "skip":
+        facts |= preflight(model, split, rows, wanted, stop=check == "stop")
+    if keep_examples and out is None:
+        raise ValueError("keep_examples: got no folder, expected one to save them in; give out=...")
+    with ExitStack() as stack:
+        folder = None if out is None else Path(out)
+        if folder is not None:
+            whole = {**identity(model, split), **plan, "examples": keep_examples}
+            stack.enter_context(opened(folder, whole))
+        elif workers > 1:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-")))
+        ledger = Job(model, split, wanted, seed, width, keep_examples, folder).run(rows, workers, progress)
+        outcome = outcome_of(ledger, wanted, rows, split.labels[rows], facts)
+        outcome = replace(outcome, facts={**facts, "flags": flags(outcome), **(about or {})})
+        if out is not None and folder is not None:
+            if keep_examples:
+                save_examples(folder, ledger, wanted, outcome, rows)
+            outcome.save(folder / OUTCOME)
+    return outcome
 
 
-def _tell(progress: Callable[[str, int, int], None], probe: str, total: int, done: int) -> None:
-    progress(probe, done, total)
+def told(probes: Sequence[Probe]) -> dict[str, Any]:
+    """Facts about the probes alone: their stages, and doubts about their budgets."""
+    questions = [threat.question() for threat in dict.fromkeys(probe.threat for probe in probes)]
+    return {
+        "stages": {str(p): [str(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
+        "questions": [question for question in questions if question is not None],
+    }
 
 
-def _draws(seed: int, probe: Probe, attack: Attack) -> Draws:
-    """A search draws the same alone and in a sequence, so a sequence's verdict is that of its parts
-    together."""
-    if isinstance(attack, Search):
-        return Draws(seed).at("search", str(attack), str(probe.threat))
-    return Draws(seed).at("probe", str(probe))
+def subset(split: Split, count: int | None, seed: int) -> Labels:
+    """The positions of the images to evaluate, rising: all, or a balanced part that larger parts contain."""
+    if count is None or count >= len(split):
+        return torch.arange(len(split))
+    return balanced(split, count, seed).sort().values
 
 
-def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, IntArray]:
-    return {name: _array(tensor) for name, tensor in tensors.items()}
+def preflight(
+    model: Classifier, split: Split, rows: Labels, probes: Sequence[Probe], *, stop: bool
+) -> dict[str, Any]:
+    """What the doctor finds on a few images, and the budget of every probe for that many classes."""
+    some = rows[:: max(len(rows) // CHECKED, 1)][:CHECKED]
+    place = device_of(model)
+    x, y = split.fetch(some).to(*place), split.labels[some].to(place[0])
+    diagnosis = doctor(model, x, y)
+    if stop:
+        diagnosis.raise_if_bad()
+    classes = diagnosis.classes
+    found = {"findings": [str(finding) for finding in diagnosis.findings]}
+    return found | ({} if classes is None else {"classes": classes, "attacks": settings(probes, classes)})
 
 
-def _array(tensor: Tensor) -> IntArray:
-    return tensor.numpy().astype(np.int64)
+@final
+@dataclass(frozen=True, eq=False)
+class Job:
+    """An evaluation that any number of processes can share."""
+
+    model: Classifier
+    split: Split
+    probes: tuple[Probe, ...]
+    seed: int
+    width: int
+    keep: bool
+    folder: Path | None
+
+    def run(self, rows: Labels, workers: int, progress: Send) -> Ledger:
+        """Settle all images; the ledger then has every line."""
+        if workers == 1:
+            return self.settle("", progress, rows)
+        shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
+        run_jobs({name: partial(_work, self, share) for name, share in shares.items()}, workers, progress)
+        return Ledger(len(self.split), self.folder)
+
+    def settle(self, name: str, send: Send, rows: Labels) -> Ledger:
+        """Settle some images in this process; a signal stops it after what is settled was saved."""
+        ledger, lost = Ledger(len(self.split), self.folder), "nothing was saved: give out=..."
+        with stop_on_signals() as stop:
+
+            def report(tick: Tick) -> None:
+                send(Note(name, tick.done, tick.total, tick.what, broken=tick.broken))
+                if stop.signal is not None:
+                    again = "call again to continue" if self.folder is not None else lost
+                    raise Interrupted(f"{stop.signal}: stopped, {again}")
+
+            assessor = Assessor(
+                self.model,
+                self.split,
+                ledger,
+                seed=self.seed,
+                width=self.width,
+                keep=self.keep,
+                report=report,
+            )
+            assessor.assess(rows, self.probes)
+        return ledger
+
+
+def _work(job: Job, rows: Labels, name: str, send: Send) -> None:
+    """The share of one process."""
+    job.settle(name, send, rows)

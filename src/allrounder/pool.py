@@ -32,6 +32,8 @@ class Note:
     done: int = 0
     total: int = 1
     what: str = ""
+    broken: int = 0
+    """Of what is done, in an evaluation."""
     failed: str = ""
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 from allrounder.attacks import attack_named
 from allrounder.attacks.base import Attack
 from allrounder.threats import Threat
 from allrounder.values import Written, nearest
+
+Budget: TypeAlias = float | int | str
+"""The radius of a ball, as a number or a fraction such as 8/255."""
 
 
 @final
@@ -71,3 +74,37 @@ def suite(name: str, threats: Sequence[Threat | str]) -> tuple[Probe, ...]:
     if name not in SUITES:
         raise ValueError(f"unknown suite {name!r} (known: {', '.join(SUITES)}){nearest(name, SUITES)}")
     return tuple(Probe.of(attack, threat) for threat in threats for attack in SUITES[name])
+
+
+def chosen(
+    probes: Sequence[Probe | str],
+    *,
+    norm: str | None = None,
+    eps: Budget | Sequence[Budget] | None = None,
+    threats: Sequence[Threat | str] = (),
+    attacks: Sequence[str] = (),
+) -> tuple[Probe, ...]:
+    """The probes that are meant, each once: those given, and every attack under every threat.
+
+    A norm with one or several budgets is a threat for each. Without an attack it is AutoAttack.
+    """
+    if (norm is None) != (eps is None):
+        raise ValueError(f"norm is {norm} and eps is {eps}, expected both or none: no default suits all data")
+    against = [Threat.read(threat) for threat in threats]
+    if norm is not None and eps is not None:
+        several = [eps] if isinstance(eps, int | float | str) else eps
+        against += [Threat.parse(f"{norm}:{_written(one)}") for one in several]
+    if attacks and not against:
+        raise ValueError(f"attacks are {', '.join(attacks)}, threats none; expected some, such as Linf:8/255")
+    crossed = [Probe.of(attack, threat) for attack in attacks or ("aa",) for threat in against]
+    found: dict[str, Probe] = {}
+    for probe in (*map(Probe.read, probes), *crossed):
+        if found.setdefault(str(probe), probe) != probe:
+            raise ValueError(f"two probes are called {probe}, expected different names; rename one")
+    return tuple(found.values())
+
+
+def _written(eps: Budget) -> Budget:
+    """A number that is exactly k/255 is written so, because people do."""
+    k = round(255 * eps) if isinstance(eps, float) else 0
+    return f"{k}/255" if k and k / 255 == eps and len(repr(eps)) > 8 else eps

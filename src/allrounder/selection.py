@@ -56,7 +56,7 @@ class Selector:
         return facts
 
     def _accuracies(self, split: Split) -> dict[str, Any]:
-        outcome = evaluate(self.scratch, split, self.probes, seed=self.seed)
+        outcome = evaluate(self.scratch, split, probes=self.probes, seed=self.seed, check="skip")
         robust = {str(p.threat): outcome.accuracy("validation", str(p.threat)) for p in self.probes}
         return {"natural": outcome.accuracy(), "robust": robust}
 

@@ -76,9 +76,10 @@ class Passes:
         return Passes(self.forwards + other.forwards, self.backwards + other.backwards)
 
 
-def device_of(model: torch.nn.Module) -> tuple[torch.device, torch.dtype]:
+def device_of(model: Classifier) -> tuple[torch.device, torch.dtype]:
     """Where a network's first tensor lives and its floating type; CPU and float32 for one without tensors."""
-    for tensor in [*model.parameters(), *model.buffers()]:
+    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    for tensor in tensors:
         if tensor.is_floating_point():
             return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.float32

@@ -101,7 +101,7 @@ def test_the_verdict_of_a_cascade_is_that_of_its_parts_together(threat: str):
     split, where = blobs(6, 60).test, Threat.parse(threat)
     whole = Probe("all", Cascade(attacks=PARTS), where)
     alone = [Probe(f"part{i}", part, where) for i, part in enumerate(PARTS)]
-    outcome = evaluate(model, split, [whole, *alone], lane=8)
+    outcome = evaluate(model, split, probes=[whole, *alone], lane=8)
     together = np.min([outcome.scores(p.name) for p in alone], axis=0)
     assert np.array_equal(outcome.scores("all"), together)
     assert 0 < outcome.accuracy("all") < outcome.accuracy()
@@ -112,7 +112,7 @@ def test_the_verdict_of_a_cascade_is_that_of_its_parts_together(threat: str):
 def test_evaluation_by_searches_repeats_and_does_not_depend_on_the_rest_of_the_split():
     model = trained()
     probe = Probe("all", Cascade(attacks=PARTS), Threat.parse("Linf:0.02"))
-    full, again = (evaluate(model, blobs(6, 60).test, [probe], lane=8) for _ in range(2))
+    full, again = (evaluate(model, blobs(6, 60).test, probes=[probe], lane=8) for _ in range(2))
     assert np.array_equal(full.predicted[str(probe)], again.predicted[str(probe)])
     assert stages_of(probe.attack, probe.threat) == PARTS
 

@@ -147,7 +147,7 @@ def test_attacks_break_through_bpda_what_rounding_hides_from_them(function, atta
     x_adv = craft(wrapped, x, y, attack=attack, threat=threat)
     assert torch.equal(wrapped(x_adv).argmax(1), 1 - y)
     split = Tensors(x, y, 2)
-    outcome = evaluate(wrapped, split, [Probe("hook", attack, threat)], lane=2)
+    outcome = evaluate(wrapped, split, probes=[Probe("hook", attack, threat)], lane=2)
     assert outcome.accuracy() == 1 and outcome.accuracy("hook") == 0
 
 

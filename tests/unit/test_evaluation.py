@@ -17,6 +17,7 @@ from allrounder.data.base import Split, Subset
 from allrounder.evaluation import LANE, evaluate
 from allrounder.norms import EVERY_NORM, Norm
 from allrounder.outcome import Outcome
+from allrounder.pool import Note
 from allrounder.probes import Probe
 from allrounder.rng import Draws
 from allrounder.threats import Threat
@@ -27,6 +28,10 @@ SPLIT = blobs(train=3, test=30).test
 LINF = Threat.read("Linf:0.1")
 PGD = Probe.read("pgd-5@Linf:0.1")
 LANES = 7
+MODES = (
+    "training-mode: 4 modules of the network are in training mode, expected eval mode; evaluation and "
+    "attacks switch it and switch it back; other code must call model.eval()"
+)
 
 
 def network(seed: int = 0) -> nn.Module:
@@ -41,8 +46,8 @@ class Spy(Attack):
 
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
 
-    seen: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
-    rows: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    seen: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]], repr=False)
+    rows: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]], repr=False)
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         self.seen.append((x.clone(), y.clone()))
@@ -52,7 +57,7 @@ class Spy(Attack):
 
 
 def predictions(model: nn.Module, split: Split, *probes: Probe, **options: Any) -> dict[str, list[int]]:
-    found = evaluate(model, split, probes, lane=LANES, **options)
+    found = evaluate(model, split, probes=probes, lane=LANES, **options)
     return {name: array.tolist() for name, array in found.predicted.items()}
 
 
@@ -62,13 +67,15 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
     found = evaluate(model, SPLIT)
     assert found.predicted["natural"].tolist() == model.eval()(x).argmax(1).tolist()
     assert found.label.tolist() == SPLIT.labels.tolist()
-    assert found.facts == {"seed": 0, "lane": LANE, "images": 30, "stages": {}}
+    facts = {"seed": 0, "lane": LANE, "threads": torch.get_num_threads(), "images": 30, "budget": "full"}
+    facts |= {"stages": {}, "questions": [], "findings": [MODES], "flags": [], "classes": 3, "attacks": {}}
+    assert found.facts == facts
     assert 0 < found.accuracy() < 1
 
 
 def test_only_naturally_correct_images_are_attacked_and_the_others_are_not_robust():
     model, spy = network(), Spy()
-    found = evaluate(model, SPLIT, [Probe("spy", spy, LINF), PGD], lane=LANES)
+    found = evaluate(model, SPLIT, probes=[Probe("spy", spy, LINF), PGD], lane=LANES)
     correct = np.flatnonzero(found.predicted["natural"] == found.label)
     assert 0 < len(correct) < len(SPLIT)
     assert sorted({row for rows in spy.rows for row in rows}) == correct.tolist()
@@ -80,23 +87,21 @@ def test_only_naturally_correct_images_are_attacked_and_the_others_are_not_robus
 
 def test_an_attack_sees_the_images_and_labels_of_its_rows():
     spy = Spy()
-    evaluate(network(), SPLIT, [Probe("spy", spy, LINF)], lane=LANES)
+    evaluate(network(), SPLIT, probes=[Probe("spy", spy, LINF)], lane=LANES)
     for rows, (x, y) in zip(spy.rows, spy.seen, strict=True):
         index = torch.tensor(rows)
         assert torch.equal(x, SPLIT.fetch(index))
         assert torch.equal(y, SPLIT.labels[index])
 
 
-def test_every_pass_has_the_shape_of_one_lane(monkeypatch: pytest.MonkeyPatch):
-    spy, shapes = Spy(), list[tuple[int, ...]]()
-    logits = Assessor.logits
+def test_every_pass_has_the_shape_of_one_lane():
+    spy, shapes, model = Spy(), list[tuple[int, ...]](), network()
 
-    def note(assessor: Assessor, x: Images) -> Any:
+    def note(x: Tensor) -> Tensor:
         shapes.append(tuple(x.shape))
-        return logits(assessor, x)
+        return model.eval()(x)
 
-    monkeypatch.setattr(Assessor, "logits", note)
-    found = evaluate(network(), SPLIT, [Probe("spy", spy, LINF)], lane=LANES)
+    found = evaluate(note, SPLIT, probes=[Probe("spy", spy, LINF)], lane=LANES, check="skip")
     standing = int((found.predicted["natural"] == found.label).sum())
     lanes = -(-len(SPLIT) // LANES) + -(-standing // LANES)
     assert standing % LANES and len(SPLIT) % LANES  # so that both ends were padded
@@ -147,7 +152,7 @@ def test_crafted_images_depend_on_nothing_but_their_row(monkeypatch: pytest.Monk
 
         with monkeypatch.context() as patch:
             patch.setattr(assessment, "perturb", note)
-            evaluate(model, split, [PGD], lane=LANES)
+            evaluate(model, split, probes=[PGD], lane=LANES)
         return found
 
     whole, part = crafted(SPLIT), crafted(Subset(SPLIT, torch.arange(13)))
@@ -207,9 +212,9 @@ def test_the_network_is_left_as_it_was(attack: Attack):
     flags = [parameter.requires_grad for parameter in model.parameters()]
     if isinstance(attack, Broken):
         with pytest.raises(RuntimeError, match="broken"):
-            evaluate(model, SPLIT, [Probe("broken", attack, LINF)])
+            evaluate(model, SPLIT, probes=[Probe("broken", attack, LINF)])
     else:
-        evaluate(model, SPLIT, [Probe("pgd", attack, LINF)])
+        evaluate(model, SPLIT, probes=[Probe("pgd", attack, LINF)])
     assert [module.training for module in model.modules()] == modes
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -220,14 +225,14 @@ def test_the_network_is_left_as_it_was(attack: Attack):
 def test_a_network_in_double_precision_is_evaluated_in_it():
     single, double = network(), network().double()
     spy = Spy()
-    found = evaluate(double, SPLIT, [PGD, Probe("spy", spy, LINF)], lane=LANES)
+    found = evaluate(double, SPLIT, probes=[PGD, Probe("spy", spy, LINF)], lane=LANES)
     assert {x.dtype for x, _ in spy.seen} == {torch.float64}
     assert found.predicted["natural"].tolist() == predictions(single, SPLIT)["natural"]
 
 
 def test_a_split_shorter_than_a_lane_is_padded():
     few = Subset(SPLIT, torch.arange(2))
-    found = evaluate(network(), few, [PGD])
+    found = evaluate(network(), few, probes=[PGD])
     assert len(found) == 2
     assert set(found.predicted) == {"natural", str(PGD)}
 
@@ -238,19 +243,20 @@ def test_a_network_that_is_always_wrong_is_never_attacked():
             return torch.eye(4)[3].expand(len(x), 4)
 
     spy = Spy()
-    found = evaluate(Wrong(), SPLIT, [Probe("spy", spy, LINF)])
+    found = evaluate(Wrong(), SPLIT, probes=[Probe("spy", spy, LINF)], check="skip")
     assert found.accuracy() == found.accuracy("spy") == 0
     assert not spy.seen
 
 
 def test_progress_rises_to_the_number_of_images():
-    told = list[tuple[str, int, int]]()
-    found: Outcome = evaluate(network(), SPLIT, [PGD], lane=LANES, progress=lambda *facts: told.append(facts))
+    told = list[Note]()
+    found: Outcome = evaluate(network(), SPLIT, probes=[PGD], lane=LANES, progress=told.append)
     standing = int((found.predicted["natural"] == found.label).sum())
-    for name, total in (("natural", 30), (str(PGD), standing)):
-        mine = [(done, of) for who, done, of in told if who == name]
-        assert [done for done, _ in mine] == sorted({done for done, _ in mine})
-        assert mine[-1] == (total, total)
+    broken = standing - int((found.predicted[str(PGD)] == found.label).sum())
+    for name, total, wrong in (("natural", 30, 30 - standing), (str(PGD), standing, broken)):
+        mine = [note.done for note in told if note.what == name]
+        assert mine == sorted(set(mine)) and mine[-1] == total
+        assert [(note.total, note.broken) for note in told if note.what == name][-1] == (total, wrong)
 
 
 def test_a_probe_is_written_as_it_is_read():

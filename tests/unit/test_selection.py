@@ -33,7 +33,7 @@ def test_the_score_is_natural_plus_mean_robust_accuracy():
         model = Tiny()
     facts = who.measure(weights_of(model), 3)
     assert who.split is not None
-    outcome = evaluate(model, who.split, who.probes, seed=5)
+    outcome = evaluate(model, who.split, probes=who.probes, seed=5)
     linf, l2 = (outcome.accuracy("validation", threat) for threat in ("Linf:0.1", "L2:0.5"))
     assert facts["robust"] == {"Linf:0.1": linf, "L2:0.5": l2}
     assert facts["natural"] == outcome.accuracy()
@@ -69,7 +69,7 @@ def test_the_best_weights_of_a_run_are_the_argmax_of_its_log(text: str, tmp_path
     assert held_out is not None
     rule = run.recipe.validation
     probes = [Probe("validation", rule.attack, threat) for threat in run.recipe.selection_threats]
-    outcome = evaluate(load(run.folder, "best", model=tiny), held_out, probes, seed=5)
+    outcome = evaluate(load(run.folder, "best", model=tiny), held_out, probes=probes, seed=5)
     assert outcome.accuracy() + outcome.mean("validation") == pytest.approx(best["score"], abs=1e-12)
     assert [path.name for path in (run.folder / "weights").glob("best-*")] == [f"best-{best['t']:08d}"]
 

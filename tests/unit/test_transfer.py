@@ -73,7 +73,7 @@ def test_an_evaluation_crafts_on_the_source_and_judges_by_the_network(kind):
         Probe("transfer", Transfer(attack=attack, source=source, name="tiny-2"), threat),
         Probe("pgd", attack, threat),
     ]
-    outcome = evaluate(target, test, probes, lane=len(test))
+    outcome = evaluate(target, test, probes=probes, lane=len(test))
     x, y = test.fetch(torch.arange(len(test))), test.labels
     natural = target(x).argmax(1)
     judged = target(perturb(attack, source, x, y, threat, Draws(0)).x).argmax(1)
@@ -95,7 +95,7 @@ def test_what_fools_the_source_alone_is_no_success():
             return nn.functional.one_hot(y[: len(x)], 3).float() + 0 * x.sum()
 
     probe = Probe("transfer", Transfer(attack=attack, source=source, name="fitted"), threat)
-    outcome = evaluate(Steadfast(), test, [probe], lane=len(test))
+    outcome = evaluate(Steadfast(), test, probes=[probe], lane=len(test), check="note")
     assert outcome.accuracy() == outcome.accuracy("transfer") == 1
 
 

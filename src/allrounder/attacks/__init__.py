@@ -72,6 +72,17 @@ def attack_named(text: str, norm: Norm | None = None) -> Attack:
     raise ValueError(f"unknown attack {text!r} {names}{nearest(word, known)}")
 
 
+def label_of(attack: Attack) -> str:
+    """The short name of an attack: what `attack_named` would read, without its settings."""
+    match attack:
+        case Apgd():
+            return "apgd-t" if attack.targets else f"apgd-{attack.surrogate}"
+        case Fab():
+            return "fab-t" if attack.targets else "fab"
+        case _:
+            return type(attack).__name__.lower()
+
+
 def craft(
     model: Classifier,
     x: Tensor,
@@ -105,5 +116,6 @@ __all__ = [
     "Transfer",
     "attack_named",
     "craft",
+    "label_of",
     "perturb",
 ]

@@ -95,7 +95,7 @@ def perturb(
         with lend(model, x, norm_layers) as lent:
             # check_supports has made sure that only attacks on unions get one.
             found = attack.run(_checked(lent, int(y.max())), x, y, cast(Threat, threat), draws)
-    _verify(f"{attack} under {threat}", found.x, x, threat)
+    verify(f"{attack} under {threat}", found.x, x, threat)
     return Crafted(
         # A channels_last network leaves its layout on what it touched; the caller gets the layout of x.
         x=torch.empty_like(x).copy_(found.x.detach()),
@@ -143,7 +143,8 @@ def _checked(model: Classifier, highest: int) -> Classifier:
     return answer
 
 
-def _verify(who: str, x_adv: Tensor, x: Images, threat: Threat | AnyOf) -> None:
+def verify(who: str, x_adv: Tensor, x: Images, threat: Threat | AnyOf) -> None:
+    """Raise ThreatError unless images are finite, in the box, and in the threat around x."""
     if (x_adv.shape, x_adv.dtype, x_adv.device) != (x.shape, x.dtype, x.device):
         got, expected = (f"{t.dtype} of shape {tuple(t.shape)} on {t.device}" for t in (x_adv, x))
         raise ThreatError(f"{who} returned {got}, expected {expected}; this is a bug in the attack")

@@ -175,11 +175,13 @@ class Data:
         training, which must then be 0 .. k - 1 without a gap.
         """
         with named("train"):
-            labels = _tensor("labels", y_train)
+            labels = tensor_of("labels", y_train)
             names = _number(labels) if classes is None else tuple(classes)
-            train = Tensors(_nchw(_tensor("images", x_train), layout), labels, len(names))
+            train = Tensors(_nchw(tensor_of("images", x_train), layout), labels, len(names))
         with named("test"):
-            test = Tensors(_nchw(_tensor("images", x_test), layout), _tensor("labels", y_test), len(names))
+            test = Tensors(
+                _nchw(tensor_of("images", x_test), layout), tensor_of("labels", y_test), len(names)
+            )
         return Data(name, train, test, names)
 
     @staticmethod
@@ -188,9 +190,9 @@ class Data:
     ) -> Data:
         """A dataset of test images alone, to evaluate on: as nothing else is there, they are `train` too."""
         with named("test"):
-            labels = _tensor("labels", y)
+            labels = tensor_of("labels", y)
             names = _number(labels) if classes is None else tuple(classes)
-            test = Tensors(_nchw(_tensor("images", x), layout), labels, len(names))
+            test = Tensors(_nchw(tensor_of("images", x), layout), labels, len(names))
         return Data(name, test, test, names)
 
 
@@ -203,7 +205,8 @@ def named(where: str) -> Generator[None]:
         raise ValueError(f"{where} {error}") from None
 
 
-def _tensor(what: str, raw: Array) -> Tensor:
+def tensor_of(what: str, raw: Array) -> Tensor:
+    """A tensor over the memory of an array, where that is possible."""
     if isinstance(raw, Tensor):
         return raw
     array = np.ascontiguousarray(raw, dtype=raw.dtype.newbyteorder("="))

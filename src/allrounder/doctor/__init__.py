@@ -7,7 +7,7 @@ A new check is one function of a `Case`, entered in CHECKS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -47,6 +47,8 @@ class Diagnosis:
     """All that was found."""
 
     findings: tuple[Finding, ...]
+    classes: int | None = None
+    """How many classes the network tells apart, where it answered."""
 
     @property
     def ok(self) -> bool:
@@ -81,7 +83,9 @@ def doctor(model: Classifier, x: Tensor, y: Tensor, *, classes: int | None = Non
         with lend(model, x, "train_frozen" if parts else "eval"):
             if isinstance(model, nn.Module):
                 model.eval()
-            return _examine(case)
+            found = _examine(case)
+            answered = "logits" in vars(case) and case.logits.dim() == 2
+            return replace(found, classes=case.logits.shape[1]) if answered else found
 
 
 def _examine(case: Case) -> Diagnosis:

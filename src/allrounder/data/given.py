@@ -1,0 +1,46 @@
+"""Images and labels in whatever form somebody has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from allrounder.data.base import Array, Data, Split, Tensors, tensor_of
+
+Given: TypeAlias = Data | Split | Array | Iterable[Any]
+"""A dataset (its test split is meant), a split, images, or a loader of (images, labels) batches."""
+
+
+def as_split(data: Given, y: Array | None = None) -> Split:
+    """A split of what is given; a loader is read once, and its images are kept in memory."""
+    if isinstance(data, Data | Split):
+        if y is not None:
+            raise ValueError("labels: got some beside a dataset, expected none; it has its own")
+        return data.test if isinstance(data, Data) else data
+    if isinstance(data, Tensor | np.ndarray):
+        if y is None:
+            raise ValueError("labels: got none, expected one for each image; give (model, x, y, ...)")
+        return _tensors(tensor_of("images", cast(Array, data)), tensor_of("labels", y))
+    if y is not None or not isinstance(data, Iterable):
+        what = type(data).__name__
+        raise ValueError(f"data: got a {what}, expected images and labels, a dataset, or a loader")
+    images, labels = list[Tensor](), list[Tensor]()
+    for batch in data:
+        if not isinstance(batch, tuple | list) or len(cast(list[Any], batch)) < 2:
+            raise ValueError(f"loader: got a {type(batch).__name__}, expected pairs (images, labels)")
+        x, labels_of = cast(list[Any], batch)[:2]
+        images.append(tensor_of("images", x))
+        labels.append(tensor_of("labels", labels_of))
+    if not images:
+        raise ValueError("loader: got no batch, expected pairs (images, labels)")
+    return _tensors(torch.cat(images), torch.cat(labels))
+
+
+def _tensors(x: Tensor, y: Tensor) -> Tensors:
+    # What is wrong with the labels themselves, the split says.
+    highest = int(y.max()) if y.numel() and not y.is_floating_point() and not y.is_complex() else 0
+    return Tensors(x.cpu(), y.cpu(), max(highest, 0) + 1)

@@ -1,0 +1,146 @@
+"""From the lines of a ledger to an outcome, and what a reader must know of how they came about."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor, nn
+
+from allrounder.assessment import key_of
+from allrounder.attacks import label_of
+from allrounder.attacks.apgd import Apgd
+from allrounder.attacks.autoattack import stages_of
+from allrounder.attacks.base import Attack
+from allrounder.attacks.fab import Fab
+from allrounder.attacks.square import Square
+from allrounder.data.base import Split
+from allrounder.ledger import Ledger
+from allrounder.outcome import NATURAL, Facts, Outcome
+from allrounder.probes import Probe
+from allrounder.storage import aside
+from allrounder.types import Classifier, Labels
+
+SAMPLE = 32
+"""Images by which a dataset is known again."""
+
+
+def outcome_of(
+    ledger: Ledger, probes: Sequence[Probe], rows: Labels, labels: Labels, facts: Facts
+) -> Outcome:
+    """What the lines say of these images; a cascade's verdict is that of its parts, in their order."""
+    natural = ledger.lines(NATURAL)
+    predicted = {NATURAL: natural.predicted[rows]}
+    distance, stage = dict[str, Tensor](), dict[str, Tensor]()
+    for probe in probes:
+        verdict, far = natural.predicted[rows].clone(), natural.distance[rows].clone()
+        by = torch.where(verdict == labels, -1, 0)
+        for number, attack in enumerate(stages_of(probe.attack, probe.threat), start=1):
+            lines, left = ledger.lines(key_of(probe, attack)), by == -1
+            assert bool(lines.settled[rows[left]].all()), f"{probe}: images were left out"
+            new = left & (lines.predicted[rows] != labels)
+            verdict, far = (
+                torch.where(new, now[rows], old)
+                for now, old in ((lines.predicted, verdict), (lines.distance, far))
+            )
+            by = torch.where(new, number, by)
+        predicted[str(probe)], distance[str(probe)], stage[str(probe)] = verdict, far, by
+    return Outcome(
+        labels.numpy(),
+        {name: tensor.numpy() for name, tensor in predicted.items()},
+        facts,
+        distance={name: tensor.numpy() for name, tensor in distance.items()},
+        stage={name: tensor.numpy() for name, tensor in stage.items()},
+    )
+
+
+def save_examples(
+    folder: Path, ledger: Ledger, probes: Sequence[Probe], outcome: Outcome, rows: Labels
+) -> None:
+    """One file for every probe: the images that fooled the network, with their rows, labels and
+    predictions."""
+    for probe in probes:
+        stages = [key_of(probe, attack) for attack in stages_of(probe.attack, probe.threat)]
+        by, kept = outcome.stage[str(probe)], [ledger.examples(key) for key in stages]
+        broken = [i for i, number in enumerate(by) if number > 0]
+        if not broken:
+            continue
+        images = [kept[by[i] - 1][int(rows[i])] for i in broken]
+        file = folder / "examples" / f"{str(probe).replace('/', '_').replace(':', '-')}.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        some = torch.tensor(broken)
+        whole = {"x": torch.stack(images), "row": rows[some]}
+        whole |= {"label": torch.from_numpy(outcome.label)[some]}
+        whole |= {"predicted": torch.from_numpy(outcome.predicted[str(probe)])[some]}
+        save_file(whole, aside(file), metadata={"probe": str(probe)})
+        aside(file).replace(file)
+
+
+def budget_of(attack: Attack, classes: int) -> str:
+    """What an attack spends on an image at most, and what it climbs: "apgd-t: 100 steps, 9 targets, ..."."""
+    words: list[str]
+    match attack:
+        case Apgd():
+            rounds = attack.rounds(classes) // attack.restarts
+            words = [f"{attack.steps} steps", f"{rounds} targets" if attack.targets else ""]
+            words += [f"{attack.restarts} restarts" if attack.restarts > 1 else ""]
+            words += [
+                f"radii {', '.join(f'{r:g}' for r, _ in attack.schedule)} eps" * (len(attack.schedule) > 1)
+            ]
+            words += [f"mean of {attack.eot} gradients" if attack.eot > 1 else ""]
+            used, asked = attack.loss_used(classes), str(attack.surrogate)
+            few = (
+                f" (the ratio needs more classes than {classes})"
+                if asked == "dlr" and "margin" in used
+                else ""
+            )
+            words += [f"loss {used}{few}"]
+        case Fab():
+            rounds = attack.rounds(classes) // attack.restarts
+            words = [f"{attack.steps} steps", f"{rounds} targets" if attack.targets else ""]
+            words += [f"{attack.restarts} restarts" if attack.restarts > 1 else ""]
+        case Square():
+            words = [f"{attack.queries} queries"]
+            words += [f"{attack.restarts} restarts" if attack.restarts > 1 else ""]
+        case _:
+            return str(attack)
+    return f"{label_of(attack)}: {', '.join(filter(None, words))}"
+
+
+def settings(probes: Sequence[Probe], classes: int) -> dict[str, str]:
+    """The budget of every probe in words."""
+    return {
+        str(probe): "; ".join(budget_of(attack, classes) for attack in stages_of(probe.attack, probe.threat))
+        for probe in probes
+    }
+
+
+def identity(model: Classifier, split: Split) -> dict[str, Any]:
+    """What tells one network and one dataset from others: digests of weights, labels and some images.
+
+    A function that is no module has no weights to look at, only its name.
+    """
+    found = hashlib.sha256()
+    if isinstance(model, nn.Module):
+        found.update(str(model).encode())
+        for name, tensor in model.state_dict().items():
+            found.update(name.encode() + _bytes(tensor))
+    else:
+        found.update(
+            f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', type(model))}".encode()
+        )
+    some = torch.arange(0, len(split), max(len(split) // SAMPLE, 1))
+    images = hashlib.sha256(_bytes(split.labels) + _bytes(split.fetch(some)))
+    return {"network": found.hexdigest()[:16], "data": images.hexdigest()[:16], "images of data": len(split)}
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return (
+        tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        if tensor.dim()
+        else str(tensor.item()).encode()
+    )

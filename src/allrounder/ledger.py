@@ -1,0 +1,154 @@
+"""What an evaluation has settled: for every attack, one line for each image; on disk, so that nothing is done
+twice.
+
+A line depends on the network, the image, the attack, the seed, the lane width and the threads of a process,
+and on nothing else: not on the other images or attacks, not on the process that wrote it. So a folder serves
+any number of images and attacks, and what one call has settled, the next one finds.
+
+    plan.json                           what all lines of the folder have in common
+    lines/ATTACK-DIGEST/ROW.safetensors pages: some lines each, named by their first row; written whole or not
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
+
+from allrounder.errors import RunError
+from allrounder.storage import aside, write_text
+from allrounder.types import Images, Labels, PerExampleBool
+
+PLAN, LINES, LOCK = "plan.json", "lines", ".lock"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """What is known of one attack, for every image of the split."""
+
+    settled: PerExampleBool
+    predicted: Labels
+    """What the plain network says of the image that the attack made."""
+    distance: Float[Tensor, " n"]
+    """How far that image is from the natural one, in the attack's norm; NaN where it is classified right."""
+
+    @classmethod
+    def blank(cls, images: int) -> Lines:
+        """Nothing is known yet."""
+        unknown = torch.full((images,), -1, dtype=torch.int64)
+        return cls(unknown >= 0, unknown, torch.full((images,), float("nan"), dtype=torch.float64))
+
+    def enter_(self, page: Mapping[str, Tensor]) -> None:
+        """Write down the lines of a page."""
+        rows = page["row"]
+        self.settled[rows], self.predicted[rows], self.distance[rows] = (
+            True,
+            page["predicted"],
+            page["distance"],
+        )
+
+
+@final
+class Ledger:
+    """The lines of all attacks; without a folder they are only remembered."""
+
+    def __init__(self, images: int, folder: Path | None = None):
+        """Over a split of so many images."""
+        self.images, self.folder = images, folder
+        self.known: dict[str, Lines] = {}
+
+    def lines(self, attack: str) -> Lines:
+        """All lines of an attack so far."""
+        if attack not in self.known:
+            lines = self.known[attack] = Lines.blank(self.images)
+            for file in self._pages(attack):
+                lines.enter_(_read(file))
+        return self.known[attack]
+
+    def add(
+        self, attack: str, rows: Labels, predicted: Labels, distance: Tensor, x: Images | None = None
+    ) -> None:
+        """Write a page; x are the images behind the lines, where they are to be kept."""
+        if len(rows) == 0:
+            return
+        page = {"row": rows, "predicted": predicted, "distance": distance} | ({} if x is None else {"x": x})
+        self.lines(attack).enter_(page)
+        if self.folder is not None:
+            file = self._of(attack) / f"{int(rows[0]):07d}.safetensors"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in page.items()}
+            save_file(plain, aside(file), metadata={"attack": attack})
+            aside(file).replace(file)
+
+    def examples(self, attack: str) -> dict[int, Tensor]:
+        """The images that were kept of an attack, by row."""
+        pages = [_read(file) for file in self._pages(attack)]
+        return {
+            int(row): x
+            for page in pages
+            if "x" in page
+            for row, x in zip(page["row"], page["x"], strict=True)
+        }
+
+    def _of(self, attack: str) -> Path:
+        assert self.folder is not None
+        word = "".join(sign if sign.isalnum() else "-" for sign in attack.split("(")[0].lower())
+        return self.folder / LINES / f"{word}-{hashlib.sha256(attack.encode()).hexdigest()[:12]}"
+
+    def _pages(self, attack: str) -> list[Path]:
+        return [] if self.folder is None else sorted(self._of(attack).glob("[0-9]*.safetensors"))
+
+
+@contextmanager
+def opened(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
+    """Begin a folder, or take up one with the same plan, and keep others out of it; another's is not
+    touched."""
+    file, facts = folder / PLAN, json.loads(json.dumps(dict(plan)))
+    if not file.is_file() and folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        raise RunError(f"{folder}: exists and is no evaluation; choose another folder, nothing was changed")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{folder}: another process is evaluating here; wait for it or stop it") from None
+        if file.is_file():
+            _check_same(folder, _plan(file), facts)
+        else:
+            write_text(file, json.dumps(facts, indent=1, sort_keys=True))
+        yield
+
+
+def _plan(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); choose another folder") from None
+
+
+def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    for key in sorted({*old, *new}):
+        if old.get(key) != new.get(key):
+            raise RunError(
+                f"{folder}: holds an evaluation whose {key} is {old.get(key)}, here it is {new.get(key)}; "
+                "choose another folder, nothing was changed"
+            )
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); delete it, and its lines are made again") from None
