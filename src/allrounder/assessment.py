@@ -76,7 +76,8 @@ class Assessor:
         size = max(self.width, min(CHUNK, CHUNK_BYTES // max(first.nbytes, 1)))
         # A network that draws random numbers even now gets the seed's.
         with torch.inference_mode(False), torch.no_grad(), self.draws.at("evaluate").ambient():
-            for chunk in rows.split(size):
+            for start in range(0, len(rows), size):
+                chunk = rows[start : start + size]
                 if any(True for _ in self._missing(chunk, probes)):
                     self._settle(chunk, probes)
 

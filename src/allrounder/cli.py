@@ -10,16 +10,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from allrounder import demo as demonstration
 from allrounder.advice import advice
 from allrounder.attacks import ATTACKS, SEARCHES
+from allrounder.cli_eval import doctor_, eval_
 from allrounder.data import DATASETS
 from allrounder.data.augment import AUGMENTS
 from allrounder.data.base import Batches
 from allrounder.decoding import json_schema
-from allrounder.display import Bars, Watch, grid, listing
+from allrounder.display import Bars, Watch, err, grid, listing, out, say
+from allrounder.doctor import Unfit
 from allrounder.errors import Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
 from allrounder.init import INITS
 from allrounder.models import MODELS
@@ -55,13 +56,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console(width=None if sys.stdout.isatty() else 110)
-err = Console(stderr=True)
-
-
-def say(text: str, where: Console = out) -> None:
-    """Print a text as it is: no colours, no markup, and no wrapping, so that it can be searched."""
-    where.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _recipe_names(incomplete: str) -> list[str]:
@@ -191,6 +185,10 @@ def demo(
     say(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
 
 
+app.command("eval")(eval_)
+app.command("doctor")(doctor_)
+
+
 def _first_sentence(cls: type[Any]) -> str:
     paragraph = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     return paragraph.partition(". ")[0].rstrip(".")
@@ -217,6 +215,6 @@ def main() -> None:
     except RecipeError as error:
         say(str(error), err)
         sys.exit(USAGE)
-    except (RunError, ThreatError, WorldError, Diverged) as error:
+    except (RunError, ThreatError, WorldError, Diverged, Unfit) as error:
         say(f"error: {error}", err)
         sys.exit(FAILED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -15,6 +16,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+out = Console(width=None if sys.stdout.isatty() else 110)
+err = Console(stderr=True)
+
+
+def say(text: str, where: Console = out) -> None:
+    """Print a text as it is: no colours, no markup, and no wrapping, so that it can be searched."""
+    where.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def bars(console: Console) -> Progress:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 
 from allrounder.assessment import Assessor, Tick
+from allrounder.attacks import label_of
 from allrounder.attacks.autoattack import stages_of
 from allrounder.data.base import Array, Split
 from allrounder.data.given import Given, as_split
@@ -104,10 +105,11 @@ def evaluate(
 
 
 def told(probes: Sequence[Probe]) -> dict[str, Any]:
-    """Facts about the probes alone: their stages, and doubts about their budgets."""
+    """Facts about the probes alone: their stages with all settings, and doubts about their budgets."""
     questions = [threat.question() for threat in dict.fromkeys(probe.threat for probe in probes)]
     return {
-        "stages": {str(p): [str(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
+        "stages": {str(p): [label_of(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
+        "settings": {str(p): [str(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
         "questions": [question for question in questions if question is not None],
     }
 

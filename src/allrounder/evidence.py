@@ -34,6 +34,7 @@ def outcome_of(
 ) -> Outcome:
     """What the lines say of these images; a cascade's verdict is that of its parts, in their order."""
     natural = ledger.lines(NATURAL)
+    assert bool(natural.settled[rows].all()), "images were left out"
     predicted = {NATURAL: natural.predicted[rows]}
     distance, stage = dict[str, Tensor](), dict[str, Tensor]()
     for probe in probes:
@@ -69,7 +70,7 @@ def save_examples(
         broken = [i for i, number in enumerate(by) if number > 0]
         if not broken:
             continue
-        images = [kept[by[i] - 1][int(rows[i])] for i in broken]
+        images: list[Tensor] = [kept[int(by[i]) - 1][int(rows[i])] for i in broken]
         file = folder / "examples" / f"{str(probe).replace('/', '_').replace(':', '-')}.safetensors"
         file.parent.mkdir(exist_ok=True)
         some = torch.tensor(broken)

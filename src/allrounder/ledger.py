@@ -80,10 +80,16 @@ class Ledger:
     def add(
         self, attack: str, rows: Labels, predicted: Labels, distance: Tensor, x: Images | None = None
     ) -> None:
-        """Write a page; x are the images behind the lines, where they are to be kept."""
-        if len(rows) == 0:
+        """Write a page of the lines that are new; x are the images behind them, where they are to be kept.
+
+        So a row is on one page only, and the page that it comes first on is the only one of its name.
+        """
+        new = (~self.lines(attack).settled[rows]).nonzero().squeeze(1)
+        if len(new) == 0:
             return
-        page = {"row": rows, "predicted": predicted, "distance": distance} | ({} if x is None else {"x": x})
+        rows = rows[new]
+        page = {"row": rows, "predicted": predicted[new], "distance": distance[new]}
+        page |= {} if x is None else {"x": x[new]}
         self.lines(attack).enter_(page)
         if self.folder is not None:
             file = self._of(attack) / f"{int(rows[0]):07d}.safetensors"

@@ -44,7 +44,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("starting",),
     ("training",),
     ("trainer",),
-    ("__init__", "demo", "display"),
+    ("__init__", "demo", "display", "subject"),
+    ("cli_eval",),
     ("cli",),
     ("__main__",),
 )
@@ -56,8 +57,8 @@ HANDS_ON = {("outcome", "tables")}
 
 ONLY = {
     "torch.distributed": {"world"},
-    "typer": {"cli", "display"},
-    "rich": {"cli", "display"},
+    "typer": {"cli", "cli_eval"},
+    "rich": {"display"},
     "tomllib": {"recipe", "decoding"},
     "tomli_w": {"recipe"},
 }

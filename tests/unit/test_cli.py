@@ -90,6 +90,12 @@ OPTIONS = {
     "show": {"--set"},
     "schema": set[str](),
     "demo": {"--out", "--workers", "--set"},
+    "eval": {
+        *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--lane", "--workers", "--out"),
+        *("--which", "--model", "--weights", "--weights-key", "--data"),
+        *("--save-examples", "--force", "--table", "--quiet", "-q"),
+    },
+    "doctor": {"--which", "--model", "--weights", "--weights-key", "--data"},
 }
 FROZEN = (
     "the command line is frozen: what belongs to a method or a training is a field of the recipe, "

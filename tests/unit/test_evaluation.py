@@ -68,7 +68,15 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
     assert found.predicted["natural"].tolist() == model.eval()(x).argmax(1).tolist()
     assert found.label.tolist() == SPLIT.labels.tolist()
     facts = {"seed": 0, "lane": LANE, "threads": torch.get_num_threads(), "images": 30, "budget": "full"}
-    facts |= {"stages": {}, "questions": [], "findings": [MODES], "flags": [], "classes": 3, "attacks": {}}
+    facts |= {
+        "stages": {},
+        "settings": {},
+        "questions": [],
+        "findings": [MODES],
+        "flags": [],
+        "classes": 3,
+        "attacks": {},
+    }
     assert found.facts == facts
     assert 0 < found.accuracy() < 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -25,16 +25,16 @@ def as_split(data: Given, y: Array | None = None) -> Split:
         if y is None:
             raise ValueError("labels: got none, expected one for each image; give (model, x, y, ...)")
         return _tensors(tensor_of("images", cast(Array, data)), tensor_of("labels", y))
-    if y is not None or not isinstance(data, Iterable):
+    if y is not None or isinstance(data, str):
         what = type(data).__name__
         raise ValueError(f"data: got a {what}, expected images and labels, a dataset, or a loader")
     images, labels = list[Tensor](), list[Tensor]()
     for batch in data:
-        if not isinstance(batch, tuple | list) or len(cast(list[Any], batch)) < 2:
-            raise ValueError(f"loader: got a {type(batch).__name__}, expected pairs (images, labels)")
-        x, labels_of = cast(list[Any], batch)[:2]
-        images.append(tensor_of("images", x))
-        labels.append(tensor_of("labels", labels_of))
+        pair = cast(Sequence[Any], batch)
+        if type(pair) not in (tuple, list) or len(pair) < 2:
+            raise ValueError(f"loader: got a {type(pair).__name__}, expected pairs (images, labels)")
+        images.append(tensor_of("images", pair[0]))
+        labels.append(tensor_of("labels", pair[1]))
     if not images:
         raise ValueError("loader: got no batch, expected pairs (images, labels)")
     return _tensors(torch.cat(images), torch.cat(labels))
