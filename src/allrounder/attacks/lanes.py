@@ -113,7 +113,7 @@ class Lane:
         if bool(settled.all()):
             report(self.found)
             return self.found
-        # Free slots hold the first point; what comes of them is thrown away.
+        # Free slots hold the first point, or what was left there; what comes of them is thrown away.
         self.state = {name: self._spread(row) for name, row in self._begin(Entry(0, 0)).items()}
         self.x, self.y = self._spread(points.x[:1]), self._spread(points.y[:1])
         cycle, told = self.search.cycle, 0
