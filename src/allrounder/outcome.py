@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -96,6 +97,14 @@ class Outcome:
     def worst(self, attack: str) -> float:
         """The share of images that are correct under every threat of the attack: the true union."""
         return self.accuracy(attack, "worst")
+
+    def curve(self, attack: str, norm: str) -> list[tuple[float, float]]:
+        """Accuracy against eps: (eps, accuracy) for every threat of a norm under an attack, by rising eps."""
+        start = f"{attack}@{norm}:"
+        eps = {name: Fraction(name.removeprefix(start)) for name in self.predicted if name.startswith(start)}
+        if not eps:
+            raise KeyError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
+        return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
 
     def per_class(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
         """Accuracy of every class; not a number where a class has no image."""

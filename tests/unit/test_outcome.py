@@ -101,6 +101,25 @@ def test_classes_are_counted_alone_and_a_class_without_images_has_no_number():
     assert SMALL.per_class("pgd-20", "mean").tolist()[:2] == [0.75, 0.25]
 
 
+def test_a_curve_has_every_budget_of_a_norm_by_its_size_and_not_by_its_text():
+    label = np.zeros(4, np.int64)
+    rows = np.arange(4)
+    budgets = {"16/255": 1, "8/255": 2, "0": 4, "0.04": 2, "1e-3": 3}
+    predicted = {f"aa@Linf:{text}": (rows >= left).astype(np.int64) for text, left in budgets.items()}
+    others = {"natural": label, "aa@L2:0.5": rows, "aa-plus@Linf:2/255": rows, "aa@Linf2:1": rows}
+    found = Outcome(label, {**others, **predicted})
+    expected = [(0.0, 1.0), (1e-3, 0.75), (8 / 255, 0.5), (0.04, 0.5), (16 / 255, 0.25)]
+    assert found.curve("aa", "Linf") == expected
+    assert found.curve("aa", "L2") == [(0.5, 0.25)]
+    assert SMALL.curve("pgd-20", "Linf") == [(8 / 255, 2 / 6)]
+
+
+@pytest.mark.parametrize(("attack", "norm"), [("aa", "Linf"), ("pgd-20", "L1"), ("natural", "Linf")])
+def test_a_curve_without_a_point_is_refused(attack: str, norm: str):
+    with pytest.raises(KeyError, match=f"{attack}@{norm} names no probe; there are: natural, pgd-20@Linf"):
+        SMALL.curve(attack, norm)
+
+
 @given(PREDICTIONS)
 def test_classes_add_up_to_the_whole(rows: list[tuple[int, ...]]):
     label, predicted, *_ = np.array(rows, dtype=np.int64).T
