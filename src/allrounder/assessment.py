@@ -74,12 +74,13 @@ class Assessor:
         """Settle all probes on the images at these positions of the split."""
         first = self.split.fetch(rows[:1])
         size = max(self.width, min(CHUNK, CHUNK_BYTES // max(first.nbytes, 1)))
-        # A network that draws random numbers even now gets the seed's.
-        with torch.inference_mode(False), torch.no_grad(), self.draws.at("evaluate").ambient():
+        with torch.inference_mode(False), torch.no_grad():
             for start in range(0, len(rows), size):
                 chunk = rows[start : start + size]
                 if any(True for _ in self._missing(chunk, probes)):
-                    self._settle(chunk, probes)
+                    # A network that draws random numbers even now gets the seed's.
+                    with self.draws.at("evaluate", int(chunk[0])).ambient():
+                        self._settle(chunk, probes)
 
     def _missing(self, rows: Labels, probes: Sequence[Probe]) -> Iterator[PerExampleBool]:
         """For every attack with work left: which of the rows wait for it, as far as is known."""
@@ -102,6 +103,8 @@ class Assessor:
             predicted = points.natural.argmax(1).cpu()
             far = torch.where(predicted == self.labels[rows], float("nan"), 0.0).double()
             self.ledger.add(NATURAL, rows, predicted, far)
+            # A random network may have answered otherwise before; what was written first counts.
+            predicted = self.ledger.lines(NATURAL).predicted[rows]
             self.report(Tick(NATURAL, len(rows), len(rows), int((predicted != self.labels[rows]).sum())))
             for probe in probes:
                 left = predicted == self.labels[rows]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, cast, final
 
@@ -17,7 +19,7 @@ from allrounder.certainty import percent
 from allrounder.display import Bars, grid, out, say
 from allrounder.doctor import doctor
 from allrounder.errors import RunError
-from allrounder.evaluation import BUDGETS, LANE, Size, evaluate, subset
+from allrounder.evaluation import BUDGETS, LANE, OUTCOME, Size, evaluate, subset
 from allrounder.footnotes import footnotes
 from allrounder.outcome import Outcome
 from allrounder.pool import Note
@@ -25,10 +27,12 @@ from allrounder.probes import SUITES, Probe, chosen, suite
 from allrounder.subject import Subject, subject_of
 from allrounder.tables import SAID, render
 from allrounder.types import device_of
+from allrounder.values import nearest
 
 WORTHWHILE = 16
 """Images that a further process should have to do."""
 
+STYLES = ("markdown", "latex", "csv", "json", "robustbench")
 SIZES = ", ".join(f"{name} {count or 'all'}" for name, count in BUDGETS.items())
 What = Annotated[
     str | None, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, or a file of weights with --model.")
@@ -57,7 +61,7 @@ Workers = Annotated[
 Folder = Annotated[Path | None, typer.Option("--out", help="Where results go; for a run, its folder eval.")]
 Keep = Annotated[bool, typer.Option("--save-examples", help="Save the images that fool the network.")]
 Force = Annotated[bool, typer.Option("--force", help="Go on where the preflight would stop.")]
-Style = Annotated[str | None, typer.Option("--table", help="markdown, latex, csv, json or robustbench.")]
+Style = Annotated[str | None, typer.Option("--table", help=f"One of {', '.join(STYLES)}.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the numbers alone.")]
 
 
@@ -86,11 +90,15 @@ def eval_(
 
     Every image that an attack is done with is kept in the folder, and is never done twice.
     """
-    if budget not in BUDGETS:
-        raise typer.BadParameter(f"{budget}: expected one of {', '.join(BUDGETS)}", param_hint="--budget")
+    _check_known("--budget", budget, BUDGETS)
+    _check_known("--table", style or STYLES[0], STYLES)
     about = subject_of(what, which=which, model=model, weights=weights, key=key, data=data)
     probes = asked(about, suite_name, threat or [], attack or [])
+    if keep_examples and folder is None and about.folder is None:
+        raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
     where, images = folder or about.folder, len(subset(about.data.test, n or BUDGETS[budget], seed))
+    if model is not None:
+        sys.path.append(str(Path.cwd()))  # where workers find the module of a factory, too
     shares = workers or default_workers(about.model, probes, images)
     if shares == 1 and device_of(about.model)[0].type == "cpu":
         torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
@@ -111,11 +119,11 @@ def eval_(
             about=about.about,
             progress=watch.note,
         )
-    show(outcome, about.name, style)
     if where is not None:
         (where / "table.md").write_text(render({about.name: outcome}), encoding="utf-8")
-        if not quiet:
-            say(f"results: {where}/")
+    show(outcome, about.name, style)
+    if where is not None and not quiet:
+        say(f"results: {where}/")
 
 
 def doctor_(
@@ -143,12 +151,18 @@ def asked(
 ) -> tuple[Probe, ...]:
     """The probes that options name: a suite or attacks, under the threats named or those of the run."""
     if not (against := threats or list(about.threats)):
-        raise RunError(f"{about.name}: no threat is known; give one, such as --threat Linf:8/255")
+        raise typer.BadParameter(f"{about.name}: no threat is known; give one, such as --threat Linf:8/255")
     try:
         columns = suite(suite_name, against) if suite_name is not None else ()
         return chosen(columns, threats=against if attacks or not columns else (), attacks=attacks)
     except ValueError as error:
-        raise RunError(str(error)) from None
+        raise typer.BadParameter(str(error)) from None
+
+
+def _check_known(option: str, got: str, known: Iterable[str]) -> None:
+    if got not in known:
+        said = f"{got}: expected one of {', '.join(known)}{nearest(got, known)}"
+        raise typer.BadParameter(said, param_hint=option)
 
 
 def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int) -> int:
@@ -199,7 +213,11 @@ def show(outcome: Outcome, name: str, style: str | None) -> None:
     """Print the accuracies with their intervals, what came of every stage, and what to know of them."""
     if style is not None:
         about = {"name": name, **outcome.facts.get("robustbench", {})}
-        say(outcome.table(style, about if style == "robustbench" else None))
+        try:
+            say(outcome.table(style, about if style == "robustbench" else None))
+        except ValueError as error:
+            how = f'in Python, Outcome.load(FOLDER / "{OUTCOME}").table("{style}", about={{...}}) takes them'
+            raise RunError(f"{error}; {how}") from None
         return
     rows: list[tuple[str, str, str]] = []
     for attack, threat in outcome.columns():

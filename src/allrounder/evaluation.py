@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import parent_process
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
+from torch import Tensor
 
 from allrounder.assessment import Assessor, Tick
 from allrounder.attacks import label_of
@@ -23,7 +26,7 @@ from allrounder.data.base import Array, Split
 from allrounder.data.given import Given, as_split
 from allrounder.data.subset import balanced
 from allrounder.doctor import doctor
-from allrounder.errors import Interrupted
+from allrounder.errors import Interrupted, WorldError
 from allrounder.evidence import identity, outcome_of, save_examples, settings
 from allrounder.ledger import Ledger, opened
 from allrounder.outcome import Facts, Outcome
@@ -33,6 +36,7 @@ from allrounder.reliability import flags
 from allrounder.stopping import stop_on_signals
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Labels, device_of
+from allrounder.values import nearest
 
 LANE, WIDE_LANE = 64, 256
 """Images of one forward pass, on a CPU and elsewhere: every pass has this shape, as another changes bits."""
@@ -78,6 +82,9 @@ def evaluate(
     fooled the network. The preflight of `doctor` stops on severe findings (check = "stop"), only notes them
     in the facts ("note"), or is not made ("skip"). `about` joins the facts.
     """
+    _check_options(budget=budget, check=check, lane=lane, workers=workers)
+    if keep_examples and out is None:
+        raise ValueError("keep_examples: got no folder, expected one to save them in; give out=...")
     split, wanted = as_split(data, y), chosen(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
     rows = subset(split, BUDGETS[budget] if n is None else n, seed)
     width = lane or (LANE if device_of(model)[0].type == "cpu" else WIDE_LANE)
@@ -85,8 +92,6 @@ def evaluate(
     facts = {**plan, "images": len(rows), "budget": budget if n is None else f"{n} images", **told(wanted)}
     if check != "skip":
         facts |= preflight(model, split, rows, wanted, stop=check == "stop")
-    if keep_examples and out is None:
-        raise ValueError("keep_examples: got no folder, expected one to save them in; give out=...")
     with ExitStack() as stack:
         folder = None if out is None else Path(out)
         if folder is not None:
@@ -94,7 +99,8 @@ def evaluate(
             stack.enter_context(opened(folder, whole))
         elif workers > 1:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-")))
-        ledger = Job(model, split, wanted, seed, width, keep_examples, folder).run(rows, workers, progress)
+        job = Job(model, split, wanted, seed, width, keep_examples, folder, lasting=out is not None)
+        ledger = job.run(rows, workers, progress)
         outcome = outcome_of(ledger, wanted, rows, split.labels[rows], facts)
         outcome = replace(outcome, facts={**facts, "flags": flags(outcome), **(about or {})})
         if out is not None and folder is not None:
@@ -102,6 +108,15 @@ def evaluate(
                 save_examples(folder, ledger, wanted, outcome, rows)
             outcome.save(folder / OUTCOME)
     return outcome
+
+
+def _check_options(*, budget: str, check: str, lane: int | None, workers: int) -> None:
+    for name, got, known in (("budget", budget, list(BUDGETS)), ("check", check, get_args(Check))):
+        if got not in known:
+            raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(known)}{nearest(got, known)}")
+    for name, number in (("lane", lane), ("workers", workers)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name}: got {number}, expected 1 or more")
 
 
 def told(probes: Sequence[Probe]) -> dict[str, Any]:
@@ -148,25 +163,32 @@ class Job:
     width: int
     keep: bool
     folder: Path | None
+    lasting: bool = True
+    """Whether the folder is there for the next call, if there is one."""
 
     def run(self, rows: Labels, workers: int, progress: Send) -> Ledger:
         """Settle all images; the ledger then has every line."""
-        if workers == 1:
-            return self.settle("", progress, rows)
-        shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
-        run_jobs({name: partial(_work, self, share) for name, share in shares.items()}, workers, progress)
+        try:
+            if workers == 1:
+                return self.settle("", progress, rows)
+            self._check_can_travel()
+            shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
+            run_jobs({name: partial(_work, self, share) for name, share in shares.items()}, workers, progress)
+        except Interrupted as stop:
+            if self.lasting and self.folder is not None:
+                raise
+            raise Interrupted(f"{str(stop).partition(',')[0]}, nothing was saved: give out=...") from None
         return Ledger(len(self.split), self.folder)
 
     def settle(self, name: str, send: Send, rows: Labels) -> Ledger:
         """Settle some images in this process; a signal stops it after what is settled was saved."""
-        ledger, lost = Ledger(len(self.split), self.folder), "nothing was saved: give out=..."
+        ledger = Ledger(len(self.split), self.folder)
         with stop_on_signals() as stop:
 
             def report(tick: Tick) -> None:
                 send(Note(name, tick.done, tick.total, tick.what, broken=tick.broken))
                 if stop.signal is not None:
-                    again = "call again to continue" if self.folder is not None else lost
-                    raise Interrupted(f"{stop.signal}: stopped, {again}")
+                    raise Interrupted(f"{stop.signal}: stopped, call again to continue")
 
             assessor = Assessor(
                 self.model,
@@ -180,7 +202,45 @@ class Job:
             assessor.assess(rows, self.probes)
         return ledger
 
+    def _check_can_travel(self) -> None:
+        """Other processes get copies of all this, and what pickle says of a failure helps nobody."""
+        for what, part in (("network", self.model), ("data", self.split), ("probes", self.probes)):
+            try:
+                _Weigher().dump(part)
+            except Exception as error:  # Whatever the parts of a stranger's network may raise.
+                said = f"{type(part).__name__} cannot be handed to other processes ({error})"
+                raise WorldError(
+                    f"workers: the {what}: {said}; define it at the top of a module that can be imported, "
+                    "or use workers=1"
+                ) from None
+
+
+@final
+class _Weigher(ForkingPickler):
+    """Pickles something as a new process would get it, but throws it away, and leaves tensors out."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere())
+
+    def persistent_id(self, obj: Any) -> str | None:
+        """A tensor is shared, not copied."""
+        return "tensor" if isinstance(obj, Tensor) else None
+
+
+@final
+class _Nowhere:
+    def write(self, data: bytes) -> int:
+        """All of it was written."""
+        return len(data)
+
 
 def _work(job: Job, rows: Labels, name: str, send: Send) -> None:
-    """The share of one process."""
-    job.settle(name, send, rows)
+    """The share of one process; when the one that began it is gone, it saves and ends too."""
+    parent = parent_process()
+
+    def tell(note: Note) -> None:
+        if parent is not None and not parent.is_alive():
+            raise Interrupted(f"{name}: the evaluation it belongs to was killed")
+        send(note)
+
+    job.settle(name, tell, rows)

@@ -22,6 +22,7 @@ from allrounder.data.base import Split
 from allrounder.ledger import Ledger
 from allrounder.outcome import NATURAL, Facts, Outcome
 from allrounder.probes import Probe
+from allrounder.rng import Draws
 from allrounder.storage import aside
 from allrounder.types import Classifier, Labels
 
@@ -68,10 +69,11 @@ def save_examples(
         stages = [key_of(probe, attack) for attack in stages_of(probe.attack, probe.threat)]
         by, kept = outcome.stage[str(probe)], [ledger.examples(key) for key in stages]
         broken = [i for i, number in enumerate(by) if number > 0]
+        file = folder / "examples" / f"{str(probe).replace('/', '_').replace(':', '-')}.safetensors"
         if not broken:
+            file.unlink(missing_ok=True)  # a call with more images may have left one
             continue
         images: list[Tensor] = [kept[int(by[i]) - 1][int(rows[i])] for i in broken]
-        file = folder / "examples" / f"{str(probe).replace('/', '_').replace(':', '-')}.safetensors"
         file.parent.mkdir(exist_ok=True)
         some = torch.tensor(broken)
         whole = {"x": torch.stack(images), "row": rows[some]}
@@ -123,25 +125,23 @@ def settings(probes: Sequence[Probe], classes: int) -> dict[str, str]:
 def identity(model: Classifier, split: Split) -> dict[str, Any]:
     """What tells one network and one dataset from others: digests of weights, labels and some images.
 
-    A function that is no module has no weights to look at, only its name.
+    A function that is no module has no weights to look at, so it is known by its answers.
     """
-    found = hashlib.sha256()
+    some = torch.arange(0, len(split), -(-len(split) // SAMPLE))
+    images, found = split.fetch(some), hashlib.sha256()
     if isinstance(model, nn.Module):
         found.update(str(model).encode())
         for name, tensor in model.state_dict().items():
             found.update(name.encode() + _bytes(tensor))
     else:
-        found.update(
-            f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', type(model))}".encode()
-        )
-    some = torch.arange(0, len(split), max(len(split) // SAMPLE, 1))
-    images = hashlib.sha256(_bytes(split.labels) + _bytes(split.fetch(some)))
-    return {"network": found.hexdigest()[:16], "data": images.hexdigest()[:16], "images of data": len(split)}
+        with torch.no_grad(), Draws(0).at("identity").ambient():
+            found.update(_bytes(model(images)))
+    data = hashlib.sha256(_bytes(split.labels) + _bytes(images))
+    return {"network": found.hexdigest()[:16], "data": data.hexdigest()[:16], "images of data": len(split)}
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    return (
-        tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        if tensor.dim()
-        else str(tensor.item()).encode()
-    )
+def _bytes(state: object) -> bytes:
+    """Of a tensor its memory; modules may also have state of other kinds."""
+    if not isinstance(state, Tensor) or state.dim() == 0:
+        return repr(state.item() if isinstance(state, Tensor) else state).encode()
+    return state.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

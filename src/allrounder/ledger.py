@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from allrounder.errors import RunError
-from allrounder.storage import aside, write_text
+from allrounder.storage import aside, sync, write_text
 from allrounder.types import Images, Labels, PerExampleBool
 
 PLAN, LINES, LOCK = "plan.json", "lines", ".lock"
@@ -90,13 +90,15 @@ class Ledger:
         rows = rows[new]
         page = {"row": rows, "predicted": predicted[new], "distance": distance[new]}
         page |= {} if x is None else {"x": x[new]}
-        self.lines(attack).enter_(page)
         if self.folder is not None:
             file = self._of(attack) / f"{int(rows[0]):07d}.safetensors"
             file.parent.mkdir(parents=True, exist_ok=True)
             plain = {name: tensor.detach().cpu().contiguous() for name, tensor in page.items()}
             save_file(plain, aside(file), metadata={"attack": attack})
+            sync(aside(file))
             aside(file).replace(file)
+        # Last, so that whoever was interrupted in a write can write the same again.
+        self.lines(attack).enter_(page)
 
     def examples(self, attack: str) -> dict[int, Tensor]:
         """The images that were kept of an attack, by row."""
@@ -122,7 +124,7 @@ def opened(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
     """Begin a folder, or take up one with the same plan, and keep others out of it; another's is not
     touched."""
     file, facts = folder / PLAN, json.loads(json.dumps(dict(plan)))
-    if not file.is_file() and folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+    if not file.is_file() and folder.exists() and not _is_empty(folder):
         raise RunError(f"{folder}: exists and is no evaluation; choose another folder, nothing was changed")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as lock:
@@ -135,6 +137,11 @@ def opened(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
         else:
             write_text(file, json.dumps(facts, indent=1, sort_keys=True))
         yield
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a folder holds nothing but what is left of a process that was killed before it had a plan."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK, aside(Path(PLAN)).name}
 
 
 def _plan(file: Path) -> dict[str, Any]:
@@ -155,6 +162,9 @@ def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) ->
 
 def _read(file: Path) -> dict[str, Tensor]:
     try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
+        page = load_file(file)
+        if missing := {"row", "predicted", "distance"} - page.keys():
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        return page
+    except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{file}: cannot be read ({error}); delete it, and its lines are made again") from None

@@ -24,8 +24,8 @@ def as_split(data: Given, y: Array | None = None) -> Split:
     if isinstance(data, Tensor | np.ndarray):
         if y is None:
             raise ValueError("labels: got none, expected one for each image; give (model, x, y, ...)")
-        return _tensors(tensor_of("images", cast(Array, data)), tensor_of("labels", y))
-    if y is not None or isinstance(data, str):
+        return _tensors(_tensor("images", cast(Array, data)), _tensor("labels", y))
+    if y is not None or isinstance(data, str) or not hasattr(data, "__iter__"):
         what = type(data).__name__
         raise ValueError(f"data: got a {what}, expected images and labels, a dataset, or a loader")
     images, labels = list[Tensor](), list[Tensor]()
@@ -33,11 +33,22 @@ def as_split(data: Given, y: Array | None = None) -> Split:
         pair = cast(Sequence[Any], batch)
         if type(pair) not in (tuple, list) or len(pair) < 2:
             raise ValueError(f"loader: got a {type(pair).__name__}, expected pairs (images, labels)")
-        images.append(tensor_of("images", pair[0]))
-        labels.append(tensor_of("labels", pair[1]))
+        images.append(_tensor("images of a loader", pair[0]))
+        labels.append(_tensor("labels of a loader", pair[1]))
+        got = tuple(images[-1].shape), tuple(labels[-1].shape)
+        if images[-1].dim() != 4 or got[0][1:] != images[0].shape[1:] or labels[-1].dim() != 1:
+            said = f"loader: got images of shape {got[0]} and labels of shape {got[1]}"
+            raise ValueError(f"{said}, expected batches of images of one shape, (n, c, h, w) and (n,)")
     if not images:
         raise ValueError("loader: got no batch, expected pairs (images, labels)")
     return _tensors(torch.cat(images), torch.cat(labels))
+
+
+def _tensor(what: str, raw: object) -> Tensor:
+    if not isinstance(raw, Tensor | np.ndarray):
+        kind = type(raw).__name__
+        raise ValueError(f"{what}: got a {kind}, expected a tensor or an array; convert with torch.tensor")
+    return tensor_of(what, cast(Array, raw))
 
 
 def _tensors(x: Tensor, y: Tensor) -> Tensors:
