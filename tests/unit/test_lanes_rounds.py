@@ -141,6 +141,9 @@ class Scripted(Search):
     def finished(self, state: State) -> Tensor:
         return state["asked"] >= self.length
 
+    def questions(self) -> int:
+        return self.length
+
 
 class Alternating(Scripted):
     cycle: ClassVar[tuple[bool, ...]] = (True, False)

@@ -162,7 +162,11 @@ class Apgd(Search):
 
     def finished(self, state: State) -> PerExampleBool:
         """Whether every point of the plan was answered."""
-        return state["told"] >= len(plan(self.schedule, self.steps, False, state["told"].device))
+        return state["told"] >= self.questions()
+
+    def questions(self) -> int:
+        """Every step, and a start for every radius."""
+        return self.steps + len(self.schedule)
 
     def _target(self, question: Question) -> Labels:
         if self.targets == 0:

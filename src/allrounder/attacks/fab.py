@@ -107,6 +107,10 @@ class Fab(Search):
         """Whether the last step is made and judged."""
         return state["judged"] == self.steps
 
+    def questions(self) -> int:
+        """Two for every step."""
+        return 2 * self.steps
+
     def _move(self, x: Images, point: Images, rise: PerExample, slope: Images, norm: Norm) -> Images:
         d1 = displace(point, slope, rise, norm)
         d2 = displace(x, slope, rise + (slope * (x - point)).sum(dim=(1, 2, 3)), norm)

@@ -3,8 +3,8 @@
 Every round of an example has a slot of its own until it breaks the example or is over; then the next one
 takes the slot. The network only ever sees batches of the lane's width, because another shape changes bits; at
 one width a round's path does not depend on its neighbours. Where slots would be idle, later rounds of an
-example begin before its earlier ones are over, but the lowest round that breaks it counts. So the result is
-the same for any order, split or interruption.
+example begin before its earlier ones are over, but the lowest round that breaks it counts; and searches that
+can (see ahead.py) look ahead. So the result is the same for any order, split or interruption.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import cast, final
 import torch
 from torch import Tensor
 
-from allrounder.attacks.search import Question, Search, State, inquire, succeeded
+from allrounder.attacks.ahead import Ahead
+from allrounder.attacks.search import Answer, Question, Search, State, inquire, succeeded
 from allrounder.errors import ThreatError
 from allrounder.rng import Draws
 from allrounder.threats import Threat
@@ -70,6 +71,7 @@ class Entry:
     round: int
     state: State | None = None
     phase: int = 0
+    asked: int = 0
 
 
 @final
@@ -106,6 +108,7 @@ class Lane:
         self.courses = [Course() for _ in range(len(points))]
         self.queue, self.resumed = deque(range(len(points))), deque[Entry]()
         self.slots: list[Entry | None] = [None] * self.width
+        self.asked, self.ahead = [0] * self.width, cast(Ahead | None, None)
         self.suspects: list[tuple[Entry, Tensor]] = []
         # A network of one class may leave a search no round; then no point is broken.
         settled = torch.full((len(points),), self.rounds == 0)
@@ -143,7 +146,7 @@ class Lane:
         """Give free slots to those that wait for this phase of the search's cycle."""
         for slot, entry in enumerate(self.slots):
             if entry is None and (chosen := self._next(phase)) is not None:
-                self.slots[slot] = chosen
+                self.slots[slot], self.asked[slot], self.ahead = chosen, chosen.asked, None
                 self.x[slot], self.y[slot] = self.points.x[chosen.point], self.points.y[chosen.point]
                 rows = self._begin(chosen) if chosen.state is None else chosen.state
                 for name, row in rows.items():
@@ -169,28 +172,65 @@ class Lane:
 
     def _advance(self, gradient: bool, following: int) -> None:
         """One question for the whole lane; what it finds is suspected, what is over makes room."""
-        answer = inquire(self.search, self.network, self.state, self.threat, gradient)
+        ahead = self.ahead = self.ahead or self._look_ahead()
+        before, x, y = (
+            (self.state, self.x, self.y)
+            if ahead is None
+            else (ahead.state, self.x[ahead.slot], self.y[ahead.slot])
+        )
+        answer = inquire(self.search, self.network, before, self.threat, gradient)
         self.passes += answer.passes
+        self._check_finite(answer)
+        found = succeeded(answer, x, y, self.threat)
+        after = self.search.tell(before, answer, self.threat)
+        over, rows = self.search.finished(after), list(range(self.width))
+        if ahead is None:
+            self.state = after
+        else:
+            ends = found | over | self.search.moved(before, after)
+            self.state, rows = ahead.follow(self.state, after, _list(ends))
+        self._act(answer, _list(found), _list(over), rows, following)
+
+    def _look_ahead(self) -> Ahead | None:
+        """A view for idle slots, where there are any and the search can look ahead."""
+        occupied = [slot for slot, entry in enumerate(self.slots) if entry is not None]
+        none = torch.zeros_like(self.y)
+        if len(occupied) == self.width or self.search.ahead(self.state, none) is None:
+            return None
+        return Ahead(self.search, self.state, occupied, self.width)
+
+    def _act(
+        self, answer: Answer, found: list[bool], over: list[bool], rows: list[int], following: int
+    ) -> None:
+        """Do with every slot what the row of its last answer says."""
+        ahead = self.ahead
+        for slot, row in enumerate(rows):
+            entry = self.slots[slot]  # read anew: a find empties slots of later rounds
+            if entry is None:
+                continue
+            self.asked[slot] += 1 if ahead is None else 1 + ahead.rows[slot].index(row)
+            if found[row]:
+                self.slots[slot] = self.ahead = None
+                state = {name: tensor[slot : slot + 1].clone() for name, tensor in self.state.items()}
+                on = replace(entry, state=state, phase=following, asked=self.asked[slot])
+                self._suspect(on, answer.x[row].clone())
+            elif over[row]:
+                self.slots[slot] = self.ahead = None
+                self._check_budget(self.asked[slot])
+                self._close(entry)
+
+    def _check_finite(self, answer: Answer) -> None:
         # In the sum of the images, one number that is not finite shows; of logits, it might overflow.
         if not bool(answer.x.sum().isfinite() & answer.logits.isfinite().all()):
             who = f"{self.search} under {self.threat}"
             raise ThreatError(
                 f"{who}: images or logits are not finite; the network's gradients may be broken"
             )
-        found = _list(succeeded(answer, self.x, self.y, self.threat))
-        self.state = self.search.tell(self.state, answer, self.threat)
-        over = _list(self.search.finished(self.state))
-        for slot in range(self.width):
-            entry = self.slots[slot]  # read anew: a find empties slots of later rounds
-            if entry is None:
-                continue
-            if found[slot]:
-                self.slots[slot] = None
-                rows = {name: row[slot : slot + 1].clone() for name, row in self.state.items()}
-                self._suspect(replace(entry, state=rows, phase=following), answer.x[slot].clone())
-            elif over[slot]:
-                self.slots[slot] = None
-                self._close(entry)
+
+    def _check_budget(self, asked: int) -> None:
+        if asked != self.search.questions():
+            told = f"ended a round after {asked} questions, expected {self.search.questions()}"
+            raise ThreatError(f"{self.search} under {self.threat}: {told}; this is a bug in the attack")
 
     def _suspect(self, entry: Entry, x: Tensor) -> None:
         """Put a find aside to be confirmed, and forget the later rounds of its point."""

@@ -92,6 +92,19 @@ class Search(Attack):
     def finished(self, state: State) -> PerExampleBool:
         """Which examples have used up their round."""
 
+    @abstractmethod
+    def questions(self) -> int:
+        """How many questions a round asks that breaks nothing: its budget, which drivers hold it to."""
+
+    def ahead(self, state: State, steps: Labels) -> State | None:
+        """The state after so many answers that change nothing, if that is known; `tell` changes what this
+        does."""
+        return None
+
+    def moved(self, before: State, after: State) -> PerExampleBool:
+        """Where an answer has changed what is asked next; for searches that can look ahead."""
+        raise AssertionError("only searches that look ahead can be told from")
+
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Search all examples side by side; the first success is kept, an example without one stays as it
         was."""

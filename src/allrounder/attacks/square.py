@@ -16,7 +16,7 @@ from allrounder.attacks.search import Answer, Question, Search, State
 from allrounder.norms import EVERY_NORM, Linf, Norm
 from allrounder.rng import Draws
 from allrounder.threats import Threat
-from allrounder.types import Images, PerExampleBool
+from allrounder.types import Images, Labels, PerExampleBool
 from allrounder.values import Count, Ratio, value
 
 CHANGES = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -105,6 +105,18 @@ class Square(Search):
     def finished(self, state: State) -> PerExampleBool:
         """Once there are answers about the start and all windows."""
         return state["asked"] > self.queries
+
+    def questions(self) -> int:
+        """The start and all windows."""
+        return self.queries + 1
+
+    def ahead(self, state: State, steps: Labels) -> State | None:
+        """With the next windows, should none of those before raise the margin."""
+        return state | {"asked": state["asked"] + steps}
+
+    def moved(self, before: State, after: State) -> PerExampleBool:
+        """Where the margin was raised."""
+        return after["margin"] > before["margin"]
 
 
 @cache
