@@ -1,13 +1,18 @@
 """Allrounder: image classifiers, accurate on natural images and robust under several norms at once."""
 
 from allrounder.attacks import ATTACKS as ATTACKS
+from allrounder.attacks import Apgd as Apgd
 from allrounder.attacks import Attack as Attack
+from allrounder.attacks import AutoAttack as AutoAttack
 from allrounder.attacks import Bpda as Bpda
+from allrounder.attacks import Cascade as Cascade
 from allrounder.attacks import CustomLoss as CustomLoss
 from allrounder.attacks import Cw as Cw
+from allrounder.attacks import Fab as Fab
 from allrounder.attacks import Mim as Mim
 from allrounder.attacks import Pgd as Pgd
 from allrounder.attacks import Restarts as Restarts
+from allrounder.attacks import Square as Square
 from allrounder.attacks import Transfer as Transfer
 from allrounder.attacks import craft as craft
 from allrounder.attacks import perturb as perturb
@@ -17,6 +22,9 @@ from allrounder.data import Npz as Npz
 from allrounder.data.augment import CropFlip as CropFlip
 from allrounder.data.augment import NoAugment as NoAugment
 from allrounder.data.base import Data as Data
+from allrounder.doctor import Diagnosis as Diagnosis
+from allrounder.doctor import Unfit as Unfit
+from allrounder.doctor import doctor as doctor
 from allrounder.errors import Diverged as Diverged
 from allrounder.errors import Interrupted as Interrupted
 from allrounder.errors import RecipeError as RecipeError
@@ -49,7 +57,9 @@ from allrounder.optimizers import Adam as Adam
 from allrounder.optimizers import AdamW as AdamW
 from allrounder.optimizers import Sgd as Sgd
 from allrounder.outcome import Outcome as Outcome
+from allrounder.pool import Note as Note
 from allrounder.probes import Probe as Probe
+from allrounder.probes import suite as suite
 from allrounder.recipe import Recipe as Recipe
 from allrounder.recipe import Validation as Validation
 from allrounder.rng import Draws as Draws
@@ -62,6 +72,7 @@ from allrounder.schedules import Horizon as Horizon
 from allrounder.schedules import Linear as Linear
 from allrounder.schedules import Ramp as Ramp
 from allrounder.schedules import Step as Step
+from allrounder.tables import render as render
 from allrounder.task import Task as Task
 from allrounder.threats import AnyOf as AnyOf
 from allrounder.threats import Threat as Threat

@@ -205,7 +205,8 @@ class Watch:
         left = note.done - note.broken
         self.bars.show(note.name, note.done, note.total, f"{note.what} {note.broken} broken")
         if note.done == note.total:
-            spent = f"{time.monotonic() - begun:.1f} s"
+            passes = f"{note.forwards} forward and {note.backwards} backward passes"
+            spent = f"{time.monotonic() - begun:.1f} s" + (f", {passes}" if note.forwards else "")
             self.bars.say(f"{note.name} {note.what}: {note.broken} broken, {left} left ({spent})".strip())
 
 

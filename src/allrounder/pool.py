@@ -33,7 +33,9 @@ class Note:
     total: int = 1
     what: str = ""
     broken: int = 0
-    """Of what is done, in an evaluation."""
+    """Of what is done, in an evaluation; and the passes that took, in batches."""
+    forwards: int = 0
+    backwards: int = 0
     failed: str = ""
 
 
