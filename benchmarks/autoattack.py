@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 import allrounder as ar
 from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Square, label_of
-from allrounder.evaluation import LANE
 from allrounder.foreign import data_of, network_of
 from allrounder.probes import Probe
 from allrounder.threats import Threat
@@ -90,8 +89,8 @@ def ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
         "cpu": time.process_time() - begun,
         "wall": time.perf_counter() - clock,
         "standing": (outcome.predicted[str(probe)] == outcome.label).tolist(),
-        "forwards": LANE * sum(note.forwards for note in last.values()),
-        "backwards": LANE * sum(note.backwards for note in last.values()),
+        "forwards": outcome.facts["lane"] * sum(note.forwards for note in last.values()),
+        "backwards": outcome.facts["lane"] * sum(note.backwards for note in last.values()),
     }
 
 
@@ -149,12 +148,10 @@ def measure(side: str, attack: str, cores: int) -> dict[str, Any]:
 def report(options: argparse.Namespace) -> None:
     """Alternate the sides, and print a line for every attack."""
     case = case_of(options)
-    told = (
-        f"{options.network}, {case.threat}, {len(case.x)} images, {case.steps} steps, {case.targets} targets"
-    )
-    print(f"{told}, {case.queries} queries; lane {LANE}, torch {torch.__version__}")
+    budgets = f"{case.steps} steps, {case.targets} targets, {case.queries} queries"
+    print(f"{options.network}, {case.threat}, {len(case.x)} images, {budgets}, torch {torch.__version__}")
     print(
-        "attack    cores  standing %      only broken by  seconds an image     times  passes an image (f+b)  MB"
+        "          cores  standing %  broken by one only  seconds/image      times faster  passes/image  MB"
     )
     wanted = [(name, 1) for name in options.attacks.split(",")] + [("aa", 2)] * options.both_cores
     for attack, cores in wanted:
@@ -169,8 +166,9 @@ def report(options: argparse.Namespace) -> None:
         passes = [f"{run['forwards'] // n}+{run['backwards'] // n}" for run in (mine, other)]
         print(
             f"{attack:10}{cores:<7}{100 * a.mean():5.1f} {100 * b.mean():5.1f}"
-            f"  {int((~a & b).sum()):8} {int((a & ~b).sum()):4}     {seconds[0] / n:8.4f} {seconds[1] / n:8.4f}"
-            f"  {seconds[1] / seconds[0]:9.2f}    {' '.join(passes)}  {mine['memory']} {other['memory']}",
+            f"  {int((~a & b).sum()):8} {int((a & ~b).sum()):4}"
+            f"     {seconds[0] / n:8.4f} {seconds[1] / n:8.4f}  {seconds[1] / seconds[0]:9.2f}"
+            f"    {' '.join(passes)}  {mine['memory']} {other['memory']}",
             flush=True,
         )
 

@@ -19,7 +19,7 @@ from allrounder.certainty import percent
 from allrounder.display import Bars, grid, out, say
 from allrounder.doctor import doctor
 from allrounder.errors import RunError
-from allrounder.evaluation import BUDGETS, LANE, OUTCOME, Size, evaluate, subset
+from allrounder.evaluation import BUDGETS, OUTCOME, Size, evaluate, subset
 from allrounder.footnotes import footnotes
 from allrounder.outcome import Outcome
 from allrounder.pool import Note
@@ -54,7 +54,7 @@ Threats = Annotated[list[str] | None, typer.Option(help="Such as Linf:8/255; rep
 Attacks = Annotated[list[str] | None, typer.Option(help="Such as pgd-20, cw, apgd-t; by default aa.")]
 Budget = Annotated[str, typer.Option(help=f"How many images: {SIZES}. Attacks are never shortened.")]
 Number = Annotated[int | None, typer.Option("--n", min=1, help="How many images, as a number.")]
-Lane = Annotated[int | None, typer.Option(min=1, help=f"Images of one pass; {LANE} on a CPU.")]
+Lane = Annotated[int | None, typer.Option(min=1, help="Images of one pass; by default by their size.")]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Processes of one thread; by default where it pays.")
 ]

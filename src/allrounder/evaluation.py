@@ -38,8 +38,12 @@ from allrounder.threats import Threat
 from allrounder.types import Classifier, Labels, device_of
 from allrounder.values import nearest
 
-LANE, WIDE_LANE = 64, 256
-"""Images of one forward pass, on a CPU and elsewhere: every pass has this shape, as another changes bits."""
+LANES = ((1024, 64), (3072, 32), (49_152, 16), (1 << 62, 8))
+"""Images of a pass on a CPU by the numbers in an image, up to each bound; elsewhere eight times as many.
+
+Every pass has this shape, because another one changes bits. Small ones fill up better, large ones cost less
+around the network.
+"""
 CHECKED = 64
 """Images that the preflight looks at."""
 OUTCOME = "outcome.safetensors"
@@ -86,8 +90,10 @@ def evaluate(
     if keep_examples and out is None:
         raise ValueError("keep_examples: got no folder, expected one to save them in; give out=...")
     split, wanted = as_split(data, y), chosen(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
+    if workers > 1:
+        _check_can_travel(network=model, data=split, probes=wanted)
     rows = subset(split, BUDGETS[budget] if n is None else n, seed)
-    width = lane or (LANE if device_of(model)[0].type == "cpu" else WIDE_LANE)
+    width = lane or lane_for(model, split)
     plan = {"seed": seed, "lane": width, "threads": 1 if workers > 1 else torch.get_num_threads()}
     facts = {**plan, "images": len(rows), "budget": budget if n is None else f"{n} images", **told(wanted)}
     if check != "skip":
@@ -95,18 +101,17 @@ def evaluate(
     with ExitStack() as stack:
         folder = None if out is None else Path(out)
         if folder is not None:
-            whole = {**identity(model, split), **plan, "examples": keep_examples}
-            stack.enter_context(opened(folder, whole))
+            stack.enter_context(opened(folder, {**identity(model, split), **plan, "examples": keep_examples}))
         elif workers > 1:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-")))
         job = Job(model, split, wanted, seed, width, keep_examples, folder, lasting=out is not None)
         ledger = job.run(rows, workers, progress)
         outcome = outcome_of(ledger, wanted, rows, split.labels[rows], facts)
         outcome = replace(outcome, facts={**facts, "flags": flags(outcome), **(about or {})})
-        if out is not None and folder is not None:
-            if keep_examples:
-                save_examples(folder, ledger, wanted, outcome, rows)
-            outcome.save(folder / OUTCOME)
+        if keep_examples and folder is not None:
+            save_examples(folder, ledger, wanted, outcome, rows)
+        if out is not None:
+            outcome.save(Path(out) / OUTCOME)
     return outcome
 
 
@@ -127,6 +132,13 @@ def told(probes: Sequence[Probe]) -> dict[str, Any]:
         "settings": {str(p): [str(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
         "questions": [question for question in questions if question is not None],
     }
+
+
+def lane_for(model: Classifier, split: Split) -> int:
+    """The width of a lane unless another is wanted."""
+    size = split.fetch(torch.arange(1)).numel()
+    width = next(width for bound, width in LANES if size <= bound)
+    return width if device_of(model)[0].type == "cpu" else 8 * width
 
 
 def subset(split: Split, count: int | None, seed: int) -> Labels:
@@ -171,7 +183,6 @@ class Job:
         try:
             if workers == 1:
                 return self.settle("", progress, rows)
-            self._check_can_travel()
             shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
             run_jobs({name: partial(_work, self, share) for name, share in shares.items()}, workers, progress)
         except Interrupted as stop:
@@ -203,17 +214,18 @@ class Job:
             assessor.assess(rows, self.probes)
         return ledger
 
-    def _check_can_travel(self) -> None:
-        """Other processes get copies of all this, and what pickle says of a failure helps nobody."""
-        for what, part in (("network", self.model), ("data", self.split), ("probes", self.probes)):
-            try:
-                _Weigher().dump(part)
-            except Exception as error:  # Whatever the parts of a stranger's network may raise.
-                said = f"{type(part).__name__} cannot be handed to other processes ({error})"
-                raise WorldError(
-                    f"workers: the {what}: {said}; define it at the top of a module that can be imported, "
-                    "or use workers=1"
-                ) from None
+
+def _check_can_travel(**parts: Any) -> None:
+    """Other processes get copies of all this, and what pickle says of a failure helps nobody."""
+    for what, part in parts.items():
+        try:
+            _Weigher().dump(part)
+        except Exception as error:  # Whatever the parts of a stranger's network may raise.
+            said = f"{type(part).__name__} cannot be handed to other processes ({error})"
+            raise WorldError(
+                f"workers: the {what}: {said}; define it at the top of a module that can be imported, "
+                "or use workers=1"
+            ) from None
 
 
 @final

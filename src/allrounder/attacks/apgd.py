@@ -140,24 +140,28 @@ class Apgd(Search):
             # Differs: released code compares the first step with zero, not with the start (ADR 0008).
             "rises": state["rises"] + (~first & (loss > state["last_loss"])),
         }
-        eps = at.eps(told, threat.eps).to(x)
-        returns, course = _refined(new, eps) if sparse else self._halved(new, period)
-        new |= {name: _where(period > 0, tensor, new[name]) for name, tensor in course.items()}
-        returns = returns & (period > 0)
-        x, g = _where(returns, new["best"], x), _where(returns, new["best_gradient"], g)
+        due = period > 0
+        if bool(due.any()):
+            eps = at.eps(told, threat.eps).to(x)
+            returns, course = _refined(new, eps) if sparse else self._halved(new, period)
+            new |= {name: _where(due, tensor, new[name]) for name, tensor in course.items()}
+            returns = returns & due
+            x, g = _where(returns, new["best"], x), _where(returns, new["best_gradient"], g)
+        else:
+            x = x.clone()  # as the next `before`, which must not share the answer's memory
         d = _wide(new["step"]) * (_steepest(g, new["kept"]) if sparse else threat.norm.ascend(g))
         told = (told + 1).clamp(max=len(at))
-        enters = at.first[told]
         if not sparse:
             share = _wide(torch.where(first, 1.0, MOMENTUM).to(x))
             z = _project(new["x"], x + d, at, told, threat)
             d = share * (z - x) + (1 - share) * (x - new["before"])
+        enters = at.first[told]
+        if not bool(enters.any()):
+            return new | {"told": told, "before": x, "now": _project(new["x"], x + d, at, told, threat)}
         now = _project(new["x"], _where(enters, new["best"], x + d), at, told, threat)
-        new |= {"told": told, "before": x, "now": now}
-        if not enters.any():
-            return new
         changed = _changed(new["x"], now)
         fresh = _start(changed, _kept(changed), at.eps(told, threat.eps).to(x), sparse)
+        new |= {"told": told, "before": x, "now": now}
         return new | {name: _where(enters, tensor, new[name]) for name, tensor in fresh.items()}
 
     def finished(self, state: State) -> PerExampleBool:
@@ -166,7 +170,7 @@ class Apgd(Search):
 
     def questions(self) -> int:
         """Every step, and a start for every radius."""
-        return self.steps + len(self.schedule)
+        return len(plan(self.schedule, self.steps, False, torch.device("cpu")))
 
     def _target(self, question: Question) -> Labels:
         if self.targets == 0:
