@@ -197,8 +197,8 @@ class Job:
         with stop_on_signals() as stop:
 
             def report(tick: Tick) -> None:
-                passes = {"forwards": tick.passes.forwards, "backwards": tick.passes.backwards}
-                send(Note(name, tick.done, tick.total, tick.what, broken=tick.broken, **passes))
+                asked = tick.passes.forwards, tick.passes.backwards
+                send(Note(name, tick.done, tick.total, tick.what, tick.broken, *asked))
                 if stop.signal is not None:
                     raise Interrupted(f"{stop.signal}: stopped, call again to continue")
 

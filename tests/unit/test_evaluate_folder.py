@@ -1,0 +1,279 @@
+"""An evaluation in a folder: the same bytes however it was cut up, and nothing done twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from allrounder import assessment
+from allrounder.assessment import Assessor, key_of
+from allrounder.attacks.base import Attack
+from allrounder.attacks.lanes import Points
+from allrounder.errors import Interrupted
+from allrounder.evaluation import OUTCOME, Job
+from allrounder.ledger import LINES
+from allrounder.outcome import Outcome
+from allrounder.pool import Note
+from allrounder.probes import Probe
+from allrounder.types import Classifier, Labels, PerExampleBool
+from tests.evaluations import CASCADE, LANE, PARTS, PGD, PROBES, images, measured, saved, taught
+from tests.interruptions import Killed
+from tests.networks import Tiny
+
+Attacked = dict[str, list[int]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What comes of it in one go, in one process."""
+    folder = tmp_path_factory.mktemp("whole") / "eval"
+    found = measured(folder)
+    after = [found.accuracy(), *found.after(str(CASCADE))]
+    assert after == sorted(set(after), reverse=True) and after[-1] > 0  # every stage matters
+    assert saved(folder) != b"" and 0 < found.accuracy(PGD.name) < found.accuracy()
+    return saved(folder)
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report after every step, so that there is no moment without one."""
+    monkeypatch.setattr(assessment, "TELL_AFTER", -1.0)
+
+
+@contextmanager
+def watched() -> Generator[Attacked]:
+    """Which images which attack was run on, counting repetitions."""
+    run, seen = Assessor._run, Attacked()
+
+    def note(
+        self: Assessor, probe: Probe, attack: Attack, points: Points, todo: PerExampleBool, by: Classifier
+    ) -> None:
+        if bool(todo.any()):
+            seen.setdefault(key_of(probe, attack), []).extend(points.rows[todo].tolist())
+        run(self, probe, attack, points, todo, by)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Assessor, "_run", note)
+        yield seen
+
+
+def stop_at(call: int, error: type[BaseException]) -> Callable[[Note], None]:
+    """Somebody who listens, and at a certain report no more."""
+    calls = count(1)
+
+    def hear(note: Note) -> None:
+        if next(calls) == call:
+            raise error("stop")
+
+    return hear
+
+
+def begun(folder: Path) -> Path:
+    """A folder with a plan and no lines of attacks."""
+    with pytest.raises(KeyboardInterrupt):
+        measured(folder, progress=stop_at(1, KeyboardInterrupt))
+    assert [path.name for path in (folder / LINES).iterdir()] == [
+        next((folder / LINES).glob("natural*")).name
+    ]
+    return folder
+
+
+def parts(kind: str) -> Iterator[Labels]:
+    """Ways to cut up and order the rows."""
+    rows = torch.arange(24)
+    match kind:
+        case "a few at a time, from the end":
+            yield from rows.flip(0).split(5)
+        case "shuffled":
+            yield rows[random.Random(3).sample(range(24), 24)]
+        case "every third":
+            yield from (rows[k::3].flip(0) for k in (2, 0, 1))
+        case _:
+            yield from (rows[:15], rows[9:], rows)
+
+
+@pytest.mark.parametrize("kind", ["a few at a time, from the end", "shuffled", "every third", "overlapping"])
+def test_any_partition_in_any_order_gives_the_same_bytes(kind: str, whole: bytes, tmp_path: Path):
+    folder = begun(tmp_path / "eval")
+    for rows in parts(kind):
+        job = Job(taught(), images(), PROBES, 0, LANE, False, folder)
+        job.settle("", lambda note: None, rows)
+    with watched() as attacked:
+        measured(folder)
+    assert attacked == {}
+    assert saved(folder) == whole
+
+
+def test_neither_the_size_of_chunks_nor_the_order_of_probes_matters(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(assessment, "CHUNK", LANE)
+    alone = [Probe(f"part{number}", part, CASCADE.threat) for number, part in enumerate(PARTS)]
+    with watched() as attacked:
+        measured(tmp_path / "eval", probes=[*reversed(alone), PGD, CASCADE])
+        measured(tmp_path / "eval")
+    assert saved(tmp_path / "eval") == whole
+    # The parts are settled on all images, and the cascade finds them there.
+    assert {len(rows) for rows in attacked.values()} == {len(rows) for rows in map(set, attacked.values())}
+    assert len(attacked) == len(PARTS) + 1
+
+
+@pytest.mark.usefixtures("talkative")
+@pytest.mark.parametrize(
+    ("error", "often", "every"),
+    [
+        (Interrupted, False, 14),
+        (KeyboardInterrupt, False, 17),
+        (Killed, True, 15),
+        *(
+            pytest.param(error, often, 1, marks=pytest.mark.slow)
+            for error in (Interrupted, KeyboardInterrupt, Killed)
+            for often in (False, True)
+        ),
+    ],
+)
+def test_it_may_be_interrupted_at_any_report(
+    error: type[BaseException],
+    often: bool,
+    every: int,
+    whole: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(assessment, "SAVE_AFTER", -1.0 if often else 1e9)
+    told = list[Note]()
+    measured(tmp_path / "told", progress=told.append)
+    assert saved(tmp_path / "told") == whole
+    assert len(told) > 30
+    for call in range(1 + every // 2, len(told), every):
+        folder, note = tmp_path / str(call), told[call - 1]
+        with pytest.raises(error):
+            measured(folder, progress=stop_at(call, error))
+        assert not (folder / OUTCOME).exists()
+        with watched() as attacked:
+            measured(folder)
+        assert saved(folder) == whole
+        if (error is not Killed or often) and note.what != "natural" and note.done < note.total:
+            # The attack that was under way goes on with exactly what was not settled by then.
+            assert len(next(iter(attacked.values()))) == note.total - note.done
+
+
+@pytest.mark.usefixtures("talkative")
+def test_it_may_be_interrupted_again_and_again(whole: bytes, tmp_path: Path):
+    attempts = 0
+    for call in count(8, 3):
+        attempts += 1
+        try:
+            measured(tmp_path / "eval", progress=stop_at(call, Interrupted))
+            break
+        except Interrupted:
+            pass
+    assert attempts > 3
+    assert saved(tmp_path / "eval") == whole
+
+
+class Counter:
+    """A callable that is no module, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.model, self.shown = taught(), list[Tensor]()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.shown.append(x.detach().clone())
+        return self.model(x)
+
+    def perturbed(self) -> int:
+        """How many passes were over images of an attack; each image of the split is known by its pixels."""
+        known = {image.numpy().tobytes() for image in images().fetch(torch.arange(24))}
+        return sum(any(image.numpy().tobytes() not in known for image in x) for x in self.shown)
+
+
+def test_finished_work_is_not_repeated(tmp_path: Path):
+    first, second = Counter(), Counter()
+    one, two = (measured(tmp_path / "eval", model=model, check="skip") for model in (first, second))
+    assert first.perturbed() > 20
+    assert second.perturbed() == 0
+    assert len(second.shown) == 1  # by which it was known again
+    assert np.array_equal(one.distance[str(CASCADE)], two.distance[str(CASCADE)], equal_nan=True)
+    third = Counter()
+    measured(tmp_path / "eval", model=third)
+    preflight = Counter()
+    measured(model=preflight, probes=())
+    natural = 24 // LANE
+    assert len(third.shown) == 1 + len(preflight.shown) - natural
+
+
+def test_a_module_is_not_asked_at_all(tmp_path: Path):
+    measured(tmp_path / "eval", check="skip")
+
+    def refuse(module: nn.Module, x: tuple[Tensor, ...]) -> None:
+        raise AssertionError("it was asked")
+
+    model = taught()
+    model.register_forward_pre_hook(refuse)
+    told = list[Note]()
+    found = measured(tmp_path / "eval", model=model, check="skip", progress=told.append)
+    assert found.accuracy("all") < found.accuracy() and told == []
+
+
+def test_more_images_are_added_to_those_before(tmp_path: Path):
+    split = images(48)
+    measured(tmp_path / "fresh", split=split, n=40)
+    with watched() as first:
+        few = measured(tmp_path / "eval", split=split, n=20)
+    with watched() as more:
+        measured(tmp_path / "eval", split=split, n=40)
+    assert saved(tmp_path / "eval") == saved(tmp_path / "fresh")
+    assert first.keys() == more.keys()
+    for key in first:
+        assert set(first[key]).isdisjoint(more[key]) and first[key] and more[key]
+    # Fewer are a part of what is there, too.
+    with watched() as none:
+        again = measured(tmp_path / "eval", split=split, n=20)
+    assert none == {} and again.facts == few.facts
+    assert all(np.array_equal(again.predicted[name], few.predicted[name]) for name in few.predicted)
+
+
+def test_more_attacks_are_added_to_those_before(whole: bytes, tmp_path: Path):
+    measured(tmp_path / "eval", probes=[])
+    with watched() as alone:
+        measured(tmp_path / "eval", probes=[Probe("first", PARTS[0], CASCADE.threat)])
+    with watched() as more:
+        measured(tmp_path / "eval")
+    assert saved(tmp_path / "eval") == whole
+    assert set(alone).isdisjoint(more) and len(more) == len(PARTS)
+    stronger = Probe("all", CASCADE.attack, type(CASCADE.threat).parse("L2:0.6"))
+    with watched() as other:
+        measured(tmp_path / "eval", probes=[*PROBES, stronger])
+    assert all("L2:0.6" in key for key in other) and len(other) == len(PARTS)
+
+
+class Moody(Tiny):
+    """Draws random numbers even in eval mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn(len(x), 3) / 4
+
+
+@pytest.mark.usefixtures("talkative")
+def test_a_random_network_may_be_interrupted_too(tmp_path: Path):
+    # It answers otherwise when it is asked again among other images: what was written first counts.
+    def go(**options: Any) -> Outcome:
+        return measured(tmp_path, model=taught(Moody), check="skip", **options)
+
+    with pytest.raises(Interrupted):
+        go(n=12, progress=stop_at(3, Interrupted))
+    assert len(go()) == 24
+    with watched() as attacked:
+        first, second = go(n=12), go(n=12)
+    assert attacked == {} and 0 < first.accuracy("all") < first.accuracy()
+    assert all(np.array_equal(first.predicted[name], second.predicted[name]) for name in first.predicted)
