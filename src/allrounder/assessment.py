@@ -22,12 +22,14 @@ from allrounder.attacks.lending import lend
 from allrounder.attacks.search import Search
 from allrounder.data.base import Split
 from allrounder.errors import Interrupted
+from allrounder.folding import Folded
 from allrounder.ledger import Ledger
 from allrounder.outcome import NATURAL
 from allrounder.probes import Probe
 from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool, device_of
+from allrounder.winograd import quickened
 
 CHUNK, CHUNK_BYTES = 1024, 1 << 26
 """The most images, and bytes of them, that are held in memory at once."""
@@ -98,7 +100,8 @@ class Assessor:
     def _settle(self, rows: Labels, probes: Sequence[Probe]) -> None:
         device, dtype = device_of(self.model)
         x = self.split.fetch(rows).to(device, dtype)
-        with lend(self.model, x, "eval") as network:
+        with lend(self.model, x, "eval") as lent:
+            network = quickened(lent, x[: self.width]) if isinstance(lent, Folded) else lent
             points = Points(x, self.labels[rows].to(device), self.logits(x), rows)
             predicted = points.natural.argmax(1).cpu()
             far = torch.where(predicted == self.labels[rows], float("nan"), 0.0).double()

@@ -31,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outcome",
     ),
     ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes", "ledger"),
-    ("threats", "recalibration", "tables", "foreign"),
+    ("threats", "recalibration", "tables", "foreign", "winograd"),
     ("attacks",),
     ("objectives", "probes", "doctor"),
     ("assessment",),
