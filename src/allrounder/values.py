@@ -165,7 +165,11 @@ def fraction(raw: object) -> Fraction:
     if isinstance(raw, bool) or not isinstance(raw, int | float | str | Fraction):
         raise ValueError(f"expected a number or a fraction such as 8/255, got {raw!r}")
     try:
-        return Fraction(str(raw).strip())
+        if str(raw).count("/") > 1:
+            raise ValueError
+        # Fraction itself reads 1/510, but not 0.5/255.
+        above, *below = (Fraction(part.strip()) for part in str(raw).split("/", 1))
+        return above / below[0] if below else above
     except ZeroDivisionError:
         raise ValueError(f"{str(raw)!r} divides by zero") from None
     except ValueError:

@@ -13,8 +13,11 @@ GUIDE = Path(allrounder.__file__).parent.parent.parent / "docs" / "guide"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(("page", "blocks"), [("adaptive.md", 5)])
-def test_the_code_of_the_guide_runs(page: str, blocks: int):
+@pytest.mark.parametrize(
+    ("page", "blocks"), [("adaptive.md", 5), pytest.param("evaluation.md", 2, marks=pytest.mark.slow)]
+)
+def test_the_code_of_the_guide_runs(page: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     text = (GUIDE / page).read_text(encoding="utf-8")
     found, names = list(BLOCK.finditer(text)), {"__name__": page}
     assert len(found) == blocks

@@ -242,6 +242,8 @@ def test_problems_between_fields_are_raised_together_at_their_places():
         (3, Fraction(3)),
         (Fraction(1, 3), Fraction(1, 3)),
         ("-1/2", Fraction(-1, 2)),
+        ("0.5/255", Fraction(1, 510)),
+        ("8 / 255", Fraction(8, 255)),
     ],
 )
 def test_fractions_are_read_exactly(raw: object, exact: Fraction):
