@@ -215,7 +215,7 @@ def show(outcome: Outcome, name: str, style: str | None) -> None:
     if style is not None:
         about = {"name": name, **outcome.facts.get("robustbench", {})}
         try:
-            say(outcome.table(style, about if style == "robustbench" else None))
+            say(render({name: outcome}, style, about=about))
         except ValueError as error:
             how = f'in Python, Outcome.load(FOLDER / "{OUTCOME}").table("{style}", about={{...}}) takes them'
             raise RunError(f"{error}; {how}") from None
@@ -232,5 +232,7 @@ def show(outcome: Outcome, name: str, style: str | None) -> None:
             after = zip(stages, outcome.after(probe), strict=True)
             told = ", ".join(f"{percent(share)} after {stage}" for stage, share in after)
             say(f"{probe}: {told}")
+    for finding in outcome.facts.get("findings", ()):
+        say(f"preflight: {finding}")
     for line in footnotes({name: outcome}):
         say(line)

@@ -44,7 +44,7 @@ LANES = ((1024, 64), (3072, 32), (49_152, 16), (1 << 62, 8))
 Every pass has this shape, because another one changes bits. Small ones fill up better, large ones cost less
 around the network.
 """
-CHECKED = 64
+CHECKED = 16
 """Images that the preflight looks at."""
 OUTCOME = "outcome.safetensors"
 BUDGETS: dict[str, int | None] = {"smoke": 20, "quick": 200, "standard": 1000, "full": None}

@@ -56,7 +56,12 @@ def allrounder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 @pytest.fixture
 def small(tmp_path: Path) -> list[str]:
     """Overrides that make a shipped recipe train in a moment."""
-    data, file = blobs(train=24, test=6), tmp_path / "blobs.npz"
+    return [word for text in overrides(tmp_path) for word in ("--set", text)]
+
+
+def overrides(folder: Path) -> list[str]:
+    """What makes a recipe small, with its data in a file of this folder."""
+    data, file = blobs(train=24, test=6), folder / "blobs.npz"
     everything = {
         f"{letter}_{part}": array
         for part, split in (("train", data.train), ("test", data.test))
@@ -66,7 +71,7 @@ def small(tmp_path: Path) -> list[str]:
         )
     }
     np.savez(file, allow_pickle=False, **everything)
-    sets = [
+    return [
         f'data={{ kind = "npz", path = "{file}" }}',
         "model.width=1",
         "epochs=1",
@@ -75,7 +80,6 @@ def small(tmp_path: Path) -> list[str]:
         "validation.train_images=0",
         "validation.threats=[]",
     ]
-    return [word for text in sets for word in ("--set", text)]
 
 
 def flat(text: str) -> str:
