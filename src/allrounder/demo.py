@@ -85,7 +85,7 @@ def work(recipe: Recipe) -> float:
 
 def outcome_file(run: Path) -> Path:
     """Where a run's final evaluation is kept."""
-    return run / "eval" / "outcome.safetensors"
+    return run / "eval" / "best" / "outcome.safetensors"
 
 
 def train_and_evaluate(name: str, send: Send, out: Path, sets: Sequence[str]) -> None:
