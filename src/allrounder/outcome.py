@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from allrounder.certainty import Z95, Paired, percent, wilson
+from allrounder.values import fraction
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -101,7 +101,7 @@ class Outcome:
     def curve(self, attack: str, norm: str) -> list[tuple[float, float]]:
         """Accuracy against eps: (eps, accuracy) for every threat of a norm under an attack, by rising eps."""
         start = f"{attack}@{norm}:"
-        eps = {name: Fraction(name.removeprefix(start)) for name in self.predicted if name.startswith(start)}
+        eps = {name: fraction(name.removeprefix(start)) for name in self.predicted if name.startswith(start)}
         if not eps:
             raise KeyError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
@@ -143,6 +143,16 @@ class Outcome:
             raise ValueError(f"mcnemar: got {threat} of {mine} and {theirs}, expected the same yes or no")
         a, b = (outcome.scores(attack, threat) > 0 for outcome in (self, other))
         return Paired(*(int(cell.sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)))
+
+    def differences(self, other: Outcome) -> dict[str, list[int]]:
+        """The images, by position, of which another evaluation of the same ones says something else, under
+        each probe that both have: at another lane width, say."""
+        if not np.array_equal(self.label, other.label):
+            raise ValueError("differences: got outcomes with different labels, expected the same images")
+        shared = [name for name in self.predicted if name in other.predicted]
+        return {
+            name: np.flatnonzero(self.predicted[name] != other.predicted[name]).tolist() for name in shared
+        }
 
     @classmethod
     def merge(cls, parts: Sequence[Outcome]) -> Outcome:

@@ -414,3 +414,12 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
     assert modules.split() == [
         f"allrounder.{name}" for name in ("certainty", "footnotes", "outcome", "tables")
     ]
+
+
+def test_differences_are_listed_probe_by_probe():
+    label = np.array([0, 1, 2])
+    one = Outcome(label, {"natural": np.array([0, 1, 2]), "pgd@Linf:1": np.array([0, 2, 1])})
+    two = Outcome(label, {"pgd@Linf:1": np.array([0, 1, 0]), "natural": np.array([0, 1, 2])})
+    assert one.differences(two) == {"natural": [], "pgd@Linf:1": [1, 2]}
+    with pytest.raises(ValueError, match="expected the same images"):
+        one.differences(Outcome(label[::-1].copy(), one.predicted))
