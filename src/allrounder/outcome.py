@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -15,7 +16,6 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from allrounder.certainty import Z95, Paired, percent, wilson
-from allrounder.values import fraction
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -101,7 +101,7 @@ class Outcome:
     def curve(self, attack: str, norm: str) -> list[tuple[float, float]]:
         """Accuracy against eps: (eps, accuracy) for every threat of a norm under an attack, by rising eps."""
         start = f"{attack}@{norm}:"
-        eps = {name: fraction(name.removeprefix(start)) for name in self.predicted if name.startswith(start)}
+        eps = {name: _eps(name.removeprefix(start)) for name in self.predicted if name.startswith(start)}
         if not eps:
             raise KeyError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
@@ -215,3 +215,9 @@ class Outcome:
         }
         predicted = {name: arrays[f"predicted/{name}"] for name in facts["probes"]}
         return cls(arrays["label"], predicted, facts["facts"], **more)
+
+
+def _eps(budget: str) -> Fraction:
+    """The budget of a threat as it is written, such as 8/255 or 0.5/255."""
+    above, *below = map(Fraction, budget.split("/"))
+    return above / below[0] if below else above
