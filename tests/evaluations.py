@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -91,12 +92,21 @@ def taught(kind: type[Tiny] = Tiny) -> nn.Module:
 def measured(out: Path | None = None, probes: Sequence[Probe] = PROBES, **options: Any) -> Outcome:
     """The evaluation that others are compared with; options say what is different."""
     model, split = options.pop("model", None) or taught(), options.pop("split", None) or images()
+    options.setdefault("check", "skip")
     return evaluate(model, split, probes=probes, lane=LANE, out=out, **options)
 
 
 def saved(folder: Path) -> bytes:
     """All that an evaluation came to."""
     return (folder / OUTCOME).read_bytes()
+
+
+@cache
+def whole() -> bytes:
+    """What the evaluation comes to in one go, in one process."""
+    with TemporaryDirectory() as folder:
+        measured(Path(folder))
+        return saved(Path(folder))
 
 
 def kill_at_random(out: Path) -> dict[str, list[int]]:

@@ -39,7 +39,7 @@ def file_of(folder: Path, probe: Probe) -> Path:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """An evaluation that keeps its images."""
     folder = tmp_path_factory.mktemp("kept") / "eval"
-    return folder, measured(folder, keep_examples=True)
+    return folder, measured(folder, keep_examples=True, check="stop")
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)
@@ -63,7 +63,7 @@ def test_kept_images_say_what_was_written_down(probe: Probe, kept: tuple[Path, O
 
 
 def test_keeping_images_changes_no_number(kept: tuple[Path, Outcome], tmp_path: Path):
-    measured(tmp_path)
+    measured(tmp_path, check="stop")
     assert saved(tmp_path) == saved(kept[0])
     assert not (tmp_path / "examples").exists()
 
@@ -87,6 +87,7 @@ def test_images_are_kept_in_a_folder_alone():
 
 
 def facts(**options: Any) -> dict[str, Any]:
+    options.setdefault("check", "stop")
     return dict(measured(**options).facts)
 
 
@@ -142,7 +143,7 @@ class Scaled(nn.Module):
 def test_what_the_preflight_finds_stops_is_noted_or_is_not_looked_for(tmp_path: Path):
     model = Scaled(nn.Softmax(1)).eval()
     with pytest.raises(Unfit, match="probabilities"):
-        measured(tmp_path / "stop", model=model, probes=[])
+        measured(tmp_path / "stop", model=model, probes=[], check="stop")
     assert not (tmp_path / "stop").exists()
     noted = facts(model=model, probes=[], check="note")["findings"]
     assert [text.partition(":")[0] for text in noted] == ["probabilities"]
@@ -185,7 +186,7 @@ class Recorded:
     """Remembers how many images were wanted at once."""
 
     def __init__(self) -> None:
-        self.split, self.wanted = images(40), list[int]()
+        self.split, self.wanted = images(20), list[int]()
 
     def __len__(self) -> int:
         return len(self.split)
@@ -201,23 +202,23 @@ class Recorded:
 
 @pytest.mark.parametrize("limit", ["CHUNK", "CHUNK_BYTES"])
 def test_few_images_are_held_at_once(limit: str, monkeypatch: pytest.MonkeyPatch):
-    whole = measured(split=images(40))
+    whole = measured(split=images(20))
     monkeypatch.setattr(assessment, limit, 10 if limit == "CHUNK" else 10 * 8 * 8 * 4 + 1)
     split = Recorded()
     assert isinstance(split, Split)
-    found = measured(split=split, check="skip")
-    assert split.wanted == [1, 10, 10, 10, 10]
+    found = measured(split=split)
+    assert split.wanted == [1, 10, 10]
     for name in whole.predicted:
         assert np.array_equal(found.predicted[name], whole.predicted[name])
     monkeypatch.setattr(assessment, limit, 1)  # a lane is always filled
     few = Recorded()
-    measured(split=few, check="skip", probes=[])
+    measured(split=few, probes=[])
     assert max(few.wanted) == LANE
 
 
 @pytest.mark.parametrize("what", ["network", "data", "lane", "examples", "seed", "threads"])
 def test_a_folder_of_something_else_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    measured(tmp_path, probes=[], check="skip")
+    measured(tmp_path, probes=[])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
     model, options = taught(), dict[str, Any]()
     match what:
@@ -232,7 +233,7 @@ def test_a_folder_of_something_else_is_refused(what: str, tmp_path: Path, monkey
         case _:
             options |= {"keep_examples": True} if what == "examples" else {"seed": 1}
     with pytest.raises(RunError, match=f"holds an evaluation whose {what} is .*; choose another folder"):
-        measured(tmp_path, model=model, check="skip", **options)
+        measured(tmp_path, model=model, **options)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from functools import partial
@@ -33,6 +35,7 @@ from tests.evaluations import (
     perished,
     saved,
     taught,
+    whole,
     with_workers,
 )
 
@@ -51,6 +54,18 @@ def pages(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (folder / LINES).rglob("*.safetensors")}
 
 
+@pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How workers begin: spawned, as they are; or as copies of this process, which takes no time."""
+    kind: str = request.param
+    context = multiprocessing.get_context(kind)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    return kind
+
+
+# Later versions of Python warn of forks, because of threads; nothing here has any.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("start")
 def test_a_worker_that_dies_is_named_and_what_was_settled_is_kept(tmp_path: Path):
     told = list[Note]()
     with pytest.raises(RunError) as failed:
@@ -69,17 +84,30 @@ def test_a_worker_that_dies_is_named_and_what_was_settled_is_kept(tmp_path: Path
     assert before.items() <= pages(tmp_path / "eval").items()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [2, 3, 40])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("start")
+@pytest.mark.parametrize("workers", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same_bytes(workers: int, tmp_path: Path):
-    measured(tmp_path / "serial", n=6)
-    measured(tmp_path / "several", n=6, workers=workers)
-    measured(tmp_path / "serial")
-    measured(tmp_path / "several", workers=min(workers, 3))
-    assert saved(tmp_path / "serial") == saved(tmp_path / "several")
-    without = measured(workers=2)
-    without.save(tmp_path / "without.safetensors")
-    assert (tmp_path / "without.safetensors").read_bytes() == saved(tmp_path / "serial")
+    measured(tmp_path, n=2, probes=[], workers=40)  # two have work
+    measured(tmp_path, workers=workers)
+    assert saved(tmp_path) == whole()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("start")
+def test_workers_need_no_folder_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    measured(workers=2).save(tmp_path / OUTCOME)
+    assert saved(tmp_path) == whole()
+    assert not list((tmp_path / "tmp").glob("allrounder-*"))
+
+
+def test_a_share_of_the_work_can_be_handed_over(tmp_path: Path):
+    job = evaluation.Job(taught(), images(), PROBES, 0, 8, False, tmp_path)
+    work = pickle.loads(pickle.dumps(partial(_work, job, torch.arange(3))))
+    work("worker 1", lambda note: None)
+    assert Ledger(24, tmp_path).lines(NATURAL).settled.sum() == 3
 
 
 class Local(nn.Module):
@@ -147,8 +175,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     with pytest.raises(Interrupted, match=f"^{number.name}: stopped, nothing was saved: give out=...$"):
         measured(progress=strike)
     measured(tmp_path / "eval")
-    measured(tmp_path / "whole")
-    assert saved(tmp_path / "eval") == saved(tmp_path / "whole")
+    assert saved(tmp_path / "eval") == whole()
 
 
 def test_a_second_interrupt_stops_at_once_and_still_saves(tmp_path: Path):
