@@ -91,18 +91,21 @@ class Assessor:
             yield ~natural.settled[rows]
         for probe in probes:
             left = natural.predicted[rows] == self.labels[rows]
-            for attack in stages_of(probe.attack, probe.threat):
-                lines = self.ledger.lines(key_of(probe, attack))
+            for stage, attack in enumerate(stages_of(probe.attack, probe.threat)):
+                lines = self.ledger.lines(key_of(probe, attack, stage))
                 if (left & ~lines.settled[rows]).any():
                     yield left & ~lines.settled[rows]
                 left = left & (lines.predicted[rows] == self.labels[rows])
 
     def _settle(self, rows: Labels, probes: Sequence[Probe]) -> None:
         device, dtype = device_of(self.model)
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"the network is in {dtype}, expected float32 or float64; convert it")
         x = self.split.fetch(rows).to(device, dtype)
         with lend(self.model, x, "eval") as lent:
-            network = quickened(lent, x[: self.width]) if isinstance(lent, Folded) else lent
+            network = quickened(lent, x.new_empty(2, *x.shape[1:])) if isinstance(lent, Folded) else lent
             points = Points(x, self.labels[rows].to(device), self.logits(x), rows)
+            self._check_labels(rows, points.natural)
             predicted = points.natural.argmax(1).cpu()
             far = torch.where(predicted == self.labels[rows], float("nan"), 0.0).double()
             self.ledger.add(NATURAL, rows, predicted, far)
@@ -111,19 +114,16 @@ class Assessor:
             self.report(Tick(NATURAL, len(rows), len(rows), int((predicted != self.labels[rows]).sum())))
             for probe in probes:
                 left = predicted == self.labels[rows]
-                for attack in stages_of(probe.attack, probe.threat):
-                    lines = self.ledger.lines(key_of(probe, attack))
-                    self._run(probe, attack, points, left & ~lines.settled[rows], network)
+                for stage, attack in enumerate(stages_of(probe.attack, probe.threat)):
+                    lines = self.ledger.lines(key_of(probe, attack, stage))
+                    self._run(probe, attack, stage, points.some(_where(left & ~lines.settled[rows])), network)
                     left = left & (lines.predicted[rows] == self.labels[rows])
 
-    def _run(
-        self, probe: Probe, attack: Attack, points: Points, todo: PerExampleBool, network: Classifier
-    ) -> None:
-        """Settle one attack on some of the points, and write pages while it goes on."""
-        some = points.some(todo.nonzero().squeeze(1))
+    def _run(self, probe: Probe, attack: Attack, stage: int, some: Points, network: Classifier) -> None:
+        """Settle one attack on some points, and write pages while it goes on."""
         if len(some) == 0:
             return
-        book = Book(self.ledger, key_of(probe, attack), some, probe.threat, self.keep)
+        book = Book(self.ledger, key_of(probe, attack, stage), some, probe.threat, self.keep)
         name = str(probe) if attack is probe.attack else f"{label_of(attack)}@{probe.threat}"
 
         def told(hunted: Hunted) -> None:
@@ -136,7 +136,7 @@ class Assessor:
             broken = int((hunted.predicted != book.labels)[settled].sum())
             self.report(Tick(name, int(settled.sum()), len(some), broken, hunted.passes))
 
-        draws = draws_of(self.draws, probe, attack)
+        draws = draws_of(self.draws, probe, attack, stage)
         try:
             if isinstance(attack, Search):
                 Lane(attack, network, self.model, probe.threat, draws, self.width).hunt(some, told)
@@ -161,8 +161,19 @@ class Assessor:
             told(hunted)
 
     def logits(self, x: Images) -> Logits:
-        """The plain network's answers, in passes of the lane's width: the one place where it is asked."""
-        return torch.cat([self.model(x[seats])[:real] for seats, real in self._lanes(len(x))])
+        """The plain network's answers, in passes of the lane's width."""
+        logits = torch.cat([self.model(x[seats])[:real] for seats, real in self._lanes(len(x))])
+        if bad := len(x) - int(logits.isfinite().all(dim=1).sum()):
+            raise ValueError(
+                f"the network's logits are not finite for {bad} of {len(x)} images; mend it first"
+            )
+        return logits
+
+    def _check_labels(self, rows: Labels, natural: Logits) -> None:
+        highest, classes = int(self.labels[rows].max()), natural.shape[1]
+        if highest >= classes:
+            told = f"expected at most {classes - 1}, the network's last class"
+            raise ValueError(f"the largest label is {highest}, {told}; check labels and network")
 
     def _lanes(self, count: int) -> Iterator[tuple[Tensor, int]]:
         """Cut positions into passes of one width, the last filled up with its final one; with the real
@@ -188,19 +199,25 @@ class Book:
         new = (hunted.settled & ~self.written).nonzero().squeeze(1)
         x, x_adv, predicted = self.points.x[new], hunted.x[new], hunted.predicted[new]
         verify(self.key, x_adv, x, self.threat)
-        far = self.threat.norm.length((x_adv - x).double()).cpu()
+        far = self.threat.norm.length(x_adv.double() - x.double()).cpu()
         far = torch.where(predicted != self.labels[new], far, float("nan"))
         self.ledger.add(self.key, self.points.rows[new], predicted, far, x_adv if self.keep else None)
         self.written[new], self.saved = True, time.monotonic()
 
 
-def key_of(probe: Probe, attack: Attack) -> str:
+def key_of(probe: Probe, attack: Attack, stage: int) -> str:
     """What an attack's lines are filed under: a search has the same alone and in any cascade."""
-    return f"{attack}@{probe.threat}" if isinstance(attack, Search) else f"{attack} as {probe}"
+    if isinstance(attack, Search):
+        return f"{attack}@{probe.threat}"
+    return f"{attack} as {probe}" + (f" stage {stage}" if stage else "")
 
 
-def draws_of(draws: Draws, probe: Probe, attack: Attack) -> Draws:
+def draws_of(draws: Draws, probe: Probe, attack: Attack, stage: int) -> Draws:
     """The randomness of an attack, so that a cascade's verdict is that of its parts together."""
     if isinstance(attack, Search):
         return draws.at("search", str(attack), str(probe.threat))
-    return draws.at("probe", str(probe))
+    return draws.at("probe", str(probe), *(("stage", stage) if stage else ()))
+
+
+def _where(flags: PerExampleBool) -> Tensor:
+    return flags.nonzero().squeeze(1)

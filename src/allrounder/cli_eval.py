@@ -42,7 +42,7 @@ Model = Annotated[
     str | None, typer.Option(help='A network of ours by name, or "package.module:factory".', metavar="NAME")
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help="Its weights: .safetensors, or a .pt state dict (never unpickled).")
+    Path | None, typer.Option(help="Its weights: .safetensors, or a .pt state dict (tensors alone are read).")
 ]
 Key = Annotated[str | None, typer.Option("--weights-key", help="Which weights, where a file holds several.")]
 Images = Annotated[str | None, typer.Option("--data", help="A dataset by name, or an .npz file.")]
@@ -98,7 +98,7 @@ def eval_(
         raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
     where, images = folder or about.folder, len(subset(about.data.test, n or BUDGETS[budget], seed))
     if model is not None:
-        sys.path.append(str(Path.cwd()))  # where workers find the module of a factory, too
+        sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
     shares = workers or default_workers(about.model, probes, images)
     if shares == 1 and device_of(about.model)[0].type == "cpu":
         torch.set_num_threads(1)  # as the workers have, so that their number changes nothing

@@ -6,6 +6,8 @@ evaluate(model, data, threats=["Linf:8/255", "L2:128/255"], attacks=["pgd-20", "
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +29,7 @@ from allrounder.data.given import Given, as_split
 from allrounder.data.subset import balanced
 from allrounder.doctor import doctor
 from allrounder.errors import Interrupted, WorldError
-from allrounder.evidence import identity, outcome_of, save_examples, settings
+from allrounder.evidence import identity, outcome_of, rows_digest, save_examples, settings
 from allrounder.ledger import Ledger, opened
 from allrounder.outcome import Facts, Outcome
 from allrounder.pool import Note, Send, run_jobs
@@ -82,40 +84,54 @@ def evaluate(
 
     In a folder `out`, every image that an attack is done with is remembered: call again after an
     interruption, with more images or with more attacks, and nothing is done twice. `workers` are processes of
-    one thread each; the outcome is the same for any number of them. `keep_examples` saves the images that
+    one thread each; at one thread, the outcome is the same for any number. `keep_examples` saves images that
     fooled the network. The preflight of `doctor` stops on severe findings (check = "stop"), only notes them
     in the facts ("note"), or is not made ("skip"). `about` joins the facts.
     """
-    _check_options(budget=budget, check=check, lane=lane, workers=workers)
-    if keep_examples and out is None:
-        raise ValueError("keep_examples: got no folder, expected one to save them in; give out=...")
+    _check_options(budget, check, lane, workers, homeless=keep_examples and out is None)
     split, wanted = as_split(data, y), chosen(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
-    if workers > 1:
-        _check_can_travel(network=model, data=split, probes=wanted)
+    _check_can_travel(workers, network=model, data=split, probes=wanted)
     rows = subset(split, BUDGETS[budget] if n is None else n, seed)
     width = lane or lane_for(model, split)
     plan = {"seed": seed, "lane": width, "threads": 1 if workers > 1 else torch.get_num_threads()}
-    facts = {**plan, "images": len(rows), "budget": budget if n is None else f"{n} images", **told(wanted)}
+    facts = {**plan, "budget": budget if n is None else f"{n} images", **told(wanted, rows)}
     if check != "skip":
         facts |= preflight(model, split, rows, wanted, stop=check == "stop")
+    # Within a training nobody asks which network it was.
+    known = identity(model, split) if check != "skip" or out is not None or workers > 1 else {}
+    facts |= {key: known[key] for key in known if key in ("network", "data")}
     with ExitStack() as stack:
         folder = None if out is None else Path(out)
         if folder is not None:
-            stack.enter_context(opened(folder, {**identity(model, split), **plan, "examples": keep_examples}))
+            stack.enter_context(opened(folder, {**known, **plan, "examples": keep_examples}))
         elif workers > 1:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-")))
         job = Job(model, split, wanted, seed, width, keep_examples, folder, lasting=out is not None)
         ledger = job.run(rows, workers, progress)
         outcome = outcome_of(ledger, wanted, rows, split.labels[rows], facts)
-        outcome = replace(outcome, facts={**facts, "flags": flags(outcome), **(about or {})})
+        outcome = replace(outcome, facts={**(about or {}), **facts, "flags": flags(outcome)})
         if keep_examples and folder is not None:
             save_examples(folder, ledger, wanted, outcome, rows)
         if out is not None:
-            outcome.save(Path(out) / OUTCOME)
+            _save(outcome, Path(out), f"{facts['rows']}-{_digest(wanted)}")
     return outcome
 
 
-def _check_options(*, budget: str, check: str, lane: int | None, workers: int) -> None:
+def _save(outcome: Outcome, folder: Path, name: str) -> None:
+    """Where it is found at once until another is asked for, and where it is kept."""
+    (folder / "outcomes").mkdir(exist_ok=True)
+    outcome.save(folder / "outcomes" / f"{name}.safetensors")
+    outcome.save(folder / OUTCOME)
+
+
+def _digest(probes: Sequence[Probe]) -> str:
+    written = "\n".join(f"{probe}: {probe.attack}" for probe in probes)
+    return hashlib.sha256(written.encode()).hexdigest()[:8]
+
+
+def _check_options(budget: str, check: str, lane: int | None, workers: int, *, homeless: bool) -> None:
+    if homeless:
+        raise ValueError("keep_examples: got no folder, expected one to save them in; give out=...")
     for name, got, known in (("budget", budget, list(BUDGETS)), ("check", check, get_args(Check))):
         if got not in known:
             raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(known)}{nearest(got, known)}")
@@ -124,10 +140,14 @@ def _check_options(*, budget: str, check: str, lane: int | None, workers: int) -
             raise ValueError(f"{name}: got {number}, expected 1 or more")
 
 
-def told(probes: Sequence[Probe]) -> dict[str, Any]:
-    """Facts about the probes alone: their stages with all settings, and doubts about their budgets."""
+def told(probes: Sequence[Probe], rows: Labels) -> dict[str, Any]:
+    """Facts known beforehand: images, stages of the probes with all settings, doubts about their budgets."""
     questions = [threat.question() for threat in dict.fromkeys(probe.threat for probe in probes)]
+    for question in filter(None, questions):
+        warnings.warn(question, stacklevel=3)
     return {
+        "images": len(rows),
+        "rows": rows_digest(rows),
         "stages": {str(p): [label_of(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
         "settings": {str(p): [str(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
         "questions": [question for question in questions if question is not None],
@@ -215,8 +235,10 @@ class Job:
         return ledger
 
 
-def _check_can_travel(**parts: Any) -> None:
+def _check_can_travel(workers: int, **parts: Any) -> None:
     """Other processes get copies of all this, and what pickle says of a failure helps nobody."""
+    if workers == 1:
+        return
     for what, part in parts.items():
         try:
             _Weigher().dump(part)

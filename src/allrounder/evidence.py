@@ -17,17 +17,19 @@ from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.autoattack import stages_of
 from allrounder.attacks.base import Attack
 from allrounder.attacks.fab import Fab
+from allrounder.attacks.lending import lend
 from allrounder.attacks.square import Square
 from allrounder.data.base import Split
-from allrounder.ledger import Ledger
+from allrounder.errors import RunError
+from allrounder.ledger import Ledger, Lines
 from allrounder.outcome import NATURAL, Facts, Outcome
 from allrounder.probes import Probe
 from allrounder.rng import Draws
 from allrounder.storage import aside
-from allrounder.types import Classifier, Labels
+from allrounder.types import Classifier, Labels, device_of
 
-SAMPLE = 32
-"""Images by which a dataset is known again."""
+SAMPLE, MANY = 8, 512
+"""Images by whose answers a network, and by which a dataset is known again."""
 
 
 def outcome_of(
@@ -35,15 +37,15 @@ def outcome_of(
 ) -> Outcome:
     """What the lines say of these images; a cascade's verdict is that of its parts, in their order."""
     natural = ledger.lines(NATURAL)
-    assert bool(natural.settled[rows].all()), "images were left out"
+    _check_whole(NATURAL, natural, rows)
     predicted = {NATURAL: natural.predicted[rows]}
     distance, stage = dict[str, Tensor](), dict[str, Tensor]()
     for probe in probes:
         verdict, far = natural.predicted[rows].clone(), natural.distance[rows].clone()
         by = torch.where(verdict == labels, -1, 0)
         for number, attack in enumerate(stages_of(probe.attack, probe.threat), start=1):
-            lines, left = ledger.lines(key_of(probe, attack)), by == -1
-            assert bool(lines.settled[rows[left]].all()), f"{probe}: images were left out"
+            lines, left = ledger.lines(key_of(probe, attack, number - 1)), by == -1
+            _check_whole(str(probe), lines, rows[left])
             new = left & (lines.predicted[rows] != labels)
             verdict, far = (
                 torch.where(new, now[rows], old)
@@ -60,20 +62,27 @@ def outcome_of(
     )
 
 
+def _check_whole(name: str, lines: Lines, rows: Labels) -> None:
+    if missing := int((~lines.settled[rows]).sum()):
+        raise RunError(f"{name}: {missing} of {len(rows)} images are not settled; call again to continue")
+
+
 def save_examples(
     folder: Path, ledger: Ledger, probes: Sequence[Probe], outcome: Outcome, rows: Labels
 ) -> None:
     """One file for every probe: the images that fooled the network, with their rows, labels and
     predictions."""
     for probe in probes:
-        stages = [key_of(probe, attack) for attack in stages_of(probe.attack, probe.threat)]
-        by, kept = outcome.stage[str(probe)], [ledger.examples(key) for key in stages]
+        by, kept = outcome.stage[str(probe)], dict[int, Tensor]()
         broken = [i for i, number in enumerate(by) if number > 0]
+        for stage, attack in enumerate(stages_of(probe.attack, probe.threat)):
+            mine = {int(rows[i]) for i in broken if by[i] == stage + 1}
+            kept |= ledger.examples(key_of(probe, attack, stage), mine)
         file = folder / "examples" / f"{str(probe).replace('/', '_').replace(':', '-')}.safetensors"
         if not broken:
             file.unlink(missing_ok=True)  # a call with more images may have left one
             continue
-        images: list[Tensor] = [kept[int(by[i]) - 1][int(rows[i])] for i in broken]
+        images = [kept[int(rows[i])] for i in broken]
         file.parent.mkdir(exist_ok=True)
         some = torch.tensor(broken)
         whole = {"x": torch.stack(images), "row": rows[some]}
@@ -123,21 +132,31 @@ def settings(probes: Sequence[Probe], classes: int) -> dict[str, str]:
 
 
 def identity(model: Classifier, split: Split) -> dict[str, Any]:
-    """What tells one network and one dataset from others: digests of weights, labels and some images.
+    """What tells one network and one dataset from others: digests of weights, answers, labels and images.
 
-    A function that is no module has no weights to look at, so it is known by its answers.
+    A network may depend on more than its tensors, so it is also known by its answers about some images, with
+    one thread, because others may round differently.
     """
-    some = torch.arange(0, len(split), -(-len(split) // SAMPLE))
+    some = torch.arange(0, len(split), -(-len(split) // MANY))
     images, found = split.fetch(some), hashlib.sha256()
     if isinstance(model, nn.Module):
         found.update(str(model).encode())
-        for name, tensor in model.state_dict().items():
+        for name, tensor in [*model.state_dict().items(), *model.named_buffers()]:
             found.update(name.encode() + _bytes(tensor))
-    else:
-        with torch.no_grad(), Draws(0).at("identity").ambient():
-            found.update(_bytes(model(images)))
+    shown, threads = images[:: -(-len(images) // SAMPLE)].to(*device_of(model)), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with lend(model, shown, "eval"), torch.no_grad(), Draws(0).at("identity").ambient():
+            found.update(_bytes(model(shown)))
+    finally:
+        torch.set_num_threads(threads)
     data = hashlib.sha256(_bytes(split.labels) + _bytes(images))
     return {"network": found.hexdigest()[:16], "data": data.hexdigest()[:16], "images of data": len(split)}
+
+
+def rows_digest(rows: Labels) -> str:
+    """What tells one choice of images from others."""
+    return hashlib.sha256(_bytes(rows)).hexdigest()[:16]
 
 
 def _bytes(state: object) -> bytes:

@@ -18,7 +18,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float
@@ -89,7 +89,10 @@ class Ledger:
             return
         rows = rows[new]
         page = {"row": rows, "predicted": predicted[new], "distance": distance[new]}
-        page |= {} if x is None else {"x": x[new]}
+        if x is not None:
+            # Only of images that are broken is there something to keep.
+            broken = (~distance[new].isnan()).nonzero().squeeze(1)
+            page |= {"x": x[new][broken], "x_row": rows[broken]}
         if self.folder is not None:
             file = self._of(attack) / f"{int(rows[0]):07d}.safetensors"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,15 +103,14 @@ class Ledger:
         # Last, so that whoever was interrupted in a write can write the same again.
         self.lines(attack).enter_(page)
 
-    def examples(self, attack: str) -> dict[int, Tensor]:
-        """The images that were kept of an attack, by row."""
-        pages = [_read(file) for file in self._pages(attack)]
-        return {
-            int(row): x
-            for page in pages
-            if "x" in page
-            for row, x in zip(page["row"], page["x"], strict=True)
-        }
+    def examples(self, attack: str, wanted: set[int]) -> dict[int, Tensor]:
+        """The images that were kept of an attack at these rows."""
+        found: dict[int, Tensor] = {}
+        for page in map(_read, self._pages(attack)):
+            for number, row in enumerate(cast(list[int], page["x_row"].tolist()) if "x" in page else ()):
+                if row in wanted:
+                    found[row] = page["x"][number].clone()
+        return found
 
     def _of(self, attack: str) -> Path:
         assert self.folder is not None

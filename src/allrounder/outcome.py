@@ -136,19 +136,24 @@ class Outcome:
 
     def mcnemar(self, other: Outcome, attack: str = NATURAL, threat: str | None = None) -> Paired:
         """Compare with another network under the same probe, image by image."""
-        if not np.array_equal(self.label, other.label):
-            raise ValueError("mcnemar: got outcomes with different labels, expected the same images in order")
+        self._check_same_images("mcnemar", other)
         mine, theirs = self.behind(attack, threat), other.behind(attack, threat)
         if set(mine) != set(theirs) or threat == "mean":
             raise ValueError(f"mcnemar: got {threat} of {mine} and {theirs}, expected the same yes or no")
         a, b = (outcome.scores(attack, threat) > 0 for outcome in (self, other))
         return Paired(*(int(cell.sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)))
 
+    def _check_same_images(self, who: str, other: Outcome) -> None:
+        if not np.array_equal(self.label, other.label):
+            raise ValueError(f"{who}: got outcomes with different labels, expected the same images in order")
+        for key in ("data", "rows"):
+            if key in self.facts and key in other.facts and self.facts[key] != other.facts[key]:
+                raise ValueError(f"{who}: got outcomes of different {key}, expected the same images in order")
+
     def differences(self, other: Outcome) -> dict[str, list[int]]:
         """The images, by position, of which another evaluation of the same ones says something else, under
         each probe that both have: at another lane width, say."""
-        if not np.array_equal(self.label, other.label):
-            raise ValueError("differences: got outcomes with different labels, expected the same images")
+        self._check_same_images("differences", other)
         shared = [name for name in self.predicted if name in other.predicted]
         return {
             name: np.flatnonzero(self.predicted[name] != other.predicted[name]).tolist() for name in shared

@@ -66,7 +66,7 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
             _drain(notes, show, failed)
             for name in [name for name, process in running.items() if process.exitcode is not None]:
                 code = running.pop(name).exitcode
-                if code not in (0, SAVED):
+                if code != 0 and (code != SAVED or stop.signal is None):
                     failed.setdefault(name, f"its process ended with code {code}")
         _drain(notes, show, failed)
         if stop.signal is not None:

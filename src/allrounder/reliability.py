@@ -41,6 +41,7 @@ def flags(outcome: Outcome) -> list[str]:
         for threat, standing in by_threat.items()
         for sentence in (*_queries_win(standing), *_still_falling(standing), *_fixed_steps(standing))
     ]
+    said += [sentence for name in outcome.stage for sentence in _query_stage(outcome, name)]
     for text in map(str, outcome.facts.get("findings", ())):
         kind, _, message = text.partition(": ")
         if kind in TELLING:
@@ -68,6 +69,22 @@ def _queries_win(standing: Mapping[str, NDArray[np.bool_]]) -> list[str]:
             said.append(
                 f"{name}, which sees no gradient, breaks {only} of {len(right)} images that the white-box "
                 f"attacks ({', '.join(white)}) do not: the accuracy is at most {_percent(survivors & right)}"
+            )
+    return said
+
+
+def _query_stage(outcome: Outcome, name: str) -> list[str]:
+    """Square inside a cascade gets what the stages before left standing, and should break none of it."""
+    stages = [str(stage) for stage in outcome.facts.get("stages", {}).get(name, ())]
+    said: list[str] = []
+    for number, stage in enumerate(stages, start=1):
+        before = [other for other in stages[: number - 1] if _plain(other).startswith(WHITE_BOX)]
+        broken = int((outcome.stage[name] == number).sum())
+        if before and broken and _plain(stage).startswith("square"):
+            attack, _, threat = name.partition("@")
+            said.append(
+                f"{threat}: in {attack}, {stage}, which sees no gradient, breaks {broken} of {len(outcome)} "
+                f"images that {', '.join(before)} leave standing: their gradients may be masked"
             )
     return said
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from allrounder.folding import Folded
 from allrounder.models.layers import Flow
+from allrounder.rng import Draws
 from allrounder.types import Images
 
 LOG = logging.getLogger("allrounder")
@@ -81,10 +82,11 @@ class _Convolve(torch.autograd.Function):
         return convolve(gradients[0], ctx.back), None, None
 
 
-def quickened(folded: Folded, x: Images) -> Folded:
+def quickened(folded: Folded, like: Images) -> Folded:
     """A copy of a folded network in which convolutions that suit are done so; itself where none does.
 
-    Both answer about the same for the images x, or the copy is not used.
+    Both answer about the same for some images of this shape, or the copy is not used. They are the same ones
+    always, so that the answer does not depend on what is evaluated.
     """
     layers = cast(Iterable[tuple[str, nn.Module]], folded.network.named_modules())
     names = [name for name, layer in layers if isinstance(layer, nn.Conv2d) and suits(layer)]
@@ -95,6 +97,7 @@ def quickened(folded: Folded, x: Images) -> Folded:
         parent, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(parent), leaf, Winograd(cast(nn.Conv2d, network.get_submodule(name))))
     quick = Folded(network, folded.pairs)
+    x = Draws(0).at("winograd").uniform(like)
     with torch.no_grad():
         one, other = folded(x), quick(x)
     gap = (one - other).abs().max() / one.abs().max().clamp_min(torch.finfo(one.dtype).tiny)

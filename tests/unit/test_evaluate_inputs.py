@@ -232,7 +232,7 @@ def test_wrong_options_are_explained(options: dict[str, Any], said: str):
     ("option", "known"), [("budget", "smoke, quick, standard, full"), ("check", "stop, note, skip")]
 )
 def test_wrong_words_are_explained(option: str, known: str):
-    right = {"budget": "full", "check": "stop", "lane": None, "workers": 1}
+    right = {"budget": "full", "check": "stop", "lane": None, "workers": 1, "homeless": False}
     _check_options(**right)  # pyright: ignore[reportArgumentType]
     said = re.escape(f"{option}: got 'nothing', expected one of {known}")
     with pytest.raises(ValueError, match=said):

@@ -77,7 +77,7 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
         "classes": 3,
         "attacks": {},
     }
-    assert found.facts == facts
+    assert {key: fact for key, fact in found.facts.items() if key not in ("rows", "network", "data")} == facts
     assert 0 < found.accuracy() < 1
 
 

@@ -111,3 +111,14 @@ def test_it_needs_no_torch():
     modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     foreign = {str(name) for name in modules} - {"__future__", "re", "collections", "collections.abc"}
     assert foreign == {"numpy", "numpy.typing", "allrounder.outcome"}
+
+
+def test_queries_that_break_what_gradients_leave_standing_are_flagged_inside_a_cascade():
+    label, name = np.zeros(10, dtype=np.int64), "aa@Linf:1"
+    broken_by = np.array([0, 1, 3, 3, -1, -1, -1, -1, -1, -1])
+    predicted = {"natural": (broken_by == 0).astype(np.int64), name: (broken_by >= 0).astype(np.int64)}
+    facts = {"stages": {name: ["apgd-ce", "fab-t", "square"]}}
+    (said,) = flags(Outcome(label, predicted, facts, stage={name: broken_by}))
+    assert said.startswith("Linf:1: in aa, square, which sees no gradient, breaks 2 of 10 images")
+    quiet = np.where(broken_by == 3, 2, broken_by)
+    assert flags(Outcome(label, predicted, facts, stage={name: quiet})) == []

@@ -76,7 +76,8 @@ def label_of(attack: Attack) -> str:
     """The short name of an attack: what `attack_named` would read, without its settings."""
     match attack:
         case Apgd():
-            return "apgd-t" if attack.targets else f"apgd-{attack.surrogate}"
+            loss = attack.surrogate if isinstance(attack.surrogate, str) else attack.surrogate.name
+            return f"apgd-{loss}" if not attack.targets else "apgd-t" if loss == "dlr" else f"apgd-{loss}-t"
         case Fab():
             return "fab-t" if attack.targets else "fab"
         case _:

@@ -88,7 +88,7 @@ def stages_of(attack: Attack, threat: Threat) -> tuple[Attack, ...]:
         case AutoAttack():
             return attack.stages(threat.norm)
         case Cascade():
-            return attack.attacks
+            return tuple(stage for part in attack.attacks for stage in stages_of(part, threat))
         case _:
             return (attack,)
 

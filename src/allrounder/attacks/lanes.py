@@ -24,6 +24,9 @@ from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool
 
+CONFIRM_EVERY = 32
+"""Steps after which finds are confirmed, however few: until then they would be lost in an interruption."""
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ class Points:
 @dataclass(frozen=True, eq=False)
 class Hunted:
     """What became of every point so far: settled or not, what the plain network says of the image found
-    (of its own where none was), that image, and the passes spent on all."""
+    (the label where none was), that image, and the passes spent on all."""
 
     settled: PerExampleBool
     predicted: Labels
@@ -59,7 +62,7 @@ class Hunted:
     def nothing(cls, points: Points) -> Hunted:
         """Before the first question."""
         settled = torch.zeros(len(points), dtype=torch.bool)
-        return cls(settled, points.natural.argmax(1).cpu(), points.x.clone())
+        return cls(settled, points.y.cpu().clone(), points.x.clone())
 
 
 @final
@@ -119,13 +122,15 @@ class Lane:
         # Free slots hold the first point, or what was left there; what comes of them is thrown away.
         self.state = {name: self._spread(row) for name, row in self._begin(Entry(0, 0)).items()}
         self.x, self.y = self._spread(points.x[:1]), self._spread(points.y[:1])
-        cycle, told = self.search.cycle, 0
+        cycle, told, steps = self.search.cycle, 0, 0
         while told < len(points):
             for phase, gradient in enumerate(cycle):
                 self._fill(phase)
                 if any(entry is not None for entry in self.slots):
                     self._advance(gradient, (phase + 1) % len(cycle))
-            if len(self.suspects) >= self.width or not any(entry is not None for entry in self.slots):
+            steps += 1
+            full, idle = len(self.suspects) >= self.width, not any(e is not None for e in self.slots)
+            if full or idle or steps % CONFIRM_EVERY == 0:
                 self._confirm()
             told, self.found = int(settled.sum()), replace(self.found, passes=self.passes)
             report(self.found)
@@ -252,7 +257,10 @@ class Lane:
             return
         filled = [x for _, x in suspects] + [suspects[0][1]] * (self.width - len(suspects))
         with torch.no_grad():
-            predicted = self.plain(torch.stack(filled)).argmax(1)
+            logits = self.plain(torch.stack(filled))
+        if not bool(logits.isfinite().all()):
+            raise ThreatError(f"{self.search} under {self.threat}: the plain network's logits are not finite")
+        predicted = logits.argmax(1)
         self.passes += Passes(forwards=1)
         for (entry, x), prediction in zip(suspects, predicted, strict=False):
             if prediction != self.points.y[entry.point]:

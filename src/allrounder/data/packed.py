@@ -53,6 +53,8 @@ def _unpack(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         try:
             with Image.open(io.BytesIO(blob[start:end])) as image:
                 pixels = np.asarray(image.convert(MODES[shape[3]]), dtype=np.uint8)
+            if pixels.shape[1] != shape[2]:
+                raise ValueError(f"it is {pixels.shape[1]} wide, expected {shape[2]}")
             parts.append(pixels.reshape(-1, *shape[1:]))
         except Exception as error:
             raise ValueError(
