@@ -13,19 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from allrounder import assessment
-from allrounder.assessment import Assessor, key_of
-from allrounder.attacks.base import Attack
+from allrounder.assessment import Book
 from allrounder.attacks.lanes import Points
+from allrounder.data.base import Subset
+from allrounder.data.subset import balanced
 from allrounder.errors import Interrupted
 from allrounder.evaluation import OUTCOME, Job
-from allrounder.ledger import LINES
+from allrounder.ledger import LINES, Ledger
 from allrounder.outcome import Outcome
 from allrounder.pool import Note
 from allrounder.probes import Probe
-from allrounder.types import Classifier, Labels
+from allrounder.threats import Threat
+from allrounder.types import Labels
 from tests.evaluations import CASCADE, LANE, PARTS, PGD, PROBES, images, measured, saved, taught, whole
 from tests.interruptions import Killed
 from tests.networks import Tiny
@@ -42,15 +45,14 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def watched() -> Generator[Attacked]:
     """Which images which attack was run on, counting repetitions."""
-    run, seen = Assessor._run, Attacked()
+    begin, seen = Book.__init__, Attacked()
 
-    def note(self: Assessor, probe: Probe, attack: Attack, stage: int, some: Points, by: Classifier) -> None:
-        if len(some):
-            seen.setdefault(key_of(probe, attack, stage), []).extend(some.rows.tolist())
-        run(self, probe, attack, stage, some, by)
+    def note(self: Book, ledger: Ledger, key: str, points: Points, threat: Threat, keep: bool) -> None:
+        seen.setdefault(key, []).extend(points.rows.tolist())
+        begin(self, ledger, key, points, threat, keep)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Assessor, "_run", note)
+        patch.setattr(Book, "__init__", note)
         yield seen
 
 
@@ -71,6 +73,24 @@ def test_every_stage_matters(tmp_path: Path):
     after = [found.accuracy(), *found.after(str(CASCADE))]
     assert after == sorted(set(after), reverse=True) and after[-1] > 0
     assert 0 < found.accuracy(PGD.name) < found.accuracy()
+
+
+def test_a_stage_is_run_on_what_the_ones_before_left():
+    with watched() as attacked:
+        found = measured(probes=[CASCADE])
+    by = found.stage[str(CASCADE)]
+    for number, (key, rows) in enumerate(attacked.items(), start=1):
+        left = np.flatnonzero((by == -1) | (by >= number))
+        assert rows == left.tolist() and key.startswith(type(PARTS[number - 1]).__name__)
+
+
+def test_every_image_draws_for_itself(tmp_path: Path):
+    same, far = Subset(images(), torch.ones(LANE, dtype=torch.int64)), Threat.parse("L2:2")
+    probes = [PGD, *(Probe(f"p{number}", part, far) for number, part in enumerate(PARTS[:2]))]
+    measured(tmp_path, split=same, probes=probes, keep_examples=True)
+    for name in ("pgd-3@Linf-0.06", "p0@L2-2", "p1@L2-2"):
+        made = load_file(tmp_path / "examples" / f"{name}.safetensors")["x"]
+        assert len(made) == len({image.numpy().tobytes() for image in made}) > 1
 
 
 def begun(folder: Path) -> Path:
@@ -168,15 +188,13 @@ def test_it_may_be_interrupted_at_any_report(
 
 @pytest.mark.usefixtures("talkative")
 def test_it_may_be_interrupted_again_and_again(tmp_path: Path):
-    attempts = 0
     for call in count(8, 3):
-        attempts += 1
         try:
             measured(tmp_path / "eval", progress=stop_at(call, Interrupted))
             break
         except Interrupted:
             pass
-    assert attempts > 3
+    assert call > 14
     assert saved(tmp_path / "eval") == whole()
 
 
@@ -237,6 +255,9 @@ def test_more_images_are_added_to_those_before(tmp_path: Path):
     assert first.keys() == more.keys()
     for key in first:
         assert set(first[key]).isdisjoint(more[key]) and first[key] and more[key]
+    rows = torch.tensor(sorted(balanced(split, 16, 0).tolist()))
+    assert few.label.tolist() == split.labels[rows].tolist()
+    assert few.predicted["natural"].tolist() == taught()(split.fetch(rows)).argmax(1).tolist()
     # Fewer are a part of what is there, too.
     with watched() as none:
         again = measured(tmp_path / "eval", split=split, n=16)
@@ -252,7 +273,7 @@ def test_more_attacks_are_added_to_those_before(tmp_path: Path):
         measured(tmp_path / "eval")
     assert saved(tmp_path / "eval") == whole()
     assert set(alone).isdisjoint(more) and len(more) == len(PARTS)
-    stronger = Probe("all", CASCADE.attack, type(CASCADE.threat).parse("L2:0.6"))
+    stronger = Probe("all", CASCADE.attack, Threat.parse("L2:0.6"))
     with watched() as other:
         measured(tmp_path / "eval", probes=[*PROBES, stronger])
     assert all("L2:0.6" in key for key in other) and len(other) == len(PARTS)
