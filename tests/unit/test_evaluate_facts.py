@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,13 @@ def test_few_images_are_held_at_once(limit: str, monkeypatch: pytest.MonkeyPatch
     assert max(few.wanted) == LANE
 
 
+@pytest.fixture
+def threads_restored() -> Generator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("threads_restored")
 @pytest.mark.parametrize("what", ["network", "data", "lane", "examples", "seed", "threads"])
 def test_a_folder_of_something_else_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     measured(tmp_path, probes=[])
@@ -228,7 +236,7 @@ def test_a_folder_of_something_else_is_refused(what: str, tmp_path: Path, monkey
         case "data":
             options["split"] = Subset(images(), torch.tensor([1, 0, *range(2, 24)]))
         case "threads":
-            monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+            torch.set_num_threads(2)
         case "lane":
             monkeypatch.setattr("tests.evaluations.LANE", 4)
         case _:
