@@ -122,8 +122,8 @@ def test_the_verdict_is_the_plain_networks_and_not_the_attacks(monkeypatch: pyte
     logits = Assessor.logits
 
     def note(assessor: Assessor, x: Images) -> Any:
+        assert isinstance(assessor.model, nn.Module) and not assessor.model.training
         asked.append(assessor.model)
-        assert not assessor.model.training
         return logits(assessor, x)
 
     monkeypatch.setattr(Assessor, "logits", note)
