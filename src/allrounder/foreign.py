@@ -216,8 +216,7 @@ def _read_torch(path: Path) -> object:
         if more is not None:
             raise RunError(
                 f"{path}: holds more than tensors ({more[1] or more[2]}), and reading that would run code: "
-                "refused; if you trust the file, read it once with torch.load(..., weights_only=False) and "
-                "save the network's state_dict() alone"
+                "refused; ask for the network's state_dict() alone, best as safetensors"
             ) from None
         said = str(error).partition("WeightsUnpickler error:")[2] or str(error)
         first = said.strip().partition("\n")[0][:80]
