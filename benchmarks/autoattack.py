@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 import allrounder as ar
-from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Square, label_of
+from allrounder.assessment import CHUNK, width_of
+from allrounder.attacks import Apgd, AutoAttack, Cascade, label_of
 from allrounder.foreign import data_of, network_of
 from allrounder.probes import Probe
 from allrounder.threats import Threat
@@ -69,19 +71,19 @@ def case_of(options: argparse.Namespace) -> Case:
 
 def ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
     """Seconds, verdicts and passes of our evaluation, preflight and all."""
-    changed = {
-        "apgd-ce": Apgd(steps=case.steps),
-        "apgd-dlr": Apgd(steps=case.steps, surrogate="dlr"),
-        "apgd-t": Apgd(steps=case.steps, surrogate="dlr", targets=case.targets),
-        "fab-t": Fab(steps=case.steps, targets=case.targets),
-        "square": Square(queries=case.queries),
-    }
-    stages = tuple(changed[label_of(stage)] for stage in AutoAttack().stages(case.threat.norm))
-    probe = Probe(attack, Cascade(attacks=stages) if attack == "aa" else changed[attack], case.threat)
+    budgets = {"steps": case.steps, "targets": case.targets, "queries": case.queries}
+    stages = [Apgd(surrogate="dlr"), *AutoAttack().stages(case.threat.norm)]
+    short = {label_of(stage): shortened(stage, budgets) for stage in stages}
+    whole = Cascade(attacks=tuple(short[label_of(stage)] for stage in stages[1:]))
+    probe = Probe(attack, whole if attack == "aa" else short[attack], case.threat)
     last: dict[tuple[str, str], ar.Note] = {}
 
     def watch(note: ar.Note) -> None:
         last[note.name, note.what] = note
+
+    def width_at(what: str) -> int:
+        name, lane = what.partition("@")[0], outcome.facts["lane"]
+        return width_of(short[name], 10, case.x[0].numel(), lane) if name in short else lane
 
     begun, clock = time.process_time(), time.perf_counter()
     outcome = ar.evaluate(case.model, case.x, case.y, probes=[probe], workers=workers, progress=watch)
@@ -89,8 +91,8 @@ def ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
         "cpu": time.process_time() - begun,
         "wall": time.perf_counter() - clock,
         "standing": (outcome.predicted[str(probe)] == outcome.label).tolist(),
-        "forwards": outcome.facts["lane"] * sum(note.forwards for note in last.values()),
-        "backwards": outcome.facts["lane"] * sum(note.backwards for note in last.values()),
+        "forwards": sum(width_at(what) * note.forwards for (_, what), note in last.items()),
+        "backwards": sum(width_at(what) * note.backwards for (_, what), note in last.items()),
     }
 
 
@@ -102,17 +104,37 @@ def theirs(case: Case, attack: str) -> dict[str, Any]:
     side: Any = Public(counted, norm=case.threat.norm.name, eps=case.threat.eps, seed=0, device="cpu")
     if attack != "aa":
         side.attacks_to_run = [attack]
-    for part in (side.apgd, side.apgd_targeted, side.fab):
-        part.n_iter = case.steps
-    side.apgd.n_restarts = 1
-    side.apgd_targeted.n_target_classes = side.fab.n_target_classes = case.targets
-    side.square.n_queries = case.queries
+    if attack == "apgd-dlr":
+        side.apgd.n_restarts = 1  # no standard version has it
+    shorten(side, case)
     begun, clock = time.process_time(), time.perf_counter()
     found: Tensor = side.run_standard_evaluation(case.x, case.y, batch_size=len(case.x))[0]
     spent = {"cpu": time.process_time() - begun, "wall": time.perf_counter() - clock}
     with torch.no_grad():
         standing = (case.model(found).argmax(1) == case.y).tolist()
     return {**spent, "standing": standing, "forwards": counted.forwards, "backwards": counted.backwards}
+
+
+def shortened(stage: Any, budgets: dict[str, int]) -> Any:
+    """A stage of ours with other budgets, where it has them; an attack without targets gets none."""
+    named = {field.name for field in fields(stage)} - (
+        {"targets"} if not getattr(stage, "targets", 0) else set()
+    )
+    return replace(stage, **{name: budget for name, budget in budgets.items() if name in named})
+
+
+def shorten(side: Any, case: Case) -> None:
+    """Give the public attacks these budgets; APGD is made anew, as it plans its steps when it is made."""
+    base = import_module("pyautoattack.autopgd_base")
+    same = {"norm": side.norm, "eps": side.epsilon, "seed": side.seed, "device": "cpu", "logger": side.logger}
+    for name, kind in (("apgd", base.APGDAttack), ("apgd_targeted", base.APGDAttack_targeted)):
+        old = getattr(side, name)
+        new = kind(side.model, n_iter=case.steps, n_restarts=old.n_restarts, **same)
+        new.use_largereps = old.use_largereps
+        setattr(side, name, new)
+    side.fab.n_iter = case.steps
+    side.apgd_targeted.n_target_classes = side.fab.n_target_classes = case.targets
+    side.square.n_queries = case.queries
 
 
 class Counted(nn.Module):
@@ -191,6 +213,10 @@ def main() -> None:
     parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.images > CHUNK:
+        parser.error(
+            f"--images: got {options.images}, expected at most {CHUNK}: passes are counted anew after that"
+        )
     if options.side is None:
         report(options)
         return

@@ -26,13 +26,15 @@ from allrounder.folding import Folded
 from allrounder.ledger import Ledger
 from allrounder.outcome import NATURAL
 from allrounder.probes import Probe
+from allrounder.quick import quickened
 from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool, device_of
-from allrounder.winograd import quickened
 
 CHUNK, CHUNK_BYTES = 1024, 1 << 26
 """The most images, and bytes of them, that are held in memory at once."""
+SMALL = 1024
+"""Numbers in an image up to which a pass costs little more than what is done around it."""
 SAVE_AFTER, TELL_AFTER = 20.0, 0.1
 """Seconds between two pages, and two reports, of an attack that takes long."""
 
@@ -139,7 +141,8 @@ class Assessor:
         draws = draws_of(self.draws, probe, attack, stage)
         try:
             if isinstance(attack, Search):
-                Lane(attack, network, self.model, probe.threat, draws, self.width).hunt(some, told)
+                width = width_of(attack, some.natural.shape[1], some.x[0].numel(), self.width)
+                Lane(attack, network, self.model, probe.threat, draws, width).hunt(some, told)
             else:
                 self._craft(attack, probe.threat, draws, some, told)
         except (Interrupted, KeyboardInterrupt):
@@ -203,6 +206,13 @@ class Book:
         far = torch.where(predicted != self.labels[new], far, float("nan"))
         self.ledger.add(self.key, self.points.rows[new], predicted, far, x_adv if self.keep else None)
         self.written[new], self.saved = True, time.monotonic()
+
+
+def width_of(search: Search, classes: int, numbers: int, width: int) -> int:
+    """Images of a search's pass, from the width of other passes and the numbers in an image: twice as many
+    where images are small, and the search fills idle slots with other rounds or by looking ahead."""
+    fills = search.rounds(classes) > 1 or not any(search.cycle)
+    return 2 * width if fills and numbers <= SMALL else width
 
 
 def key_of(probe: Probe, attack: Attack, stage: int) -> str:

@@ -12,9 +12,6 @@ and Gray, 2016, Fast algorithms for convolutional neural networks.
 
 from __future__ import annotations
 
-import copy
-import logging
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeAlias, cast, final
 
@@ -23,13 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from allrounder.folding import Folded
 from allrounder.models.layers import Flow
-from allrounder.rng import Draws
 from allrounder.types import Images
 
-LOG = logging.getLogger("allrounder")
-TOLERANCE = 1e-3
 FEWEST, MOST = 128, 512
 """Channels between which it pays: with fewer, plain convolutions are faster; with more, filters are large."""
 B = ((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0), (0, -2, -1, 2, 1, 0),
@@ -80,31 +73,6 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return convolve(gradients[0], ctx.back), None, None
-
-
-def quickened(folded: Folded, like: Images) -> Folded:
-    """A copy of a folded network in which convolutions that suit are done so; itself where none does.
-
-    Both answer about the same for some images of this shape, or the copy is not used. They are the same ones
-    always, so that the answer does not depend on what is evaluated.
-    """
-    layers = cast(Iterable[tuple[str, nn.Module]], folded.network.named_modules())
-    names = [name for name, layer in layers if isinstance(layer, nn.Conv2d) and suits(layer)]
-    if not names:
-        return folded
-    network = copy.deepcopy(folded.network)
-    for name in names:
-        parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, Winograd(cast(nn.Conv2d, network.get_submodule(name))))
-    quick = Folded(network, folded.pairs)
-    x = Draws(0).at("winograd").uniform(like)
-    with torch.no_grad():
-        one, other = folded(x), quick(x)
-    gap = (one - other).abs().max() / one.abs().max().clamp_min(torch.finfo(one.dtype).tiny)
-    if not gap <= TOLERANCE:
-        LOG.info("attacks use plain convolutions: with quick ones logits differ by %.1e relatively", gap)
-        return folded
-    return quick
 
 
 def filters(weight: Float[Tensor, "o i 3 3"]) -> Filters:
