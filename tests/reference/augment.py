@@ -70,7 +70,7 @@ def window(h: int, w: int, a: float, b: float, tall: int, wide: int) -> set[tupl
 def cutout(x: Tensor, u: list[list[float]], size: int) -> Tensor:
     out = x.clone()
     for i in range(len(x)):
-        for row, column in window(x.shape[2], x.shape[3], *u[i], size, size):
+        for row, column in window(x.shape[2], x.shape[3], u[i][0], u[i][1], size, size):
             out[i, :, row, column] = 0
     return out
 

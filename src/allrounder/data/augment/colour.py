@@ -85,7 +85,7 @@ class ColourJitter(ImageAugment):
 def _grey(x: Images) -> Tensor:
     if x.shape[1] == 1:
         return x
-    red, green, blue = x.split(1, dim=1)
+    red, green, blue = (x[:, k : k + 1] for k in range(3))
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
 
@@ -98,6 +98,6 @@ def _turned(x: Images, angle: Tensor) -> Images:
     """Colours turned about the grey axis (Rodrigues' formula); an angle of zero gives x to the bit."""
     cos, sin = (part.to(x.device, x.dtype).view(-1, 1, 1, 1) for part in (angle.cos(), angle.sin()))
     mean = x.mean(1, keepdim=True)
-    red, green, blue = x.split(1, dim=1)
+    red, green, blue = (x[:, k : k + 1] for k in range(3))
     across = torch.cat([blue - green, red - blue, green - red], dim=1) / math.sqrt(3)
     return (cos * x + (1 - cos) * mean + sin * across).clamp_(0, 1)

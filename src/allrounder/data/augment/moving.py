@@ -91,7 +91,7 @@ class ResizedCrop(ImageAugment):
 
     def images(self, x: Images, draws: Draws) -> Images:
         """One part and one coin per image; rows are interpolated first, then columns."""
-        n, c, h, w = x.shape
+        n, _, h, w = x.shape
         u = draws.uniform(torch.empty(n, 5, dtype=torch.float64))
         area = self.scale[0] + u[:, 0] * (self.scale[1] - self.scale[0])
         low, high = (torch.tensor(end, dtype=torch.float64).log() for end in self.ratio)
