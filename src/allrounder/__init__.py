@@ -19,9 +19,16 @@ from allrounder.attacks import perturb as perturb
 from allrounder.data import DATASETS as DATASETS
 from allrounder.data import Embedded as Embedded
 from allrounder.data import Npz as Npz
+from allrounder.data.augment import Chain as Chain
+from allrounder.data.augment import ColourJitter as ColourJitter
 from allrounder.data.augment import CropFlip as CropFlip
+from allrounder.data.augment import CutMix as CutMix
+from allrounder.data.augment import Cutout as Cutout
+from allrounder.data.augment import Mixup as Mixup
 from allrounder.data.augment import NoAugment as NoAugment
+from allrounder.data.augment import ResizedCrop as ResizedCrop
 from allrounder.data.base import Data as Data
+from allrounder.data.extra import Extra as Extra
 from allrounder.doctor import Diagnosis as Diagnosis
 from allrounder.doctor import Unfit as Unfit
 from allrounder.doctor import doctor as doctor

@@ -5,6 +5,7 @@ They tell what these facts say, where an outcome has them:
 seed, lane, budget    how it was measured
 attacks               the settings of every attack, as a text or by name
 weights, selected_on  which weights were measured, and on which images they were chosen
+extra                 images besides the dataset's own that it was trained on
 flags                 sentences of doubt about the numbers; one about a threat begins with it
 """
 
@@ -23,7 +24,7 @@ Outcomes: TypeAlias = Mapping[str, Outcome]
 
 def footnotes(outcomes: Outcomes) -> list[str]:
     """The notes to a table with these rows, a sentence a line; those on some rows only name them."""
-    lines = [line for say in (_measured, _attacked, _selected) for line in _grouped(outcomes, say)]
+    lines = [line for say in (_measured, _attacked, _selected, _trained) for line in _grouped(outcomes, say)]
     first, *others = (outcome.label for outcome in outcomes.values())
     if not all(np.array_equal(first, label) for label in others):
         lines.append("The rows were not measured on the same images.")
@@ -65,6 +66,10 @@ def _selected(outcome: Outcome) -> list[str]:
     if on is None:
         return [] if weights is None else [of]
     return [f"{of} selected on {'the TEST set, so too optimistic' if on == 'test' else f'{on} images'}"]
+
+
+def _trained(outcome: Outcome) -> list[str]:
+    return [f"Trained with EXTRA DATA: {_plain(outcome.facts['extra'])}"] if "extra" in outcome.facts else []
 
 
 def _plain(fact: object) -> str:

@@ -59,9 +59,8 @@ class Learner:
     def prepare(self, batch: Batch, t: int) -> Batch:
         """The batch as this task sees it: on its device, augmented, with its label smoothing."""
         draws = self.draws.at("augment", self.task.stream, t)
-        x = self.task.augment.apply(batch.x, draws).to(self.device, self.dtype)
-        y, index = batch.y.to(self.device), batch.index.to(self.device)
-        return replace(batch, x=x, y=y, index=index, smoothing=self.task.smoothing)
+        seen = self.task.augment.apply(batch, draws).to(self.device, self.dtype)
+        return replace(seen, smoothing=self.task.smoothing)
 
     def lr(self, t: int) -> float:
         """The learning rate of step t."""

@@ -21,13 +21,15 @@ from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack
 from allrounder.attacks.pgd import Pgd
 from allrounder.data import DATASETS
-from allrounder.data.base import Data, DataSpec
+from allrounder.data.base import Batches, Data, DataSpec, Split
+from allrounder.data.extra import Extra, ExtraBatches, check_fits
 from allrounder.decoding import EXTENDS, Table, decode, merge, override
 from allrounder.errors import RecipeError
 from allrounder.init import INITS, Init, Random
 from allrounder.mixing import Mix
 from allrounder.models import MODELS, ModelSpec
 from allrounder.probes import Probe
+from allrounder.rng import Draws
 from allrounder.schedules import Schedule, disordered
 from allrounder.task import Task
 from allrounder.threats import Threat
@@ -75,6 +77,8 @@ class Recipe:
     """One block for every learner."""
     mix: Mix | None = None
     """How the learners become one network; a single learner needs none."""
+    extra: Extra | None = None
+    """A second set of images to train on; tables made from the run say so."""
     batch: Annotated[Count, Field(ge=2)] = 128
     seed: Whole = 0
     pace: Pace = "epoch"
@@ -92,7 +96,7 @@ class Recipe:
     """What tables call it; by default the file's name."""
 
     def __post_init__(self) -> None:
-        refuse(self, [*self._misnamed(), *self._mismixed(), *self._disordered()])
+        refuse(self, [*self._misnamed(), *self._mismixed(), *self._disordered(), *self._misshared()])
 
     def _misnamed(self) -> list[Problem]:
         names = self.names
@@ -120,6 +124,11 @@ class Recipe:
             curves.append((("mix", "shares", "curve"), self.mix.shares.curve))
         problems = [(at, disordered(pairwise(curve.times()), self.epochs)) for at, curve in curves]
         return [(at, f"{said}, of {self.epochs} epochs") for at, said in problems if said is not None]
+
+    def _misshared(self) -> list[Problem]:
+        count = 1 if self.extra is None else self.extra.count(self.batch)
+        said = f"is {count} of the {self.batch} images of a batch; some must be extra and some not"
+        return [] if 0 < count < self.batch else [(("extra", "share"), said)]
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -174,6 +183,31 @@ class Recipe:
             raise
         except (ValueError, OSError, RuntimeError) as error:
             raise RecipeError(f"data: {error}") from error
+
+    def with_extra(self, data: Data) -> Data:
+        """The dataset with the extra images that training takes, read unless they are there."""
+        if self.extra is None:
+            if data.extra is not None:
+                raise RecipeError("extra: the data has some, the recipe does not say their share; add it")
+            return data
+        try:
+            found = data.extra if data.extra is not None else self.extra.read(data)
+            check_fits(found, data)
+        except RecipeError:
+            raise
+        except (ValueError, OSError, RuntimeError) as error:
+            raise RecipeError(f"extra: {error}") from error
+        return replace(data, extra=found)
+
+    def batches(self, split: Split, extra: Split | None) -> Batches | ExtraBatches:
+        """The batches of training: of a split, and of extra images where the recipe wants them."""
+        if self.extra is None or extra is None:
+            assert self.extra is None, "the extra images were not read"
+            return Batches(split, self.batch, Draws(self.seed))
+        try:
+            return ExtraBatches(split, extra, self.extra.count(self.batch), self.batch, Draws(self.seed))
+        except ValueError as error:
+            raise RecipeError(f"extra: {error}") from None
 
     def dump(self) -> str:
         """The resolved recipe as TOML; `loads(dump())` is the recipe again."""

@@ -71,6 +71,7 @@ def _of_run(folder: Path, which: str, data: str | None) -> Subject:
     about: dict[str, Any] = {"weights": which, "recipe": recipe.fingerprint(), "name": recipe.name}
     if "best" in which:
         about["selected_on"] = recipe.validation.on
+    about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
     threats = tuple(dict.fromkeys(str(probe.threat) for probe in recipe.probes))
     about |= {} if data is None else {"data": data}
     where = folder / "eval" / which.replace("@", "-")

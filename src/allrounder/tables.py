@@ -217,6 +217,9 @@ def robustbench(outcome: Outcome, about: Facts, threat: str | None = None) -> st
             raise ValueError(f"robustbench: {key}: got {given!r}, expected {expected}")
         if key in ("reported", "external") and not re.fullmatch(r"\d{1,3}\.\d\d", given):
             raise ValueError(f'robustbench: {key}: got {given!r}, expected a percent such as "48.90"')
+    if "extra" in outcome.facts and not about["additional_data"]:
+        told = f"the network was trained on {outcome.facts['extra']}"
+        raise ValueError(f"robustbench: additional_data: got false, expected true: {told}")
     full = PROTOCOL.get(about["dataset"].lower().replace("-", ""), len(outcome))
     remarks = [
         about.get("footnote", ""),

@@ -40,15 +40,16 @@ def train(
     progress, world = progress or Silent(), world or World.from_env()
     recipe = _with_given(recipe, model, data)
     if not Path(out).exists():  # what cannot be run leaves no folder behind
-        data = data or recipe.read_data()
-        split_off(recipe, data)
+        data = recipe.with_extra(data or recipe.read_data())
+        recipe.batches(split_off(recipe, data)[0], data.extra)
         starting_network(recipe, model, data)
     run = Run.begin(Path(out), recipe, resume=resume)
     if run.finished:
         progress.say(f"{run.folder}: already finished")
         return run
     with run.locked(), stop_on_signals() as stop:
-        training = Training(recipe, run, model, data or recipe.read_data(), world)
+        data = recipe.with_extra(data or recipe.read_data())
+        training = Training(recipe, run, model, data, world)
         done = training.resume()
         for line in [*run.record_session(world.device), *advice(recipe, training.clock)]:
             progress.say(line)
@@ -68,4 +69,8 @@ def _with_given(recipe: Recipe, model: Callable[[], nn.Module] | None, data: Dat
     if model is not None:
         name = f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', type(model).__name__)}"
         recipe = replace(recipe, model=GivenModel(name=name))
-    return recipe if data is None else replace(recipe, data=GivenData(name=data.name))
+    if data is None:
+        return recipe
+    given = GivenData(name=data.name)
+    extra = recipe.extra if data.extra is None or recipe.extra is None else replace(recipe.extra, data=given)
+    return replace(recipe, data=given, extra=extra)

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from torch import nn
 
-from allrounder.data.base import Batches, Data
+from allrounder.data.base import Data
 from allrounder.errors import RunError
 from allrounder.init import Random
 from allrounder.learner import Learner
@@ -37,7 +37,7 @@ class Training:
         """Every learner starts from a copy of one network."""
         self.recipe, self.run, self.data, self.world = recipe, run, data, world
         self.train_split, _ = split_off(recipe, data)
-        self.batches = Batches(self.train_split, recipe.batch, Draws(recipe.seed))
+        self.batches = recipe.batches(self.train_split, data.extra)
         self.clock = Clock(recipe.epochs, self.batches.steps, recipe.pace)
         # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
         fresh = recipe if run.latest() is None else replace(recipe, init=Random())
@@ -89,7 +89,7 @@ class Training:
             | {f"part.{name}": part for name, part in self.mixer.parts[learner.task.name].items()}
             for learner in self.learners
         }
-        facts = {"best": self.selector.best, "sums": self.meter.sums, "images": len(self.train_split)}
+        facts = {"best": self.selector.best, "sums": self.meter.sums, "images": len(self.batches.split)}
         self.run.save_checkpoint(t, states, facts)
         self._keep_best()
 
@@ -97,8 +97,8 @@ class Training:
         """Take up the newest checkpoint; the step it was made after, 0 where there is none."""
         point, facts = self.run.resume_point()
         if point is not None:
-            if facts["images"] != len(self.train_split):
-                had = f"had {facts['images']} images to train on, now there are {len(self.train_split)}"
+            if facts["images"] != (now := len(self.batches.split)):
+                had = f"had {facts['images']} images to train on, now there are {now}"
                 raise RunError(f"{self.run.folder}: {had}; resume with the same data")
             states = {name: read_tensors(point, name) for name in self.recipe.names}
             for learner in self.learners:
@@ -132,7 +132,8 @@ class Training:
         return {"global": theta, **{learner.task.name: learner.weights() for learner in self.learners}}
 
     def _card(self) -> dict[str, Any]:
-        return {
+        extra = self.recipe.extra
+        return ({} if extra is None else {"extra": str(extra)}) | {
             "classes": list(self.data.classes),
             "shape": list(self.data.shape),
             "data": self.data.name,

@@ -7,10 +7,11 @@ k  classes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -34,16 +35,45 @@ Keep: TypeAlias = Literal["keep", "reset"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images in [0, 1], hard labels, and each image's position in its split."""
+    """Images in [0, 1], hard labels, and each image's position in its split.
+
+    An augmentation may have mixed the images: then there is a second label for each.
+    """
 
     x: Images
     y: Labels
     index: Labels
     smoothing: float = 0.0
     """Label smoothing for the loss; attacks use the hard labels."""
+    partner: Labels | None = None
+    """Where images were mixed, the label of the smaller part; `y` and `index` are those of the larger."""
+    weight: PerExample | None = None
+    """The weight of `y` in the target, from one half to one; the partner has the rest."""
+
+    def __post_init__(self) -> None:
+        assert (self.partner is None) == (self.weight is None), "mixed labels have partners and weights"
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def targets(self, classes: int) -> Logits:
+        """What the loss asks for: a probability for every class, with mixed labels and smoothing."""
+        found = F.one_hot(self.y, classes).to(self.x.dtype)
+        if self.partner is not None and self.weight is not None:
+            other = F.one_hot(self.partner, classes).to(self.x.dtype)
+            found = other + self.weight.to(self.x.dtype)[:, None] * (found - other)
+        return (1 - self.smoothing) * found + self.smoothing / classes
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
+        """The batch on a device, with images and weights of a floating type."""
+        return replace(
+            self,
+            x=self.x.to(device, dtype),
+            y=self.y.to(device),
+            index=self.index.to(device),
+            partner=None if self.partner is None else self.partner.to(device),
+            weight=None if self.weight is None else self.weight.to(device, dtype),
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,6 +87,17 @@ def test_the_loss_is_finite_and_differentiable(objective: Objective, dtype: torc
     assert all(bool(part.isfinite().all()) for part in loss.parts.values())
 
 
+def test_mixed_labels_reach_the_loss_and_not_the_accuracy(objective: Objective):
+    plain = batch()
+    mixed = replace(plain, partner=(plain.y + 1) % 3, weight=torch.full((12,), 0.6))
+    own = replace(mixed, weight=torch.ones(12))
+    losses = [step(objective, network(), given)[0] for given in (plain, mixed, own)]
+    assert math.isfinite(float(losses[1].total.detach()))
+    assert not torch.allclose(losses[0].total, losses[1].total)
+    assert torch.allclose(losses[0].total, losses[2].total, atol=1e-6)
+    assert losses[0].parts["accuracy"] == losses[1].parts["accuracy"]
+
+
 def test_a_step_is_deterministic_and_blind_to_ambient_randomness(objective: Objective):
     one, other = network(), network()
     first, gradients = step(objective, one, batch())

@@ -515,6 +515,18 @@ OBJECTIVES = st.one_of(
         st.sampled_from(["eval", "train", "train_frozen"]),
     ),
 )
+AUGMENTS = kinds(
+    crop_flip={
+        "pad": st.integers(0, 8),
+        "flip": st.booleans(),
+        "padding": st.sampled_from(["zero", "reflect"]),
+    },
+    resized_crop={"scale": st.lists(st.floats(0.01, 1), min_size=2, max_size=2).map(sorted)},
+    cutout={"size": st.integers(0, 40)},
+    colour_jitter={"contrast": UNIT, "hue": st.floats(0, 0.5)},
+    mixup={"alpha": POSITIVE, "chance": UNIT},
+    none={},
+)
 TASKS = st.fixed_dictionaries(
     {"objective": OBJECTIVES, "lr": curves(POSITIVE)},
     optional={
@@ -523,7 +535,10 @@ TASKS = st.fixed_dictionaries(
             adam={"betas": st.lists(st.floats(0, 0.99), min_size=2, max_size=2), "eps": POSITIVE},
             adamw={"weight_decay": POSITIVE},
         ),
-        "augment": kinds(crop_flip={"pad": st.integers(0, 8), "flip": st.booleans()}, none={}),
+        "augment": AUGMENTS
+        | st.lists(AUGMENTS.filter(lambda one: one["kind"] not in ("mixup", "cutmix")), min_size=1).map(
+            lambda steps: {"kind": "chain", "steps": [*steps, {"kind": "cutmix"}]}
+        ),
         "stream": TEXTS,
         "smoothing": st.floats(0, 0.9),
         "average": st.one_of(st.just(False), DECAYS),
@@ -574,6 +589,14 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     }
     optional: dict[str, st.SearchStrategy[Any]] = {
         "batch": st.integers(2, 999),
+        "extra": st.fixed_dictionaries(
+            {
+                "share": st.just(0.5),
+                "data": kinds(embedded={}, npz={}).map(
+                    lambda t: {"path": "a"} | t if t["kind"] == "npz" else t
+                ),
+            }
+        ),
         "seed": st.integers(0, 2**40),
         "pace": st.sampled_from(["epoch", "step"]),
         "init": st.sampled_from(
@@ -622,6 +645,8 @@ def test_any_recipe_survives_being_written(table: dict[str, Any]):
         "task.natural.average=0.9",
         "task.natural.stream=own",
         "task.natural.augment={kind='none'}",
+        "task.natural.augment={kind='crop-flip', padding='reflect'}",
+        "extra={share=0.5, data={kind='embedded'}}",
         "mix.decay=0.998",
         "mix.buffers=recalibrate",
         "mix.shares.curve=0.4",

@@ -140,6 +140,8 @@ class Data:
     train: Split
     test: Split
     classes: tuple[str, ...]
+    extra: Split | None = None
+    """More images for training, where a recipe asks for them."""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):

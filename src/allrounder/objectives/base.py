@@ -33,6 +33,12 @@ class Objective(ABC):
 
 
 def fit(logits: Logits, batch: Batch) -> Loss:
-    """Mean cross-entropy with the batch's label smoothing, and the accuracy that comes with it for free."""
-    total = F.cross_entropy(logits, batch.y, label_smoothing=batch.smoothing)
+    """Mean cross-entropy with the batch's targets, and the accuracy that comes with it for free.
+
+    Targets are smoothed, and mixed where images are; the accuracy counts the label of the larger part.
+    """
+    if batch.partner is None:
+        total = F.cross_entropy(logits, batch.y, label_smoothing=batch.smoothing)
+    else:
+        total = F.cross_entropy(logits, batch.targets(logits.shape[1]))
     return Loss(total, {"accuracy": (logits.detach().argmax(1) == batch.y).float().mean()})
