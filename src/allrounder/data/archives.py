@@ -11,8 +11,9 @@ import zipfile
 import zlib
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from io import BufferedWriter
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import Protocol, runtime_checkable
 
 from allrounder.errors import DataError
 from allrounder.storage import aside
@@ -21,6 +22,15 @@ MOST_BYTES = 8 * 2**30
 MOST_FILES = 400_000
 CHUNK = 2**20
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """What can be read, piece by piece."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """So many bytes, fewer at the end; or all."""
+        ...
 
 
 def read_members(archive: Path, wanted: Iterable[str], *, most: int = 2**30) -> dict[str, bytes]:
@@ -78,7 +88,7 @@ def _readable(archive: Path) -> Generator[None]:
         raise ValueError(f"{archive}: cut short or damaged ({said}); get it again") from None
 
 
-def _entries(archive: Path, most: int) -> Generator[tuple[PurePosixPath, IO[bytes]]]:
+def _entries(archive: Path, most: int) -> Generator[tuple[PurePosixPath, Stream]]:
     """The plain files of a tar or zip archive, or the one of a .gz, in order, each open for reading.
 
     Raises ValueError for names that leave the folder, links, devices, and more than `most` bytes in all.
@@ -94,12 +104,12 @@ def _is_single(archive: Path) -> bool:
     return archive.suffix == ".gz" and not archive.name.endswith(".tar.gz")
 
 
-def _gz(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
+def _gz(archive: Path) -> Generator[tuple[str, int, Stream]]:
     with gzip.open(archive) as file:
         yield archive.stem, 0, file  # how much it holds shows when it is read
 
 
-def _tar(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
+def _tar(archive: Path) -> Generator[tuple[str, int, Stream]]:
     with tarfile.open(archive) as opened:
         for member in opened:
             if member.isdir():
@@ -110,9 +120,12 @@ def _tar(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
                     f"{archive}: {member.name} is a link or device, expected files; do not use it"
                 )
             yield member.name, member.size, file
+        # What stands behind the last file is a checksum of all, if the archive is packed.
+        while opened.fileobj is not None and opened.fileobj.read(CHUNK):
+            pass
 
 
-def _zip(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
+def _zip(archive: Path) -> Generator[tuple[str, int, Stream]]:
     with zipfile.ZipFile(archive) as opened:
         for member in opened.infolist():
             if member.is_dir():
@@ -132,7 +145,7 @@ def _inside(archive: Path, name: str) -> PurePosixPath:
     return path
 
 
-def _copy(archive: Path, source: IO[bytes], copy: IO[bytes], most: int) -> int:
+def _copy(archive: Path, source: Stream, copy: BufferedWriter, most: int) -> int:
     done = 0
     while chunk := source.read(CHUNK):
         done += len(chunk)

@@ -20,7 +20,7 @@ from allrounder.errors import DataError
 from allrounder.progress import Progress, Silent
 from allrounder.storage import sync
 
-CHUNK = 2**18
+CHUNK = 2**16
 TRIES = 5
 """How often a connection may break off within one call, as long as every one brings something."""
 DISK = {
