@@ -104,8 +104,9 @@ def _of_disk(error: OSError) -> bool:
 
 
 def _plain(error: OSError) -> str:
-    """What a network error says, without the objects that lower layers print into it."""
-    text = re.sub(r"<[^<>]*object at 0x[0-9a-f]+>:? ?", "", " ".join(str(error).split()))
+    """What a network error says, without what lower layers wrap around it and print into it."""
+    inner: object = getattr(error.args[0], "reason", error) if error.args else error
+    text = re.sub(r"^(?:<[^<>]*>|\w+\([^()]*\)): ", "", " ".join(str(inner).split()))
     return text[:300] or type(error).__name__
 
 

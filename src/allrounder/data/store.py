@@ -46,7 +46,7 @@ def published(text: str) -> tuple[str, Published]:
     name = same_name(text, PUBLISHED)
     if name is None:
         hint = nearest(text.lower(), PUBLISHED)
-        raise DataError(f"{text}: no such dataset (known: {', '.join(PUBLISHED)}){hint}; give one of these")
+        raise DataError(f"{text}: no such dataset (known: {', '.join(PUBLISHED)}){hint}")
     return name, PUBLISHED[name]
 
 
