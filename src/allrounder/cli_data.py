@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, cast, final
 
-import torch
 import typer
 
 from allrounder.data import DATASETS
@@ -128,11 +128,7 @@ def _has_folder(cls: Any) -> bool:
 
 def _recognise(folder: Path) -> str:
     """Which dataset a folder holds: one of whose files it has, or that can be read from it."""
-    kinds = [
-        kind
-        for kind in PUBLISHED
-        if kind in DATASETS and "folder" in {f.name for f in fields(DATASETS[kind])}
-    ]  # pyright: ignore[reportArgumentType]
+    kinds = [kind for kind in PUBLISHED if kind in DATASETS and _has_folder(DATASETS[kind])]
     # Two sets have files of the same names, so that checksums come first.
     for kind in kinds:
         entry = PUBLISHED[kind]
@@ -177,8 +173,9 @@ def _count(data: Data) -> None:
     shape = "x".join(map(str, data.shape))
     for name, split in splits.items():
         say(f"{data.name} {name}: {len(split)} images {shape}, {len(data.classes)} classes")
-    counts = [torch.bincount(split.labels, minlength=len(data.classes)).tolist() for split in splits.values()]
-    rows = [(name, *map(str, numbers)) for name, *numbers in zip(data.classes, *counts, strict=True)]
+    labels = [cast(list[int], split.labels.tolist()) for split in splits.values()]
+    counts = [Counter(numbers) for numbers in labels]
+    rows = [(name, *(str(count[k]) for count in counts)) for k, name in enumerate(data.classes)]
     out.print(grid(("class", *splits), rows))
 
 

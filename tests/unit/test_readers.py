@@ -24,7 +24,7 @@ from tests.formats import some
 ROOT = Path(__file__).parents[2]
 GREY = some(40, (28, 28), 10), some(20, (28, 28), 10, seed=1)
 COLOUR = some(40, (3, 32, 32), 10), some(20, (3, 32, 32), 10, seed=1)
-HUNDRED = tuple((x, np.arange(len(x)) * 7 % 100, np.arange(len(x)) % 20) for x, _ in COLOUR)
+HUNDRED: Any = tuple((x, np.arange(len(x)) * 7 % 100, np.arange(len(x)) % 20) for x, _ in COLOUR)
 
 
 def holds(data: Data, train: Any, test: Any) -> None:
@@ -85,11 +85,18 @@ def test_cifar100_has_coarse_labels_too(tmp_path, which):
 
 def test_the_names_in_the_archive_are_kept(tmp_path):
     names = [f"class-{number}" for number in range(100)]
-    formats.tar(tmp_path / "a" / "cifar-100-binary.tar.gz", formats.cifar100_binary(*HUNDRED, names))
-    formats.tar(tmp_path / "b" / "cifar-100-python.tar.gz", formats.cifar100_python(*HUNDRED, names))
+    formats.tar(
+        tmp_path / "a" / "cifar-100-binary.tar.gz", formats.cifar100_binary(HUNDRED[0], HUNDRED[1], names)
+    )
+    formats.tar(
+        tmp_path / "b" / "cifar-100-python.tar.gz", formats.cifar100_python(HUNDRED[0], HUNDRED[1], names)
+    )
     for folder in "ab":
         assert Cifar100(folder=str(tmp_path / folder)).load().classes == tuple(names)
-    formats.tar(tmp_path / "a" / "cifar-100-binary.tar.gz", formats.cifar100_binary(*HUNDRED, names[:99]))
+    formats.tar(
+        tmp_path / "a" / "cifar-100-binary.tar.gz",
+        formats.cifar100_binary(HUNDRED[0], HUNDRED[1], names[:99]),
+    )
     with pytest.raises(
         ValueError, match=r"fine_label_names.txt names 99 classes, expected 100; get it again"
     ):

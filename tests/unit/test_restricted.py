@@ -22,6 +22,7 @@ from allrounder.data import restricted
 from allrounder.data.restricted import read_plain
 from tests.formats import pickled
 
+SYSTEM: Any = vars(os)["system"]
 X = np.arange(24, dtype=np.uint8).reshape(4, 6)
 
 
@@ -71,19 +72,19 @@ def test_an_array_that_comes_twice_is_the_same():
 
 
 HARMFUL = {
-    "system": Calls(os.system, "touch harm"),
+    "system": Calls(SYSTEM, "touch harm"),
     "eval": Calls(eval, "open('harm', 'w')"),
     "exec": Calls(exec, "open('harm', 'w')"),
     "getattr": Calls(getattr, Calls(__import__, "os"), "system"),
     "import": Calls(__import__, "os"),
     "open": Calls(open, "harm", "w"),
-    "nested": Calls(Calls, Calls(os.system, "touch harm")),
+    "nested": Calls(Calls, Calls(SYSTEM, "touch harm")),
     "numpy's own loader": Calls(np.load, "harm"),
     "numpy's own file": Calls(np.fromfile, "harm"),
     "numpy's own files": Calls(np.memmap, "harm", "uint8", "w+", 0, (1,)),
     "an object": Stateful(),
     "another dictionary": OrderedDict(a=1),
-    "partial": Calls(__import__("functools").partial, os.system, "touch harm"),
+    "partial": Calls(__import__("functools").partial, SYSTEM, "touch harm"),
     "extension": Calls(copyreg.add_extension, "os", "system", 1),
     "an object array": np.array([{}, []], dtype=object),
     "floats": np.array([1.5]),

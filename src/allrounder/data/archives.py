@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path, PurePosixPath
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from allrounder.errors import DataError
 from allrounder.storage import aside
@@ -121,7 +121,7 @@ def _tar(archive: Path) -> Generator[tuple[str, int, Stream]]:
                 )
             yield member.name, member.size, file
         # What stands behind the last file is a checksum of all, if the archive is packed.
-        while opened.fileobj is not None and opened.fileobj.read(CHUNK):
+        while cast(Stream, opened.fileobj).read(CHUNK):
             pass
 
 

@@ -165,14 +165,17 @@ def _read_python(raw: bytes, key: str) -> Part:
     table = read_plain(raw)
     # CIFAR-10 calls them "labels", CIFAR-100 "fine_labels" and "coarse_labels".
     x, y = table.get("data"), table.get(f"{key}s")
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != PIXELS:
+    images = cast(NDArray[np.uint8], x if isinstance(x, np.ndarray) else np.empty(0))
+    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != PIXELS:
         raise ValueError(f"has no data of bytes (n, {PIXELS}); get it again")
     if not isinstance(y, list) or not all(type(label) is int for label in cast(list[Any], y)):
         raise ValueError(f"has no list of numbers {key}s; get it again")
     labels = cast(list[int], y)
-    if len(labels) != len(x) or not labels or not 0 <= min(labels) <= max(labels) < 256:
-        raise ValueError(f"has {len(labels)} labels for {len(x)} images, expected one each; get it again")
-    return x, np.array(labels, np.int64)
+    if len(labels) != len(images) or not labels or not 0 <= min(labels) <= max(labels) < 256:
+        raise ValueError(
+            f"has {len(labels)} labels for {len(images)} images, expected one each; get it again"
+        )
+    return images, np.array(labels, np.int64)
 
 
 def _join(parts: list[Part]) -> Part:

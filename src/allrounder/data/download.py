@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, final
 
-import pooch  # pyright: ignore[reportMissingTypeStubs]
+import pooch
 
 from allrounder.data.archives import disk_error
 from allrounder.data.published import PublishedFile
@@ -117,7 +117,7 @@ def _retrieve(url: str, file: PublishedFile, target: Path, progress: Progress) -
         target.unlink(missing_ok=True)  # pooch would take it as it is
     again = part_of(target).exists()
     for last in (False, True) if again else (True,):
-        loader = Resuming(part_of(target), file, progress)
+        loader: Any = Resuming(part_of(target), file, progress)
         try:
             with _silent_pooch():
                 pooch.retrieve(url, known, fname=target.name, path=target.parent, downloader=loader)
@@ -174,7 +174,7 @@ class Resuming:
         with self.part.open("ab") as file:
             sink = Sink(file, start, self.file.size, self.progress)
             try:
-                loader: Callable[..., None] = pooch.HTTPDownloader(
+                loader: Callable[..., object] = pooch.HTTPDownloader(
                     chunk_size=CHUNK, headers=headers, hooks={"response": sink.hear}
                 )
                 loader(url, sink, None)

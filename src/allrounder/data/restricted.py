@@ -86,10 +86,10 @@ def _key(key: str | bytes) -> str:
 
 
 def _finished(item: object) -> object:
-    found = item.made if isinstance(item, Unfinished) else item
-    if (item is not found and not isinstance(found, np.ndarray)) or isinstance(item, Name):
+    unfinished = isinstance(item, Unfinished) and not isinstance(item.made, np.ndarray)
+    if unfinished or isinstance(item, Name):
         raise ValueError("holds an array that is not finished")
-    return found
+    return item.made if isinstance(item, Unfinished) else item
 
 
 @final
@@ -186,10 +186,11 @@ class Machine:
             raise ValueError(f'names "{said}", which plain data does not need')
         self._push(Name(text))
 
-    def _make(self, function: object, arguments: Any) -> object:
+    def _make(self, function: object, given: object) -> object:
         """What numpy would make, from the text of its name; nothing is called."""
-        if not isinstance(function, Name) or type(arguments) is not tuple:
+        if not isinstance(function, Name) or type(given) is not tuple:
             raise TypeError("something is called that has no name")
+        arguments = cast(tuple[Any, ...], given)
         if function.text in RECONSTRUCT and arguments[0] == Name(ARRAY):
             return Unfinished("array")
         # The type first: looking up a tuple that is nested deeply enough would exhaust the process's stack.
@@ -227,7 +228,7 @@ class Machine:
 def _array(raw: bytes, kind: object, shape: object, fortran: bool) -> NDArray[Any]:
     if not isinstance(kind, Unfinished) or not isinstance(kind.made, np.dtype):
         raise TypeError("an array has no type of number")
-    sides = cast(tuple[Any, ...], shape) if type(shape) is tuple else (None,)
+    sides = cast(tuple[int, ...], shape if type(shape) is tuple else (-1,))
     if not all(type(side) is int and side >= 0 for side in sides):
         raise TypeError("an array has no shape")
     if len(raw) != math.prod(sides) * kind.made.itemsize:

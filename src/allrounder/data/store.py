@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-import pooch  # pyright: ignore[reportMissingTypeStubs]
+import pooch
 
 from allrounder.data.published import PUBLISHED, Published, PublishedFile
 from allrounder.errors import DataError

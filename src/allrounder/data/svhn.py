@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +48,13 @@ def read_mat(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         ) from error
     # Every layer below (scipy, zlib) has errors of its own for a damaged file.
     try:
-        found: dict[str, Any] = loadmat(path, variable_names=("X", "y"))
+        found = cast(dict[str, object], loadmat(path, variable_names=("X", "y")))
     except Exception as error:
         raise ValueError(f"{path}: cut short or damaged ({error}); get it again") from error
-    x, y = found.get("X"), found.get("y")
-    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+    arrays = [found.get(name) for name in ("X", "y")]
+    if not all(isinstance(array, np.ndarray) for array in arrays):
         raise ValueError(f"{path}: has no X or no y, expected images X and digits y; get it again")
+    x, y = cast(list[NDArray[Any]], arrays)
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2] != 3 or y.size != x.shape[3]:
         told = f"X of shape {x.shape} and type {x.dtype}, y of shape {y.shape}"
         raise ValueError(f"{path}: holds {told}, expected bytes (h, w, 3, n) and n digits; get it again")
