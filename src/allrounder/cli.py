@@ -14,6 +14,7 @@ import typer
 from allrounder import demo as demonstration
 from allrounder.advice import advice
 from allrounder.attacks import ATTACKS, SEARCHES
+from allrounder.cli_data import app as data_app
 from allrounder.cli_eval import doctor_, eval_
 from allrounder.data import DATASETS
 from allrounder.data.augment import AUGMENTS
@@ -21,7 +22,7 @@ from allrounder.data.base import Batches
 from allrounder.decoding import json_schema
 from allrounder.display import Bars, Watch, err, grid, listing, out, say
 from allrounder.doctor import Unfit
-from allrounder.errors import Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
+from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
 from allrounder.init import INITS
 from allrounder.models import MODELS
 from allrounder.objectives import OBJECTIVES
@@ -187,6 +188,7 @@ def demo(
 
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
+app.add_typer(data_app, name="data")
 
 
 def _first_sentence(cls: type[Any]) -> str:
@@ -215,6 +217,6 @@ def main() -> None:
     except RecipeError as error:
         say(str(error), err)
         sys.exit(USAGE)
-    except (RunError, ThreatError, WorldError, Diverged, Unfit) as error:
+    except (RunError, ThreatError, WorldError, DataError, Diverged, Unfit) as error:
         say(f"error: {error}", err)
         sys.exit(FAILED)

@@ -19,6 +19,10 @@ class RunError(RuntimeError):
     """A run folder that cannot be used as asked."""
 
 
+class DataError(RuntimeError):
+    """A dataset's file that cannot be fetched, written or used."""
+
+
 class Diverged(FloatingPointError):
     """A loss, or the weights after a step, are no longer finite; what was saved before that is intact."""
 

@@ -22,6 +22,7 @@ from allrounder.data import DATASETS
 from allrounder.data.base import Data
 from allrounder.data.npz import NEEDED, Npz, read_arrays
 from allrounder.data.packed import read_test
+from allrounder.data.store import same_name
 from allrounder.errors import RunError
 from allrounder.models import MODELS
 from allrounder.models.base import Architecture, Shape
@@ -120,15 +121,15 @@ def data_of(text: str) -> Data:
     A file with x_train, y_train, x_test and y_test is read whole; of others, the test images are enough.
     """
     names = [name for name, cls in DATASETS.items() if not _needs(cls)]
-    path = Path(text).expanduser()
-    if text not in names and path.suffix != ".npz" and not path.is_file():
+    path, name = Path(text).expanduser(), same_name(text, names)
+    if name is None and path.suffix != ".npz" and not path.is_file():
         raise RunError(
             f"{text}: no such dataset (known: {', '.join(names)}){nearest(text, names)}, and no such file; "
             "give a name or an .npz file"
         )
     try:
-        if text in names:
-            return DATASETS[text]().load()
+        if name is not None:
+            return DATASETS[name]().load()
         _, found = read_arrays(path, ())
         return Npz(path=str(path)).load() if set(NEEDED) <= set(found) else read_test(path)
     except (ValueError, OSError, RuntimeError) as error:

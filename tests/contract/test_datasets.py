@@ -21,6 +21,7 @@ from allrounder.data.subset import hold_out
 from allrounder.errors import RecipeError
 from allrounder.rng import Draws
 from allrounder.values import Kind, adapter
+from tests import formats
 
 ROOT = Path(__file__).parents[2]
 ASSET = Path(embedded.__file__).with_name("embedded.npz")
@@ -36,10 +37,29 @@ def npz(folder: Path) -> dict[str, str]:
     return {"path": str(folder / "own.npz")}
 
 
+def official(folder: Path, write: Callable[..., None], shape: tuple[int, ...]) -> dict[str, str]:
+    write(folder, formats.some(40, shape, 4), formats.some(20, shape, 4, seed=1))
+    return {"folder": str(folder)}
+
+
+def cifar10(folder: Path, train: Any, test: Any) -> None:
+    formats.tar(folder / "cifar-10-binary.tar.gz", formats.cifar10_binary(train, test))
+
+
+def cifar100(folder: Path, train: Any, test: Any) -> None:
+    parts = ((*train, train[1]), (*test, test[1]))
+    formats.tar(folder / "cifar-100-binary.tar.gz", formats.cifar100_binary(*parts))
+
+
 FIELDS: dict[str, Callable[[Path], dict[str, str]]] = {
     "embedded": lambda folder: {},
     "npz": npz,
     "given": lambda folder: {"name": "own"},
+    "mnist": lambda folder: official(folder, formats.write_idx, (28, 28)),
+    "fashion-mnist": lambda folder: official(folder, formats.write_idx, (28, 28)),
+    "cifar10": lambda folder: official(folder, cifar10, (3, 32, 32)),
+    "cifar100": lambda folder: official(folder, cifar100, (3, 32, 32)),
+    "svhn": lambda folder: official(folder, formats.write_svhn, (3, 32, 32)),
 }
 """How to make each kind of dataset for the test; a new one adds a line."""
 

@@ -17,7 +17,7 @@ import typer.main
 
 from allrounder import cli, demo
 from allrounder.decoding import json_schema
-from allrounder.errors import Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
+from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
 from allrounder.outcome import Outcome
 from allrounder.recipe import Recipe, shipped
 from allrounder.runs import Run
@@ -100,6 +100,10 @@ OPTIONS = {
         *("--save-examples", "--force", "--table", "--quiet", "-q"),
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data"},
+    "data": set[str](),
+    "data get": {"--from"},
+    "data check": set[str](),
+    "data where": set[str](),
 }
 FROZEN = (
     "the command line is frozen: what belongs to a method or a training is a field of the recipe, "
@@ -109,7 +113,12 @@ FROZEN = (
 
 def commands() -> dict[str, Any]:
     root: Any = typer.main.get_command(cli.app)
-    return {"": root, **root.commands}
+    found = {"": root, **root.commands}
+    groups = {
+        name: command.commands for name, command in found.items() if name and hasattr(command, "commands")
+    }
+    within = {f"{group} {name}": verb for group, verbs in groups.items() for name, verb in verbs.items()}
+    return {**found, **within}
 
 
 def options(command: Any) -> set[str]:
@@ -124,7 +133,7 @@ def test_the_options_of_the_command_line_are_frozen():
 def test_every_command_explains_all_its_options(allrounder: Command):
     for name, command in commands().items():
         for ask in ("--help", "-h"):
-            answer = allrounder(*([name] if name else []), ask)
+            answer = allrounder(*name.split(), ask)
             assert answer.code == 0
             assert all(option in answer.out for option in options(command) | {"--help", "-h"})
         assert (command.help or "").strip()
@@ -293,6 +302,7 @@ def test_the_run_folder_is_named_after_recipe_and_fingerprint(
         (RecipeError("x.toml cannot be run: [bold]"), 2),
         (RunError("folder: [0] is taken"), 1),
         (ThreatError("outside"), 1),
+        (DataError("no such dataset"), 1),
         (WorldError("launched with WORLD_SIZE=2"), 1),
         (Diverged("the loss is nan"), 1),
     ],

@@ -1,8 +1,20 @@
 from allrounder.data.augment import AUGMENTS
 from allrounder.data.base import DataSpec
+from allrounder.data.cifar import Cifar10, Cifar100
 from allrounder.data.embedded import Embedded
+from allrounder.data.idx import FashionMnist, Mnist
 from allrounder.data.npz import Given, Npz
+from allrounder.data.svhn import Svhn
 
-DATASETS: dict[str, type[DataSpec]] = {"embedded": Embedded, "npz": Npz, "given": Given}
+DATASETS: dict[str, type[DataSpec]] = {
+    "embedded": Embedded,
+    "npz": Npz,
+    "given": Given,
+    "mnist": Mnist,
+    "fashion-mnist": FashionMnist,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "svhn": Svhn,
+}
 
 __all__ = ["AUGMENTS", "DATASETS", "Embedded", "Given", "Npz"]
