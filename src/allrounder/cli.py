@@ -21,7 +21,7 @@ from allrounder.data.base import Batches
 from allrounder.decoding import json_schema
 from allrounder.display import Bars, Watch, err, grid, listing, out, say
 from allrounder.doctor import Unfit
-from allrounder.errors import Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
+from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
 from allrounder.init import INITS
 from allrounder.models import MODELS
 from allrounder.objectives import OBJECTIVES
@@ -215,6 +215,6 @@ def main() -> None:
     except RecipeError as error:
         say(str(error), err)
         sys.exit(USAGE)
-    except (RunError, ThreatError, WorldError, Diverged, Unfit) as error:
+    except (RunError, DataError, ThreatError, WorldError, Diverged, Unfit) as error:
         say(f"error: {error}", err)
         sys.exit(FAILED)

@@ -7,6 +7,10 @@ class RecipeError(ValueError):
     """A recipe, or an override of one, that cannot be run as written."""
 
 
+class DataError(ValueError):
+    """Images, found bad when they were needed, that cannot be what they were said to be."""
+
+
 class ThreatError(RuntimeError):
     """An attack handed out images outside the ball or the box, or that are not finite."""
 

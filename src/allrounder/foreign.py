@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast, final
 
 import torch
 from pydantic import ValidationError
@@ -18,20 +18,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from allrounder.data import DATASETS
-from allrounder.data.base import Data
+from allrounder.data import DATASETS, Folder, ImageNet, TinyImageNet
+from allrounder.data.base import Data, DataSpec
+from allrounder.data.listing import class_folders
 from allrounder.data.npz import NEEDED, Npz, read_arrays
 from allrounder.data.packed import read_test
-from allrounder.errors import RunError
+from allrounder.decoding import decode, override
+from allrounder.errors import RecipeError, RunError
 from allrounder.models import MODELS
 from allrounder.models.base import Architecture, Shape
 from allrounder.models.wide_resnet import WideResNet
-from allrounder.values import nearest
+from allrounder.values import Kind, adapter, nearest, value
 from allrounder.weights import Weights
 from allrounder.zoo import constants_of, load_, tensors_of
 
 SIZED = r"(?:wrn|wide[-_]?resnet)[-_]?(\d+)(?:[-_x](\d+))?"
 """A wide residual network with its depth and, if it is not 10, how many times it is wider."""
+WNID = r"n\d{8}"
+"""What the folders of ImageNet's classes are called."""
 SAFE_TORCH = (2, 10)
 """From this version on, torch mends what let a crafted file run code even where tensors alone were asked for
 (CVE-2025-32434, CVE-2026-24747)."""
@@ -115,24 +119,58 @@ def read_weights(path: Path, key: str | None = None) -> Weights:
 
 
 def data_of(text: str) -> Data:
-    """The images to evaluate on: the name of a dataset that needs nothing else, or an .npz file.
+    """The images to evaluate on: an .npz file, a folder, or a dataset by its kind.
 
-    A file with x_train, y_train, x_test and y_test is read whole; of others, the test images are enough.
+    A file with x_train, y_train, x_test and y_test is read whole; of others, the test images are enough, as
+    they are of a folder. A kind that has to be told where it is, is written KIND:PATH; one with more to tell
+    as in a recipe, { kind = "folder", path = "PATH", size = 224 }.
     """
-    names = [name for name, cls in DATASETS.items() if not _needs(cls)]
     path = Path(text).expanduser()
-    if text not in names and path.suffix != ".npz" and not path.is_file():
-        raise RunError(
-            f"{text}: no such dataset (known: {', '.join(names)}){nearest(text, names)}, and no such file; "
-            "give a name or an .npz file"
-        )
+    kind, _, place = text.partition(":")
     try:
-        if text in names:
-            return DATASETS[text]().load()
-        _, found = read_arrays(path, ())
-        return Npz(path=str(path)).load() if set(NEEDED) <= set(found) else read_test(path)
+        if text.lstrip().startswith("{"):
+            return _asked(text).load_test()
+        if text in DATASETS and not _needs(DATASETS[text]):
+            return DATASETS[text]().load_test()
+        if place and kind in DATASETS and _needs(DATASETS[kind]) == ["path"]:
+            return adapter(DATASETS[kind]).validate_python({"path": place}).load_test()
+        if path.is_dir():
+            return _of_folder(path)
+        if path.suffix == ".npz" or path.is_file():
+            _, found = read_arrays(path, ())
+            return Npz(path=str(path)).load() if set(NEEDED) <= set(found) else read_test(path)
     except (ValueError, OSError, RuntimeError) as error:
         raise RunError(str(error)) from error
+    names = [name for name, cls in DATASETS.items() if not _needs(cls)]
+    placed = [f"{name}:PATH" for name, cls in DATASETS.items() if _needs(cls) == ["path"]]
+    raise RunError(
+        f"{text}: no such dataset (known: {', '.join([*names, *placed])}){nearest(text, names)}, and no such "
+        "file or folder; give one of them, or an .npz file"
+    )
+
+
+def _asked(text: str) -> DataSpec:
+    raw: dict[str, Any] = {}
+    try:
+        override(raw, f"data={text}")
+        return decode(_Asked, raw, "--data").data
+    except RecipeError as error:
+        raise RunError(str(error).replace("--set data=", "--data ", 1)) from None
+
+
+def _of_folder(path: Path) -> Data:
+    """The test images of a folder, as what it looks like."""
+    if (path / "wnids.txt").is_file():
+        return TinyImageNet(path=str(path)).load_test()
+    val = path / "val"
+    ids = val.is_dir() and all(re.fullmatch(WNID, name) for name in class_folders(val))
+    return (ImageNet(path=str(path)) if ids else Folder(path=str(path))).load_test()
+
+
+@final
+@value
+class _Asked:
+    data: Annotated[DataSpec, Kind(lambda: DATASETS)]
 
 
 def _made(spec: str) -> nn.Module:
@@ -228,8 +266,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_ ]", "", name.lower()).replace("wideresnet", "wrn")
 
 
-def _needs(cls: type[Any]) -> bool:
-    """Whether a value class has fields that must be given."""
-    return is_dataclass(cls) and any(
-        field.default is MISSING and field.default_factory is MISSING for field in fields(cls)
-    )
+def _needs(cls: type[Any]) -> list[str]:
+    """The fields of a value class that must be given."""
+    told = fields(cls) if is_dataclass(cls) else ()
+    return [f.name for f in told if f.default is MISSING and f.default_factory is MISSING]

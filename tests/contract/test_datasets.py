@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from allrounder.data import DATASETS, embedded
 from allrounder.data.base import Batches, Data, DataSpec, Split
@@ -36,8 +37,24 @@ def npz(folder: Path) -> dict[str, str]:
     return {"path": str(folder / "own.npz")}
 
 
+def folder(root: Path, inner: str = "") -> dict[str, str]:
+    """Bright noise in three classes; the first and the last image differ."""
+    draws = np.random.default_rng(1)
+    for part, n in (("train", 14), ("val", 4)):
+        for k in range(3):
+            place = root / part / f"n0000000{k}" / (inner if part == "train" else "")
+            place.mkdir(parents=True)
+            for i in range(n):
+                pixels = draws.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i:02}.png")
+    return {"path": str(root)}
+
+
 FIELDS: dict[str, Callable[[Path], dict[str, str]]] = {
     "embedded": lambda folder: {},
+    "folder": folder,
+    "imagenet": folder,
+    "tiny-imagenet": lambda root: folder(root, "images"),
     "npz": npz,
     "given": lambda folder: {"name": "own"},
 }

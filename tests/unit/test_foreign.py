@@ -366,7 +366,7 @@ def test_data_that_is_not_there_is_told(tmp_path):
     with pytest.raises(RunError, match=r"absent.npz: no such file"):
         data_of(str(tmp_path / "absent.npz"))
     with pytest.raises(
-        RunError, match=r'embeded: no such dataset \(known: embedded\); did you mean "embedded"'
+        RunError, match=r'embeded: no such dataset \(known: embedded, .*npz:PATH\); did you mean "embedded"'
     ):
         data_of("embeded")
     with pytest.raises(RunError, match=r"^npz: no such dataset"):
