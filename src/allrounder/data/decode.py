@@ -9,6 +9,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast, final
 
@@ -52,9 +54,7 @@ class Reading:
         """The pixels of a file, (c, h, w); what is wrong is said with the name of the file."""
         # Pillow's decoders have errors of their own for damaged images.
         try:
-            with warnings.catch_warnings(), Image.open(path) as image:
-                # Damaged notes of a camera, of which ImageNet has many, do not touch the pixels.
-                warnings.simplefilter("ignore", UserWarning)
+            with opened(path) as image:
                 pixels = as_bytes(self._placed(ImageOps.exif_transpose(image) if self.upright else image))
         except FileNotFoundError:
             raise ValueError(f"{path}: is gone since the folder was listed; put it back") from None
@@ -84,6 +84,16 @@ class Reading:
             image = image.resize(scaled, Image.Resampling.BILINEAR)
         left, top = round((image.width - self.width) / 2), round((image.height - self.height) / 2)
         return image.crop((left, top, left + self.width, top + self.height))
+
+
+@contextmanager
+def opened(path: str) -> Generator[Image.Image]:
+    """An image file while it is read."""
+    with warnings.catch_warnings():
+        # Damaged notes of a camera, of which ImageNet has many, do not touch the pixels.
+        warnings.simplefilter("ignore", UserWarning)
+        with Image.open(path) as image:
+            yield image
 
 
 @final

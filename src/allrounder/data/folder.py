@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from PIL import Image
-
 from allrounder.data.base import Data, DataSpec
 from allrounder.data.crew import Crew, suitable
-from allrounder.data.decode import MODES, Reading
+from allrounder.data.decode import MODES, Reading, opened
 from allrounder.data.listing import Listing, check_same, class_folders, listed, scan
 from allrounder.data.streamed import Streamed
 from allrounder.values import Count, Flag, Whole, refuse, value
@@ -131,7 +129,7 @@ def _size(listing: Listing, upright: bool) -> tuple[int, int]:
     """Height and width of the first image, which are those of all."""
     path = listing.path(0)
     try:
-        with Image.open(path) as image:
+        with opened(path) as image:
             width, height = image.size
             turned = upright and image.getexif().get(0x0112, 1) >= 5
     except Exception as error:  # Pillow's readers have errors of their own for damaged images.
