@@ -20,6 +20,7 @@ from torch import nn
 
 from allrounder.data import DATASETS, Folder, ImageNet, TinyImageNet
 from allrounder.data.base import Data, DataSpec
+from allrounder.data.imagenet import ANNOTATIONS
 from allrounder.data.listing import class_folders
 from allrounder.data.npz import NEEDED, Npz, read_arrays
 from allrounder.data.packed import read_test
@@ -160,9 +161,9 @@ def _asked(text: str) -> DataSpec:
 
 def _of_folder(path: Path) -> Data:
     """The test images of a folder, as what it looks like."""
-    if (path / "wnids.txt").is_file():
-        return TinyImageNet(path=str(path)).load_test()
     val = path / "val"
+    if (path / "wnids.txt").is_file() or (val / ANNOTATIONS).is_file():
+        return TinyImageNet(path=str(path)).load_test()
     ids = val.is_dir() and all(re.fullmatch(WNID, name) for name in class_folders(val))
     return (ImageNet(path=str(path)) if ids else Folder(path=str(path))).load_test()
 

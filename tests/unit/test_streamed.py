@@ -217,7 +217,8 @@ def test_a_closed_crew_leaves_the_work_to_this_process(tmp_path, started):
 
 def test_a_copy_for_another_process_decodes_there(tmp_path, started):
     split = streamed(tmp_path / "x", 2)
-    copy: Any = ForkingPickler.loads(ForkingPickler.dumps(Subset(split, EVERY[4:20])))
+    pickler: Any = ForkingPickler
+    copy = pickler.loads(pickler.dumps(Subset(split, EVERY[4:20])))
     assert copy.whole.crew is None and torch.equal(copy.labels, split.labels[4:20])
     assert torch.equal(copy.fetch(EVERY[:16]), split.fetch(EVERY[4:20]))
     assert split.crew is not None
