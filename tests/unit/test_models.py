@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
-from torch.nn import functional as F
 
 from allrounder.errors import RecipeError
 from allrounder.models import MODELS, Given
@@ -152,6 +152,16 @@ def test_the_last_batch_norm_and_the_activation_of_preact_blocks_are_fields():
     ]
     logits = [built(spec).eval()(images()) for spec in specs]
     assert all(not torch.equal(p, q) for i, p in enumerate(logits) for q in logits[:i])
+
+
+def test_shortcuts_of_preact_blocks_may_start_before_the_batch_norm():
+    both = [built(PreActResNet18(width=4, raw_shortcut=raw)).eval() for raw in (False, True)]
+    assert list(both[0].state_dict()) == list(both[1].state_dict())
+    block = cast(Any, both[1]).layer2[0]
+    x = DRAWS.normal(torch.empty(2, 4, 8, 8))
+    inner = F.relu(block.bn2(block.conv1(F.relu(block.bn1(x)))))
+    assert torch.allclose(block(x), block.conv2(inner) + block.shortcut(x), atol=1e-6)
+    assert not torch.allclose(block(x), cast(Any, both[0]).layer2[0](x), atol=1e-3)
 
 
 def test_the_small_network_needs_as_many_multiplications_as_it_says():

@@ -63,8 +63,11 @@ class ResNet(nn.Module):
 class PreActBlock(nn.Module):
     """Two 3x3 convolutions, each preceded by batch-norm and activation, added to a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, activation: Activation) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, activation: Activation, raw_shortcut: bool
+    ) -> None:
         super().__init__()
+        self.raw_shortcut = raw_shortcut
         self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv(inputs, outputs, stride=stride)
         self.bn2, self.conv2 = nn.BatchNorm2d(outputs), conv(outputs, outputs)
         self.shortcut = None
@@ -73,9 +76,9 @@ class PreActBlock(nn.Module):
         self.activation = nn.Softplus() if activation == "softplus" else nn.ReLU(inplace=True)
 
     def forward(self, x: Flow) -> Flow:
-        """One residual step; a shortcut with weights starts after the first activation."""
+        """One residual step; a shortcut with weights starts after the first activation, if it is not raw."""
         out = self.activation(self.bn1(x))
-        shortcut = x if self.shortcut is None else self.shortcut(out)
+        shortcut = x if self.shortcut is None else self.shortcut(x if self.raw_shortcut else out)
         out = self.conv2(self.activation(self.bn2(self.conv1(out))))
         return out + shortcut
 
@@ -88,7 +91,7 @@ class PreActResNet(nn.Module):
         super().__init__()
 
         def block(inputs: int, outputs: int, stride: int) -> PreActBlock:
-            return PreActBlock(inputs, outputs, stride, spec.activation)
+            return PreActBlock(inputs, outputs, stride, spec.activation, spec.raw_shortcut)
 
         width = spec.width
         self.normalise = normalise
@@ -159,6 +162,9 @@ class PreActResNet18(Architecture):
     """Batch-norm and ReLU before the average. The copies that Generalist and MSD released have none."""
     activation: Activation = "relu"
     """Inside the blocks; E-AT and RAMP trained with softplus. After the last batch-norm it is always ReLU."""
+    raw_shortcut: Flag = False
+    """Shortcuts with weights start before the first batch-norm of their block, as in RobustBench's copy. The
+    names of the weights are the same for both, so that a file does not tell which one it is of."""
 
     def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
         """The network behind its normalisation."""
