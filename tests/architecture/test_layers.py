@@ -31,7 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outcome",
     ),
     ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes", "ledger"),
-    ("threats", "recalibration", "tables", "foreign", "winograd"),
+    ("threats", "recalibration", "tables", "foreign", "winograd", "corruptions"),
     ("attacks",),
     ("objectives", "probes", "doctor"),
     ("assessment",),
