@@ -16,7 +16,7 @@ SOURCE = Path(allrounder.__file__).parent
 PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping"),
+    ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping", "shifts"),
     (
         "types",
         "times",
@@ -31,11 +31,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outcome",
     ),
     ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes", "ledger"),
-    ("threats", "recalibration", "tables", "foreign", "winograd", "corruptions"),
+    ("threats", "recalibration", "shift_tables", "foreign", "winograd", "corruptions"),
+    ("tables",),
     ("attacks",),
     ("objectives", "probes", "doctor"),
     ("assessment",),
     ("evidence",),
+    ("ood",),
     ("evaluation",),
     ("updates",),
     ("task", "mixing"),
@@ -45,7 +47,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("trainer",),
     ("__init__", "demo", "display", "subject"),
-    ("cli_eval",),
+    ("cli_eval", "cli_ood"),
     ("cli",),
     ("__main__",),
 )
@@ -57,14 +59,15 @@ HANDS_ON = {("outcome", "tables")}
 
 ONLY = {
     "torch.distributed": {"world"},
-    "typer": {"cli", "cli_eval"},
+    "typer": {"cli", "cli_eval", "cli_ood"},
     "rich": {"display"},
     "tomllib": {"recipe", "decoding"},
     "tomli_w": {"recipe"},
 }
 """Who alone may use what."""
 NEVER = {("attacks", "objectives"), ("objectives", "world")} | {
-    (name, "torch") for name in ("certainty", "outcome", "reliability", "footnotes", "tables")
+    (name, "torch")
+    for name in ("certainty", "shifts", "outcome", "reliability", "footnotes", "shift_tables", "tables")
 }
 DISTRIBUTIONS = {"PIL": "pillow", "tomli_w": "tomli-w", "pydantic_core": "pydantic"}
 

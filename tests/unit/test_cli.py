@@ -97,7 +97,7 @@ OPTIONS = {
     "eval": {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--lane", "--workers", "--out"),
         *("--which", "--model", "--weights", "--weights-key", "--data"),
-        *("--save-examples", "--force", "--table", "--quiet", "-q"),
+        *("--save-examples", "--force", "--table", "--quiet", "-q", "--ood", "--ood-data"),
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data"},
 }

@@ -234,6 +234,13 @@ def test_a_generated_set_of_other_images_is_noticed_and_passed_over(cache: Path)
     assert isinstance(find_set(split(), "c", NAMES), Fresh)
 
 
+def test_a_set_of_another_seed_is_used_only_where_it_is_named(cache: Path):
+    make_c(split(), cache / "other", corruptions=NAMES, seed=3)
+    assert isinstance(find_set(split(), "c", NAMES), Fresh)
+    named = find_set(split(), "c", NAMES, cache / "other")
+    assert isinstance(named, Stored) and "seed 3" in named.about
+
+
 def test_an_empty_folder_is_told_what_is_missing(tmp_path: Path):
     with pytest.raises(RunError, match=r"no set found, expected fog.npy as in CIFAR-10-C in it"):
         find_set(split(), "c", NAMES, tmp_path)

@@ -104,7 +104,8 @@ def find_set(split: Split, kind: Kind, names: Sequence[str], folder: str | Path 
     """The set of a split's images that has these corruptions ("c") or perturbations ("p").
 
     It is looked for in a folder and those directly inside it: the one that is given, which must then have it,
-    or the cache, without which it is made as it is needed. A published set goes before a generated one.
+    or the cache, without which it is made as it is needed. A published set goes before a generated one. One
+    of another seed is not taken from the cache, so that numbers do not depend on what was made before.
     """
     where = cache_folder() if folder is None else Path(folder).expanduser()
     known = CORRUPTIONS if kind == "c" else PERTURBATIONS
@@ -116,10 +117,13 @@ def find_set(split: Split, kind: Kind, names: Sequence[str], folder: str | Path 
                 found.append(_stored(place, kind, names, split))
             except RunError as error:
                 reasons.append(str(error))
+    fresh = Fresh(split)
+    if folder is None:
+        found = [one for one in found if one.source == OFFICIAL or one.about == fresh.about]
     if found:
         return min(found, key=lambda one: one.source == GENERATED)
     if folder is None:
-        return Fresh(split)
+        return fresh
     layout = f"{next(iter(names))}.npy as in CIFAR-10-{kind.upper()}"
     raise RunError("; ".join(reasons) or f"{where}: no set found, expected {layout} in it or one level below")
 
