@@ -159,13 +159,14 @@ def test_without_files_a_set_is_made_as_needed():
 def test_a_set_made_before_is_the_one_made_as_needed(kind: Any, cache: Path):
     names, severity = (NAMES, 3) if kind == "c" else (("scale", "snow"), None)
     make(split(), cache / "mine", names)
-    stored, fresh = find_set(split(), kind, names), Fresh(split())
+    stored, fresh = find_set(split(), kind, names), Fresh(split(), kind)
     assert isinstance(stored, Stored) and stored.about == fresh.about and stored.source == "generated"
     rows = torch.tensor([7, 2, 3])
     for name in names:
         assert stored.known_by(name) == fresh.known_by(name)
         a, b = (one.images(name, severity, rows) for one in (stored, fresh))
         assert np.array_equal(a, b) and a.dtype == b.dtype == np.uint8
+        assert ("frost" in stored.about) == (kind == "c")
         assert kind == "c" or stored.frames(name) == fresh.frames(name) == a.shape[1]
 
 

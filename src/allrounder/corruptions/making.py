@@ -43,7 +43,10 @@ GENERATION = 1
 """Raised whenever other bytes come out."""
 AT_ONCE = 128
 """Images that are in memory at once."""
-NOTE = "generated anew, so not the published files; frost has a computed texture in place of photographs"
+NOTES: dict[Kind, str] = {
+    "c": "not the published files; frost has a computed texture in place of photographs",
+    "p": "not the published files",
+}
 
 
 def cache_folder() -> Path:
@@ -135,7 +138,7 @@ def marker_of(kind: Kind, split: Split, seed: int) -> dict[str, Any]:
         "images": len(split),
         "source": source_digest(split),
         "by": f"allrounder {version('allrounder')}",
-        "note": NOTE,
+        "note": NOTES[kind],
     }
 
 

@@ -19,7 +19,7 @@ from allrounder.corruptions.base import SEVERITIES, Bytes
 from allrounder.corruptions.making import (
     GENERATION,
     LABELS,
-    NOTE,
+    NOTES,
     Kind,
     bytes_of,
     cache_folder,
@@ -45,13 +45,14 @@ class Fresh:
     """Changed copies of the images of a split, made when they are asked for, and only of those that are."""
 
     split: Split
+    kind: Kind
     seed: int = 0
     source: str = GENERATED
 
     @property
     def about(self) -> str:
         """How it is generated."""
-        return _generated(self.seed)
+        return _generated(self.kind, self.seed)
 
     def known_by(self, name: str) -> str:
         """The seed and the way of making; the images are those of the evaluation."""
@@ -117,7 +118,7 @@ def find_set(split: Split, kind: Kind, names: Sequence[str], folder: str | Path 
                 found.append(_stored(place, kind, names, split))
             except RunError as error:
                 reasons.append(str(error))
-    fresh = Fresh(split)
+    fresh = Fresh(split, kind)
     if folder is None:
         found = [one for one in found if one.source == OFFICIAL or one.about == fresh.about]
     if found:
@@ -150,7 +151,7 @@ def _stored(folder: Path, kind: Kind, names: Iterable[str], split: Split) -> Sto
         return Stored(folder, n, OFFICIAL, f"{OFFICIAL} files in the layout of CIFAR-10-{kind.upper()}")
     if marker.get("source") != source_digest(split) or marker.get("generation") != GENERATION:
         raise RunError(f"{folder}: generated from other images or in another way; generate it again")
-    return Stored(folder, n, GENERATED, _generated(int(marker["seed"])))
+    return Stored(folder, n, GENERATED, _generated(kind, int(marker["seed"])))
 
 
 def _check_same_images(folder: Path, kind: Kind, name: str, split: Split) -> None:
@@ -168,8 +169,8 @@ def _check_same_images(folder: Path, kind: Kind, name: str, split: Split) -> Non
         )
 
 
-def _generated(seed: int) -> str:
-    return f"{GENERATED} with seed {seed} ({NOTE}; version {GENERATION})"
+def _generated(kind: Kind, seed: int) -> str:
+    return f"{GENERATED} with seed {seed} ({NOTES[kind]}; version {GENERATION})"
 
 
 def _is_kind(folder: Path, name: str, kind: Kind) -> bool:
