@@ -41,7 +41,7 @@ def test_the_tables_are_those_of_the_papers():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("size", "channels"), [(28, 1), (32, 3), (64, 3), (64, 1), (9, 3)])
+@pytest.mark.parametrize(("size", "channels"), [(28, 1), (64, 3), (9, 3)])
 def test_shape_and_type_stay(name: str, size: int, channels: int):
     x = scenes(2, size, channels)
     before = x.copy()
@@ -59,7 +59,7 @@ def test_images_may_be_higher_than_wide(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(order=st.permutations(range(6)), cut=st.integers(1, 6), severity=st.sampled_from(SEVERITIES))
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_an_image_does_not_depend_on_those_beside_it(name: str, order: list[int], cut: int, severity: int):
     x = scenes(6)
     whole = corrupt(x, name, severity, rows=range(100, 106))
@@ -81,7 +81,7 @@ def test_seed_row_and_severity_address_the_chance(name: str):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNEVEN])
 def test_a_higher_severity_is_farther_away(name: str):
-    x = photographs(80)
+    x = photographs(48)
     steps = [far(x, corrupt(x, name, severity)) for severity in SEVERITIES]
     assert all(high >= SLACK * low for low, high in pairwise(steps)), steps
     assert steps[-1] > 1.2 * steps[0] > 0
@@ -89,7 +89,7 @@ def test_a_higher_severity_is_farther_away(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_severities_change_photographs_and_leave_them_recognisable(name: str):
-    x = photographs(40)
+    x = photographs(24)
     changes = [corrupt(x, name, severity) for severity in SEVERITIES]
     for y in changes:
         assert 0.5 < np.abs(y.astype(int) - x).mean() < 70

@@ -46,7 +46,7 @@ def test_changed_images_alone_need_no_threat(ask: Ask, tmp_path: Path):
     )
     assert answer.code == 0, answer.err
     one = Outcome.load(tmp_path / "out" / OUTCOME)
-    assert len(one) == 6 and len(one.predicted) == 1 + 15 + 16
+    assert len(one) == 3 and len(one.predicted) == 1 + 15 + 16
     assert "corruptions severity 5 (generated)" in flat(answer.out)
     assert "(generated, 1 of 10)" in flat(answer.out)
     assert "Flip rate: " in answer.out and "Corruptions: generated with seed 0" in answer.out
