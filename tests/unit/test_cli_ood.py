@@ -42,7 +42,7 @@ def make(*words: str) -> Result:
 
 def test_changed_images_alone_need_no_threat(ask: Ask, tmp_path: Path):
     answer = ask(
-        "--ood", "c:5,translate@p", "--out", str(tmp_path / "out"), "--n", "6", "--workers", "1", "--force"
+        "--ood", "c:5,translate@p", "--out", str(tmp_path / "out"), "--n", "3", "--workers", "1", "--force"
     )
     assert answer.code == 0, answer.err
     one = Outcome.load(tmp_path / "out" / OUTCOME)
