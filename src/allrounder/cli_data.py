@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast, final
 
 import typer
 
+from allrounder.cli_ood import make_c_, make_p_
 from allrounder.data import DATASETS
 from allrounder.data.archives import extract
 from allrounder.data.base import Data
@@ -32,7 +33,11 @@ from allrounder.display import Bars, err, grid, out, say
 from allrounder.errors import DataError
 from allrounder.values import nearest
 
-app = typer.Typer(help="Get datasets, check them, and say where they are.", no_args_is_help=True)
+app = typer.Typer(
+    help="Get datasets, check them, say where they are, and corrupt them.", no_args_is_help=True
+)
+app.command("make-c")(make_c_)
+app.command("make-p")(make_p_)
 
 
 def _names(incomplete: str) -> list[str]:

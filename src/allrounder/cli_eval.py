@@ -21,9 +21,11 @@ from allrounder.doctor import doctor
 from allrounder.errors import RunError
 from allrounder.evaluation import BUDGETS, OUTCOME, Size, evaluate, subset
 from allrounder.footnotes import footnotes
+from allrounder.ood import shifts_of
 from allrounder.outcome import Outcome
 from allrounder.pool import Note
 from allrounder.probes import SUITES, Probe, chosen, suite
+from allrounder.shift_tables import SHIFTED
 from allrounder.subject import Subject, subject_of
 from allrounder.tables import SAID, render
 from allrounder.types import device_of
@@ -32,7 +34,7 @@ from allrounder.values import nearest
 WORTHWHILE = 16
 """Images that a further process should have to do."""
 
-STYLES = ("markdown", "latex", "csv", "json", "robustbench")
+STYLES = ("markdown", "latex", "csv", "json", "robustbench", *SHIFTED)
 SIZES = ", ".join(f"{name} {count or 'all'}" for name, count in BUDGETS.items())
 What = Annotated[
     str | None, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, or a file of weights with --model.")
@@ -64,6 +66,17 @@ Folder = Annotated[Path | None, typer.Option("--out", help="Where results go; fo
 Keep = Annotated[bool, typer.Option("--save-examples", help="Save the images that fool the network.")]
 Force = Annotated[bool, typer.Option("--force", help="Go on where the preflight would stop.")]
 Style = Annotated[str | None, typer.Option("--table", help=f"One of {', '.join(STYLES)}.")]
+Ood = Annotated[
+    str,
+    typer.Option(
+        help="Images changed without an adversary: c (corruptions), c:5 (at severity 5), p (perturbations), "
+        "fog@c, ...; several with commas. Attacks are then only run if they are named.",
+        metavar="WHAT",
+    ),
+]
+OodData = Annotated[
+    Path | None, typer.Option(help="A folder with CIFAR-10-C or -P files; else from the cache, or made here.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the numbers alone.")]
 
 
@@ -86,22 +99,23 @@ def eval_(
     keep_examples: Keep = False,
     force: Force = False,
     style: Style = None,
+    ood: Ood = "",
+    ood_data: OodData = None,
     quiet: Quiet = False,
 ) -> None:
     """Evaluate a network under attack; call again to go on after an interruption, or with more.
 
     Every image that an attack is done with is kept in the folder, and is never done twice.
     """
-    _check_known("--budget", budget, BUDGETS)
-    _check_known("--table", style or STYLES[0], STYLES)
+    _check_known(("--budget", budget, BUDGETS), ("--table", style or STYLES[0], STYLES))
     about = subject_of(what, which=which, model=model, weights=weights, key=key, data=data)
-    probes = asked(about, suite_name, threat or [], attack or [])
+    probes = asked(about, suite_name, threat or [], attack or [], ood)
     if keep_examples and folder is None and about.folder is None:
         raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
     where, images = folder or about.folder, len(subset(about.data.test, n or BUDGETS[budget], seed))
     if model is not None:
         sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
-    shares = workers or default_workers(about.model, probes, images)
+    shares = workers or default_workers(about.model, probes, images, ood)
     if shares == 1 and device_of(about.model)[0].type == "cpu":
         torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
     with Watch(shares, quiet) as watch:
@@ -119,13 +133,21 @@ def eval_(
             keep_examples=keep_examples,
             check="note" if force else "stop",
             about=about.about,
+            ood=ood,
+            ood_data=ood_data,
             progress=watch.note,
         )
     if where is not None:
-        (where / "table.md").write_text(render({about.name: outcome}), encoding="utf-8")
-    show(outcome, about.name, style)
-    if where is not None and not quiet:
-        say(f"results: {where}/")
+        write_tables(where, about.name, outcome)
+    show(outcome, about.name, style, None if quiet else where)
+
+
+def write_tables(where: Path, name: str, outcome: Outcome) -> None:
+    """The table of the evaluation, and those of every corruption and perturbation if there are any."""
+    (where / "table.md").write_text(render({name: outcome}), encoding="utf-8")
+    for what, found in (("corruptions", outcome.corruptions()), ("perturbations", outcome.perturbations())):
+        if found:
+            (where / f"{what}.md").write_text(render({name: outcome}, what), encoding="utf-8")
 
 
 def doctor_(
@@ -149,9 +171,17 @@ def doctor_(
 
 
 def asked(
-    about: Subject, suite_name: str | None, threats: list[str], attacks: list[str]
+    about: Subject, suite_name: str | None, threats: list[str], attacks: list[str], ood: str = ""
 ) -> tuple[Probe, ...]:
-    """The probes that options name: a suite or attacks, under the threats named or those of the run."""
+    """The probes that options name: a suite or attacks, under the threats named or those of the run.
+
+    Where changed images are asked for and no attack is named, there are none.
+    """
+    try:
+        if shifts_of(ood) and not (suite_name or threats or attacks):
+            return ()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--ood") from None
     if not (against := threats or list(about.threats)):
         raise typer.BadParameter(f"{about.name}: no threat is known; give one, such as --threat Linf:8/255")
     try:
@@ -161,16 +191,18 @@ def asked(
         raise typer.BadParameter(str(error)) from None
 
 
-def _check_known(option: str, got: str, known: Iterable[str]) -> None:
-    if got not in known:
-        said = f"{got}: expected one of {', '.join(known)}{nearest(got, known)}"
-        raise typer.BadParameter(said, param_hint=option)
+def _check_known(*options: tuple[str, str, Iterable[str]]) -> None:
+    for option, got, known in options:
+        if got not in known:
+            said = f"{got}: expected one of {', '.join(known)}{nearest(got, known)}"
+            raise typer.BadParameter(said, param_hint=option)
 
 
-def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int) -> int:
-    """As many as there are cores, where searches make it worth to start processes; one on an accelerator."""
+def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str = "") -> int:
+    """As many as there are cores, where searches or hundreds of changed copies of every image make it worth
+    to start processes; one on an accelerator."""
     searches = any(isinstance(a, Search) for p in probes for a in stages_of(p.attack, p.threat))
-    if not searches or device_of(model)[0].type != "cpu":
+    if not (searches or ood) or device_of(model)[0].type != "cpu":
         return 1
     return max(1, min(len(os.sched_getaffinity(0)), images // WORTHWHILE))
 
@@ -212,7 +244,14 @@ class Watch:
             self.bars.say(f"{note.name} {note.what}: {note.broken} broken, {left} left ({spent})".strip())
 
 
-def show(outcome: Outcome, name: str, style: str | None) -> None:
+def show(outcome: Outcome, name: str, style: str | None, where: Path | None = None) -> None:
+    """Print the numbers, and where all results are."""
+    _print_numbers(outcome, name, style)
+    if where is not None:
+        say(f"results: {where}/")
+
+
+def _print_numbers(outcome: Outcome, name: str, style: str | None) -> None:
     """Print the accuracies with their intervals, what came of every stage, and what to know of them."""
     if style is not None:
         about = {"name": name, **outcome.facts.get("robustbench", {})}
@@ -225,7 +264,7 @@ def show(outcome: Outcome, name: str, style: str | None) -> None:
     rows: list[tuple[str, str, str]] = []
     for attack, threat in outcome.columns():
         low, high = outcome.interval(attack, threat)
-        named = f"{attack} {SAID[threat]}" if threat in SAID else attack
+        named = attack if threat is None else f"{attack} {SAID.get(threat, threat)}"
         rows.append((named, percent(outcome.accuracy(attack, threat)), f"{percent(low)} - {percent(high)}"))
     out.print(grid(("percent correct", "accuracy", "95% interval"), rows))
     for probe in outcome.stage:

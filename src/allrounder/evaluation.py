@@ -10,16 +10,14 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import parent_process
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
-from torch import Tensor
 
 from allrounder.assessment import Assessor, Tick
 from allrounder.attacks import label_of
@@ -28,11 +26,12 @@ from allrounder.data.base import Array, Split
 from allrounder.data.given import Given, as_split
 from allrounder.data.subset import balanced
 from allrounder.doctor import doctor
-from allrounder.errors import Interrupted, WorldError
+from allrounder.errors import Interrupted
 from allrounder.evidence import identity, outcome_of, rows_digest, save_examples, settings
 from allrounder.ledger import Ledger, opened
+from allrounder.ood import Shifted
 from allrounder.outcome import Facts, Outcome
-from allrounder.pool import Note, Send, run_jobs
+from allrounder.pool import Note, Send, check_can_travel, run_jobs
 from allrounder.probes import Budget, Probe, chosen
 from allrounder.reliability import flags
 from allrounder.stopping import stop_on_signals
@@ -74,6 +73,8 @@ def evaluate(
     keep_examples: bool = False,
     check: Check = "stop",
     about: Facts | None = None,
+    ood: str | Sequence[str] = (),
+    ood_data: str | Path | None = None,
     progress: Send = lambda note: None,
 ) -> Outcome:
     """Evaluate any callable from images in [0, 1] to logits; only images classified correctly are attacked.
@@ -86,11 +87,13 @@ def evaluate(
     interruption, with more images or with more attacks, and nothing is done twice. `workers` are processes of
     one thread each; at one thread, the outcome is the same for any number. `keep_examples` saves images that
     fooled the network. The preflight of `doctor` stops on severe findings (check = "stop"), only notes them
-    in the facts ("note"), or is not made ("skip"). `about` joins the facts.
+    in the facts ("note"), or is not made ("skip"). `about` joins the facts. `ood` adds images that were
+    changed without an adversary, such as "c:5,p" (see `ood`), from the folder `ood_data` or made here.
     """
     _check_options(budget, check, lane, workers, homeless=keep_examples and out is None)
     split, wanted = as_split(data, y), chosen(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
-    _check_can_travel(workers, network=model, data=split, probes=wanted)
+    shifted = Shifted.of(ood, split, ood_data)
+    check_can_travel(workers, network=model, data=split, probes=wanted)
     rows = subset(split, BUDGETS[budget] if n is None else n, seed)
     width = lane or lane_for(model, split)
     plan = {"seed": seed, "lane": width, "threads": 1 if workers > 1 else torch.get_num_threads()}
@@ -100,21 +103,25 @@ def evaluate(
     # Within a training nobody asks which network it was.
     known = identity(model, split) if check != "skip" or out is not None or workers > 1 else {}
     facts |= {key: known[key] for key in known if key in ("network", "data")}
+    facts |= shifted.facts()
     with ExitStack() as stack:
-        folder = None if out is None else Path(out)
-        if folder is not None:
-            stack.enter_context(opened(folder, {**known, **plan, "examples": keep_examples}))
-        elif workers > 1:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-")))
-        job = Job(model, split, wanted, seed, width, keep_examples, folder, lasting=out is not None)
+        folder = _home(stack, out, workers, {**known, **plan, "examples": keep_examples})
+        job = Job(model, split, wanted, seed, width, keep_examples, folder, out is not None, shifted)
         ledger = job.run(rows, workers, progress)
-        outcome = outcome_of(ledger, wanted, rows, split.labels[rows], facts)
-        outcome = replace(outcome, facts={**(about or {}), **facts, "flags": flags(outcome)})
+        outcome = job.outcome(ledger, rows, {**(about or {}), **facts})
         if keep_examples and folder is not None:
             save_examples(folder, ledger, wanted, outcome, rows)
         if out is not None:
-            _save(outcome, Path(out), f"{facts['rows']}-{_digest(wanted)}")
+            _save(outcome, Path(out), f"{facts['rows']}-{_digest(wanted, shifted)}")
     return outcome
+
+
+def _home(stack: ExitStack, out: str | Path | None, workers: int, plan: Facts) -> Path | None:
+    """Where lines are kept: the folder that is given, or one for a while where processes share them."""
+    if out is not None:
+        stack.enter_context(opened(Path(out), plan))
+        return Path(out)
+    return Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-"))) if workers > 1 else None
 
 
 def _save(outcome: Outcome, folder: Path, name: str) -> None:
@@ -124,8 +131,9 @@ def _save(outcome: Outcome, folder: Path, name: str) -> None:
     outcome.save(folder / OUTCOME)
 
 
-def _digest(probes: Sequence[Probe]) -> str:
-    written = "\n".join(f"{probe}: {probe.attack}" for probe in probes)
+def _digest(probes: Sequence[Probe], shifted: Shifted) -> str:
+    keys = [key for shift in shifted.shifts for key in shifted.keys(shift).values()]
+    written = "\n".join([*(f"{probe}: {probe.attack}" for probe in probes), *keys])
     return hashlib.sha256(written.encode()).hexdigest()[:8]
 
 
@@ -197,6 +205,7 @@ class Job:
     folder: Path | None
     lasting: bool = True
     """Whether the folder is there for the next call, if there is one."""
+    shifted: Shifted = field(default_factory=Shifted)
 
     def run(self, rows: Labels, workers: int, progress: Send) -> Ledger:
         """Settle all images; the ledger then has every line."""
@@ -232,41 +241,14 @@ class Job:
                 report=report,
             )
             assessor.assess(rows, self.probes)
+            self.shifted.settle(assessor, rows)
         return ledger
 
-
-def _check_can_travel(workers: int, **parts: Any) -> None:
-    """Other processes get copies of all this, and what pickle says of a failure helps nobody."""
-    if workers == 1:
-        return
-    for what, part in parts.items():
-        try:
-            _Weigher().dump(part)
-        except Exception as error:  # Whatever the parts of a stranger's network may raise.
-            said = f"{type(part).__name__} cannot be handed to other processes ({error})"
-            raise WorldError(
-                f"workers: the {what}: {said}; define it at the top of a module that can be imported, "
-                "or use workers=1"
-            ) from None
-
-
-@final
-class _Weigher(ForkingPickler):
-    """Pickles something as a new process would get it, but throws it away, and leaves tensors out."""
-
-    def __init__(self) -> None:
-        super().__init__(_Nowhere())
-
-    def persistent_id(self, obj: Any) -> str | None:
-        """A tensor is shared, not copied."""
-        return "tensor" if isinstance(obj, Tensor) else None
-
-
-@final
-class _Nowhere:
-    def write(self, data: bytes) -> int:
-        """All of it was written."""
-        return len(data)
+    def outcome(self, ledger: Ledger, rows: Labels, facts: Facts) -> Outcome:
+        """What the ledger says of these images, with doubts about it."""
+        outcome = outcome_of(ledger, self.probes, rows, self.split.labels[rows], facts)
+        outcome = replace(outcome, predicted={**outcome.predicted, **self.shifted.predicted(ledger, rows)})
+        return replace(outcome, facts={**facts, "flags": flags(outcome)})
 
 
 def _work(job: Job, rows: Labels, name: str, send: Send) -> None:

@@ -37,7 +37,7 @@ def outcome_of(
 ) -> Outcome:
     """What the lines say of these images; a cascade's verdict is that of its parts, in their order."""
     natural = ledger.lines(NATURAL)
-    _check_whole(NATURAL, natural, rows)
+    check_whole(NATURAL, natural, rows)
     predicted = {NATURAL: natural.predicted[rows]}
     distance, stage = dict[str, Tensor](), dict[str, Tensor]()
     for probe in probes:
@@ -45,7 +45,7 @@ def outcome_of(
         by = torch.where(verdict == labels, -1, 0)
         for number, attack in enumerate(stages_of(probe.attack, probe.threat), start=1):
             lines, left = ledger.lines(key_of(probe, attack, number - 1)), by == -1
-            _check_whole(str(probe), lines, rows[left])
+            check_whole(str(probe), lines, rows[left])
             new = left & (lines.predicted[rows] != labels)
             verdict, far = (
                 torch.where(new, now[rows], old)
@@ -62,7 +62,8 @@ def outcome_of(
     )
 
 
-def _check_whole(name: str, lines: Lines, rows: Labels) -> None:
+def check_whole(name: str, lines: Lines, rows: Labels) -> None:
+    """Raise where a line is missing."""
     if missing := int((~lines.settled[rows]).sum()):
         raise RunError(f"{name}: {missing} of {len(rows)} images are not settled; call again to continue")
 

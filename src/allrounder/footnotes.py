@@ -4,6 +4,7 @@ They tell what these facts say, where an outcome has them:
 
 seed, lane, budget    how it was measured
 attacks               the settings of every attack, as a text or by name
+ood                   the sets of corrupted images and of perturbation sequences
 weights, selected_on  which weights were measured, and on which images they were chosen
 extra                 images besides the dataset's own that it was trained on
 flags                 sentences of doubt about the numbers; one about a threat begins with it
@@ -17,6 +18,7 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
+from allrounder.certainty import percent
 from allrounder.outcome import Outcome
 
 Outcomes: TypeAlias = Mapping[str, Outcome]
@@ -24,7 +26,8 @@ Outcomes: TypeAlias = Mapping[str, Outcome]
 
 def footnotes(outcomes: Outcomes) -> list[str]:
     """The notes to a table with these rows, a sentence a line; those on some rows only name them."""
-    lines = [line for say in (_measured, _attacked, _selected, _trained) for line in _grouped(outcomes, say)]
+    order = (_measured, _attacked, _shifted, _selected, _trained)
+    lines = [line for say in order for line in _grouped(outcomes, say)]
     first, *others = (outcome.label for outcome in outcomes.values())
     if not all(np.array_equal(first, label) for label in others):
         lines.append("The rows were not measured on the same images.")
@@ -58,6 +61,14 @@ def _measured(outcome: Outcome) -> list[str]:
 
 def _attacked(outcome: Outcome) -> list[str]:
     return [f"{name}: {_plain(how)}" for name, how in outcome.facts.get("attacks", {}).items()]
+
+
+def _shifted(outcome: Outcome) -> list[str]:
+    named = {"c": "Corruptions", "p": "Perturbations"}
+    told = [f"{named[kind]}: {_plain(about)}" for kind, about in outcome.facts.get("ood", {}).items()]
+    if rates := [flips for _, flips in outcome.perturbations().values()]:
+        told.append(f"Flip rate: {percent(outcome.flip_rate())}%, the mean over {len(rates)} perturbations")
+    return told
 
 
 def _selected(outcome: Outcome) -> list[str]:

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from allrounder.certainty import Z95, Paired, percent, wilson
+from allrounder.shifts import by_corruption, by_perturbation, compact, group_scores, groups, view_of
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -23,6 +24,7 @@ Facts: TypeAlias = Mapping[str, Any]
 
 NATURAL = "natural"
 JOINED = ("worst", "mean")
+AVERAGES = ("corruptions", "perturbations")
 
 
 @final
@@ -31,7 +33,8 @@ class Outcome:
     """What a network said about every image under every probe.
 
     Probes are called "natural" or "attack@threat", such as "pgd-20@Linf:8/255". A point that is wrong without
-    an attack keeps its natural prediction everywhere, and so counts as not robust.
+    an attack keeps its natural prediction everywhere, and so counts as not robust. Images that were changed
+    without an adversary are probes too, see `shifts`: tables show averages of them.
     """
 
     label: IntArray
@@ -61,6 +64,8 @@ class Outcome:
 
     def behind(self, attack: str, threat: str | None = None) -> list[str]:
         """The names of the probes behind a number: one, or with "worst" or "mean" all of the attack."""
+        if parts := self._average(attack, threat):
+            return [name for part in parts for name in part]
         names, wanted = self.probes(attack), attack if threat is None else f"{attack}@{threat}"
         if threat not in (None, *JOINED):
             names = [name for name in names if name == wanted or name.startswith(f"{wanted}:")]
@@ -69,20 +74,34 @@ class Outcome:
             raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {known}")
         return names
 
+    def _average(self, attack: str, threat: str | None) -> list[list[str]]:
+        """The parts of an average over corruptions or perturbations, by its title or the beginning of it."""
+        if attack not in AVERAGES:
+            return []
+        titled = {title: parts for (of, title), parts in groups(self.predicted).items() if of == attack}
+        found = [parts for title, parts in titled.items() if title.startswith(threat or "")]
+        return found[0] if len(found) == 1 else []
+
     def columns(self) -> list[tuple[str, str | None]]:
-        """What a table shows: natural, the other probes, worst and mean of attacks with several threats."""
-        attacks = dict.fromkeys(name.partition("@")[0] for name in self.predicted)
+        """What a table shows: natural, the other probes, worst and mean of attacks with several threats, and
+        averages over corruptions and perturbations."""
+        names = [name for name in self.predicted if view_of(name) is None]
+        attacks = dict.fromkeys(name.partition("@")[0] for name in names)
         several = [attack for attack in attacks if len(self.probes(attack)) > 1]
-        first = sorted(self.predicted, key=lambda name: name != NATURAL)
-        return [*((name, None) for name in first), *((attack, how) for attack in several for how in JOINED)]
+        first = sorted(names, key=lambda name: name != NATURAL)
+        joined = [(attack, how) for attack in several for how in JOINED]
+        return [*((name, None) for name in first), *joined, *groups(self.predicted)]
 
     def scores(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
         """One number in [0, 1] for every image.
 
         `threat` is a norm ("Linf"), a full threat ("Linf:8/255"), "worst" (correct under every threat of the
         attack: the true union) or "mean" (over its threats: what Generalist++ calls Union). It may be left
-        out where there is only one.
+        out where there is only one. Averages are "corruptions" or "perturbations", with the title of the
+        column or its beginning ("severity 5").
         """
+        if parts := self._average(attack, threat):
+            return group_scores(self.predicted, self.label, parts)
         correct = np.stack([self.predicted[name] == self.label for name in self.behind(attack, threat)])
         return (correct.min(0) if threat == "worst" else correct.mean(0)).astype(np.float64)
 
@@ -114,12 +133,28 @@ class Outcome:
             return np.bincount(self.label, weights=scores, minlength=classes) / counts
 
     def interval(self, attack: str = NATURAL, threat: str | None = None) -> tuple[float, float]:
-        """The 95% interval of an accuracy: Wilson's for shares, the normal one for a mean over threats."""
+        """The 95% interval of an accuracy: Wilson's for shares, the normal one for a mean over probes."""
         scores = self.scores(attack, threat)
-        if threat != "mean":
+        if threat != "mean" and attack not in AVERAGES:
             return wilson(float(scores.mean()), len(scores))
         half = Z95 * float(scores.std()) / math.sqrt(len(scores))
         return max(float(scores.mean()) - half, 0.0), min(float(scores.mean()) + half, 1.0)
+
+    def corruptions(self) -> dict[str, dict[int, float]]:
+        """Accuracy under every corruption at every severity that was measured."""
+        return by_corruption(self.predicted, self.label)
+
+    def perturbations(self) -> dict[str, tuple[float, float]]:
+        """Accuracy over all frames of every perturbation that was measured, and its flip rate."""
+        return by_perturbation(self.predicted, self.label)
+
+    def flip_rate(self, perturbation: str | None = None) -> float:
+        """How often the class changes along a perturbation, or along all of them on average; see `shifts`."""
+        rates = {name: flips for name, (_, flips) in self.perturbations().items()}
+        if not rates or perturbation not in (None, *rates):
+            known = ", ".join(rates) or "none"
+            raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {known}")
+        return rates[perturbation] if perturbation is not None else sum(rates.values()) / len(rates)
 
     def after(self, probe: str) -> list[float]:
         """Accuracy after each stage of a cascade; the last is the accuracy under all of it.
@@ -138,7 +173,7 @@ class Outcome:
         """Compare with another network under the same probe, image by image."""
         self._check_same_images("mcnemar", other)
         mine, theirs = self.behind(attack, threat), other.behind(attack, threat)
-        if set(mine) != set(theirs) or threat == "mean":
+        if set(mine) != set(theirs) or (threat != "worst" and len(mine) > 1):
             raise ValueError(f"mcnemar: got {threat} of {mine} and {theirs}, expected the same yes or no")
         a, b = (outcome.scores(attack, threat) > 0 for outcome in (self, other))
         return Paired(*(int(cell.sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)))
@@ -194,7 +229,8 @@ class Outcome:
         """Write one file without clock times: equal outcomes give equal bytes."""
         # NaN has many forms.
         distance = {name: np.where(np.isnan(far), np.nan, far) for name, far in self.distance.items()}
-        kinds = {**self._arrays(), "distance": distance}
+        shifted = {name: compact(array) if view_of(name) else array for name, array in self.predicted.items()}
+        kinds = {**self._arrays(), "distance": distance, "predicted": shifted}
         arrays = {f"{kind}/{name}": array for kind, of in kinds.items() for name, array in of.items()}
         # The format keeps neither the order of arrays nor that of several texts.
         facts = json.dumps({"facts": dict(self.facts), "probes": list(self.predicted)}, sort_keys=True)
@@ -218,7 +254,7 @@ class Outcome:
             kind: {name: arrays[key] for name in facts["probes"] if (key := f"{kind}/{name}") in arrays}
             for kind in ("distance", "stage")
         }
-        predicted = {name: arrays[f"predicted/{name}"] for name in facts["probes"]}
+        predicted = {name: arrays[f"predicted/{name}"].astype(np.int64) for name in facts["probes"]}
         return cls(arrays["label"], predicted, facts["facts"], **more)
 
 

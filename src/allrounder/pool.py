@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from queue import Empty
 from typing import Any, TypeAlias, final
 
 import torch
+from torch import Tensor
 
-from allrounder.errors import Interrupted, RunError
+from allrounder.errors import Interrupted, RunError, WorldError
 from allrounder.stopping import stop_on_signals
 
 SAVED = 75
@@ -103,3 +105,37 @@ def _drain(notes: Any, show: Send, failed: dict[str, str]) -> None:
             note = notes.get_nowait()
     except Empty:
         pass
+
+
+def check_can_travel(workers: int, **parts: Any) -> None:
+    """Other processes get copies of all this, and what pickle says of a failure helps nobody."""
+    if workers == 1:
+        return
+    for what, part in parts.items():
+        try:
+            _Weigher().dump(part)
+        except Exception as error:  # Whatever the parts of a stranger's network may raise.
+            said = f"{type(part).__name__} cannot be handed to other processes ({error})"
+            raise WorldError(
+                f"workers: the {what}: {said}; define it at the top of a module that can be imported, "
+                "or use workers=1"
+            ) from None
+
+
+@final
+class _Weigher(ForkingPickler):
+    """Pickles something as a new process would get it, but throws it away, and leaves tensors out."""
+
+    def __init__(self) -> None:
+        super().__init__(_Nowhere())
+
+    def persistent_id(self, obj: Any) -> str | None:
+        """A tensor is shared, not copied."""
+        return "tensor" if isinstance(obj, Tensor) else None
+
+
+@final
+class _Nowhere:
+    def write(self, data: bytes) -> int:
+        """All of it was written."""
+        return len(data)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allrounder.outcome import NATURAL, Outcome
+from allrounder.shifts import view_of
 
 WHITE_BOX = ("apgd", "pgd", "fab", "mim", "cw")
 """What the names of attacks by gradients begin with."""
@@ -34,7 +35,7 @@ def flags(outcome: Outcome) -> list[str]:
     by_threat: dict[str, dict[str, NDArray[np.bool_]]] = defaultdict(dict)
     for name, predicted in outcome.predicted.items():
         attack, _, threat = name.partition("@")
-        if name != NATURAL and len(outcome):
+        if name != NATURAL and len(outcome) and view_of(name) is None:
             by_threat[threat][attack] = predicted == outcome.label
     said = [
         f"{threat}: {sentence}"

@@ -15,6 +15,7 @@ import numpy as np
 from allrounder.certainty import percent
 from allrounder.footnotes import Outcomes, flags, footnotes
 from allrounder.outcome import JOINED, NATURAL, Facts, Outcome
+from allrounder.shift_tables import SHIFTED
 
 SAID = {"worst": "worst", "mean": "mean (the papers' Union)"}
 DERIVED = (
@@ -53,7 +54,8 @@ def render(
     about: Facts | None = None,
     threat: str | None = None,
 ) -> str:
-    """One row for every named outcome, in the style markdown, latex, csv or json; or else robustbench.
+    """One row for every named outcome, in the style markdown, latex, csv or json; or else robustbench, or
+    every corruption or perturbation by itself: corruptions, perturbations, corruptions-csv.
 
     `intervals` puts 95% intervals beside the percents of Markdown and LaTeX; CSV and JSON always have them.
     `about` and `threat` are for `robustbench`, which takes one outcome.
@@ -66,8 +68,11 @@ def render(
     }
     if style == "robustbench" and len(outcomes) == 1:
         return robustbench(next(iter(outcomes.values())), about or {}, threat)
+    if style in SHIFTED and outcomes and threat is None:
+        return SHIFTED[style](outcomes)
     if style not in styles or not outcomes or threat is not None:
-        known = f"one or more in {', '.join(styles)}, or one in robustbench, which alone takes a threat"
+        several = ", ".join((*SHIFTED, *styles))
+        known = f"one or more in {several}, or one in robustbench, which alone takes a threat"
         raise ValueError(
             f"table: got {len(outcomes)} outcomes, style {style!r}, threat {threat}; expected {known}"
         )
@@ -139,7 +144,7 @@ def _written(cell: Cell | None, marks: Mapping[str, str], interval: str) -> str:
 
 def markdown(table: Table, *, intervals: bool) -> str:
     """A table for a document, with what a reader must know below it."""
-    names = [name if how is None else f"{name} {SAID[how]}" for name, how in table.columns]
+    names = [name if how is None else f"{name} {SAID.get(how, how)}" for name, how in table.columns]
     rows = table.written("**{}**", "<ins>{}</ins>", " ({}-{})" if intervals else "")
     rule = [":--", *["--:"] * len(names)]
     cells = [[cell.replace("|", r"\|") for cell in row] for row in (["model", *names], rule, *rows)]
@@ -154,7 +159,11 @@ def latex(table: Table, *, intervals: bool) -> str:
         attack, _, threat = name.partition("@")
         norm, _, budget = threat.partition(":")
         above.append(_escaped(attack))
-        below.append(SAID[how] if how else f"{NORMS.get(norm, _escaped(norm))} {_escaped(budget)}".strip())
+        below.append(
+            _escaped(SAID.get(how, how))
+            if how
+            else f"{NORMS.get(norm, _escaped(norm))} {_escaped(budget)}".strip()
+        )
     interval = r" {{\scriptsize ({}--{})}}" if intervals else ""
     rows = table.written(r"\textbf{{{}}}", r"\underline{{{}}}", interval)
     lines = [" & ".join(cells) + r" \\" for cells in (above, below)[: 1 + any(below)]]
@@ -192,7 +201,15 @@ def as_json(table: Table) -> str:
             if cell is not None
         }
         after = {probe: outcome.after(probe) for probe in outcome.stage}
-        told = {"name": name, "n": len(outcome), "results": cells, "after": after, "flags": flags(outcome)}
+        told: dict[str, Any] = {
+            "name": name,
+            "n": len(outcome),
+            "results": cells,
+            "after": after,
+            "flags": flags(outcome),
+        }
+        if shifted := outcome.perturbations():
+            told["flip_rates"] = {title: flips for title, (_, flips) in shifted.items()}
         rows.append({**told, "facts": dict(outcome.facts)})
     return json.dumps({"columns": table.labels(), "rows": rows}, indent=2) + "\n"
 

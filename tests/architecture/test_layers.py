@@ -16,7 +16,7 @@ SOURCE = Path(allrounder.__file__).parent
 PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping"),
+    ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping", "shifts"),
     (
         "types",
         "times",
@@ -31,11 +31,12 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outcome",
     ),
     ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes", "ledger"),
-    ("threats", "recalibration", "tables", "foreign", "winograd", "stem"),
-    ("attacks", "quick"),
+    ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
+    ("attacks", "quick", "tables"),
     ("objectives", "probes", "doctor"),
     ("assessment",),
     ("evidence",),
+    ("ood",),
     ("evaluation",),
     ("updates",),
     ("task", "mixing"),
@@ -45,7 +46,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("trainer",),
     ("__init__", "demo", "display", "subject"),
-    ("cli_eval", "cli_data"),
+    ("cli_eval", "cli_ood"),
+    ("cli_data",),
     ("cli",),
     ("__main__",),
 )
@@ -57,14 +59,15 @@ HANDS_ON = {("outcome", "tables")}
 
 ONLY = {
     "torch.distributed": {"world"},
-    "typer": {"cli", "cli_eval", "cli_data"},
+    "typer": {"cli", "cli_eval", "cli_data", "cli_ood"},
     "rich": {"display"},
     "tomllib": {"recipe", "decoding"},
     "tomli_w": {"recipe"},
 }
 """Who alone may use what."""
 NEVER = {("attacks", "objectives"), ("objectives", "world")} | {
-    (name, "torch") for name in ("certainty", "outcome", "reliability", "footnotes", "tables")
+    (name, "torch")
+    for name in ("certainty", "shifts", "outcome", "reliability", "footnotes", "shift_tables", "tables")
 }
 DISTRIBUTIONS = {"PIL": "pillow", "tomli_w": "tomli-w", "pydantic_core": "pydantic"}
 

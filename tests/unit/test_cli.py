@@ -97,13 +97,15 @@ OPTIONS = {
     "eval": {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--lane", "--workers", "--out"),
         *("--which", "--model", "--weights", "--weights-key", "--data"),
-        *("--save-examples", "--force", "--table", "--quiet", "-q"),
+        *("--save-examples", "--force", "--table", "--quiet", "-q", "--ood", "--ood-data"),
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data"},
     "data": set[str](),
     "data get": {"--from"},
     "data check": set[str](),
     "data where": set[str](),
+    "data make-c": {"--out", "--corruption", "--seed"},
+    "data make-p": {"--out", "--perturbation", "--seed"},
 }
 FROZEN = (
     "the command line is frozen: what belongs to a method or a training is a field of the recipe, "

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder import assessment, evaluation
+from allrounder import assessment, evaluation, pool
 from allrounder.errors import Interrupted, RunError, WorldError
 from allrounder.evaluation import OUTCOME, _work
 from allrounder.ledger import LINES, Ledger
@@ -152,7 +152,7 @@ def test_parts_are_weighed_without_their_tensors():
 
     model = taught()
     model.register_buffer("big", torch.zeros(3).as_subclass(Refusing))
-    evaluation._Weigher().dump(model)
+    pool._Weigher().dump(model)
     with pytest.raises(AssertionError, match="copied"):
         pickle.dumps(model)
 

@@ -412,7 +412,8 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
     worst, modules = found.stdout.splitlines()
     assert float(worst) == 1 / 6
     assert modules.split() == [
-        f"allrounder.{name}" for name in ("certainty", "footnotes", "outcome", "tables")
+        f"allrounder.{name}"
+        for name in ("certainty", "footnotes", "outcome", "shift_tables", "shifts", "tables")
     ]
 
 

@@ -110,7 +110,7 @@ def test_it_needs_no_torch():
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     foreign = {str(name) for name in modules} - {"__future__", "re", "collections", "collections.abc"}
-    assert foreign == {"numpy", "numpy.typing", "allrounder.outcome"}
+    assert foreign == {"numpy", "numpy.typing", "allrounder.outcome", "allrounder.shifts"}
 
 
 def test_queries_that_break_what_gradients_leave_standing_are_flagged_inside_a_cascade():
