@@ -160,10 +160,10 @@ def test_what_is_handed_over_is_left_as_it_was():
         (([(X,)],), "loader: got a tuple, expected pairs"),
         (([{"x": X, "y": Y}],), "loader: got a dict, expected pairs"),
         (
-            (list(zip(X, Y, strict=True)),),
+            (zip(X, Y, strict=True),),
             r"loader: got images of shape \(1, 8, 8\) and labels of shape \(\)",
         ),
-        (([(X[0], 1)],), "labels of a loader: got a int, expected a tensor or an array"),
+        ((iter([(X[0], 1)]),), "labels of a loader: got a int, expected a tensor or an array"),
         (([(X, Y), (X[:, :, 1:], Y)],), r"loader: got images of shape \(12, 1, 7, 8\) .* of one shape"),
     ],
 )

@@ -93,6 +93,16 @@ def test_a_part_of_a_dataset_has_the_labels_of_the_whole():
     assert torch.equal(split.fetch(torch.tensor([1])), X[11:12])
 
 
+@pytest.mark.parametrize("label", [int, torch.tensor, np.int64])
+def test_a_list_of_pairs_is_a_dataset_if_every_label_is_one_number(label: Any):
+    pairs = [(X[k], label(int(Y[k]))) for k in range(6)]
+    split = as_split(pairs)
+    assert isinstance(split, Objects) and split.labels.tolist() == Y[:6].tolist()
+    assert torch.equal(split.fetch(torch.tensor([4])), as_split(X, Y).fetch(torch.tensor([4])))
+    batches = as_split([(X[:4], Y[:4]), (X[4:6], Y[4:6])])
+    assert not isinstance(batches, Objects) and batches.labels.tolist() == Y[:6].tolist()
+
+
 def test_without_listed_labels_items_are_asked_for_once():
     several: list[Any] = [TensorDataset(X, Y), ConcatDataset([Items(), Listed()]), Part(Items(), [4, 5])]
     for items in several:

@@ -32,8 +32,12 @@ class Items(Protocol):
 
 
 def is_items(data: object) -> TypeGuard[Items]:
-    """Whether something is such a dataset; a list is not, because it may be one of batches."""
-    if isinstance(data, list | tuple | str | bytes | Mapping | IterableDataset):
+    """Whether something is such a dataset; a list of pairs is, if a label is one number: else they are
+    batches."""
+    if isinstance(data, list | tuple):
+        pair = cast(Sequence[Any], data)[0] if data else None
+        return isinstance(pair, list | tuple) and len(pair) == 2 and np.ndim(cast(Any, pair[1])) == 0
+    if isinstance(data, str | bytes | Mapping | IterableDataset):
         return False
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
