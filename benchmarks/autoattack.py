@@ -30,7 +30,8 @@ from torch import Tensor, nn
 import allrounder as ar
 from allrounder.assessment import CHUNK, width_of
 from allrounder.attacks import Apgd, AutoAttack, Cascade, label_of
-from allrounder.foreign import data_of, network_of
+from allrounder.data.named import data_of
+from allrounder.foreign import network_of
 from allrounder.probes import Probe
 from allrounder.threats import Threat
 

@@ -18,7 +18,10 @@ from allrounder.attacks import craft as craft
 from allrounder.attacks import perturb as perturb
 from allrounder.data import DATASETS as DATASETS
 from allrounder.data import Embedded as Embedded
+from allrounder.data import Folder as Folder
+from allrounder.data import ImageNet as ImageNet
 from allrounder.data import Npz as Npz
+from allrounder.data import TinyImageNet as TinyImageNet
 from allrounder.data.augment import Chain as Chain
 from allrounder.data.augment import ColourJitter as ColourJitter
 from allrounder.data.augment import CropFlip as CropFlip
@@ -29,9 +32,11 @@ from allrounder.data.augment import NoAugment as NoAugment
 from allrounder.data.augment import ResizedCrop as ResizedCrop
 from allrounder.data.base import Data as Data
 from allrounder.data.extra import Extra as Extra
+from allrounder.data.given import as_data as as_data
 from allrounder.doctor import Diagnosis as Diagnosis
 from allrounder.doctor import Unfit as Unfit
 from allrounder.doctor import doctor as doctor
+from allrounder.errors import DataError as DataError
 from allrounder.errors import Diverged as Diverged
 from allrounder.errors import Interrupted as Interrupted
 from allrounder.errors import RecipeError as RecipeError

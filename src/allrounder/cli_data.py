@@ -16,6 +16,7 @@ from allrounder.data import DATASETS
 from allrounder.data.archives import extract
 from allrounder.data.base import Data
 from allrounder.data.download import copy_in, fetch
+from allrounder.data.named import data_of
 from allrounder.data.published import PUBLISHED, Published, PublishedFile
 from allrounder.data.store import (
     VARIABLE,
@@ -29,7 +30,6 @@ from allrounder.data.store import (
 )
 from allrounder.display import Bars, err, grid, out, say
 from allrounder.errors import DataError
-from allrounder.foreign import data_of
 from allrounder.values import nearest
 
 app = typer.Typer(help="Get datasets, check them, and say where they are.", no_args_is_help=True)

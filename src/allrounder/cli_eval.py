@@ -45,7 +45,9 @@ Weights = Annotated[
     Path | None, typer.Option(help="Its weights: .safetensors, or a .pt state dict (tensors alone are read).")
 ]
 Key = Annotated[str | None, typer.Option("--weights-key", help="Which weights, where a file holds several.")]
-Images = Annotated[str | None, typer.Option("--data", help="A dataset by name, or an .npz file.")]
+Images = Annotated[
+    str | None, typer.Option("--data", help="A dataset by name, an .npz file, or a folder of images.")
+]
 Seed = Annotated[int, typer.Option(help="Of attacks, and of the choice of images.")]
 
 

@@ -7,6 +7,10 @@ class RecipeError(ValueError):
     """A recipe, or an override of one, that cannot be run as written."""
 
 
+class DataError(ValueError):
+    """A dataset whose files cannot be fetched, written or read, or are not what they were said to be."""
+
+
 class ThreatError(RuntimeError):
     """An attack handed out images outside the ball or the box, or that are not finite."""
 
@@ -17,10 +21,6 @@ class WorldError(RuntimeError):
 
 class RunError(RuntimeError):
     """A run folder that cannot be used as asked."""
-
-
-class DataError(RuntimeError):
-    """A dataset's file that cannot be fetched, written or used."""
 
 
 class Diverged(FloatingPointError):

@@ -1,4 +1,4 @@
-"""Networks, weights and images that did not come from a run, as a command line names them."""
+"""Networks and weights that did not come from a run, as a command line names them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from allrounder.data import DATASETS
-from allrounder.data.base import Data
-from allrounder.data.npz import NEEDED, Npz, read_arrays
-from allrounder.data.packed import read_test
-from allrounder.data.store import same_name
 from allrounder.errors import RunError
 from allrounder.models import MODELS
 from allrounder.models.base import Architecture, Shape
@@ -113,27 +108,6 @@ def read_weights(path: Path, key: str | None = None) -> Weights:
         what = type(raw).__name__
         raise RunError(f"{path}: holds a {what}, expected tensors by name; save network.state_dict()")
     return tensors_of(cast(Mapping[str, object], raw), key=key, source=str(path))
-
-
-def data_of(text: str) -> Data:
-    """The images to evaluate on: the name of a dataset that needs nothing else, or an .npz file.
-
-    A file with x_train, y_train, x_test and y_test is read whole; of others, the test images are enough.
-    """
-    names = [name for name, cls in DATASETS.items() if not _needs(cls)]
-    path, name = Path(text).expanduser(), same_name(text, names)
-    if name is None and path.suffix != ".npz" and not path.is_file():
-        raise RunError(
-            f"{text}: no such dataset (known: {', '.join(names)}){nearest(text, names)}, and no such file; "
-            "give a name or an .npz file"
-        )
-    try:
-        if name is not None:
-            return DATASETS[name]().load()
-        _, found = read_arrays(path, ())
-        return Npz(path=str(path)).load() if set(NEEDED) <= set(found) else read_test(path)
-    except (ValueError, OSError, RuntimeError) as error:
-        raise RunError(str(error)) from error
 
 
 def _made(spec: str) -> nn.Module:
@@ -227,10 +201,3 @@ def _read_torch(path: Path) -> object:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_ ]", "", name.lower()).replace("wideresnet", "wrn")
-
-
-def _needs(cls: type[Any]) -> bool:
-    """Whether a value class has fields that must be given."""
-    return is_dataclass(cls) and any(
-        field.default is MISSING and field.default_factory is MISSING for field in fields(cls)
-    )

@@ -9,8 +9,9 @@ from typing import Any, final
 from torch import nn
 
 from allrounder.data.base import Data
+from allrounder.data.named import data_of
 from allrounder.errors import RunError
-from allrounder.foreign import data_of, network_of
+from allrounder.foreign import network_of
 from allrounder.outcome import Facts
 from allrounder.runs import RECIPE, Run, load
 

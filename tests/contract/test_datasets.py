@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from allrounder.data import DATASETS, embedded
 from allrounder.data.base import Batches, Data, DataSpec, Split
@@ -37,6 +38,19 @@ def npz(folder: Path) -> dict[str, str]:
     return {"path": str(folder / "own.npz")}
 
 
+def folder(root: Path, inner: str = "") -> dict[str, str]:
+    """Bright noise in three classes; the first and the last image differ."""
+    draws = np.random.default_rng(1)
+    for part, n in (("train", 14), ("val", 4)):
+        for k in range(3):
+            place = root / part / f"n0000000{k}" / (inner if part == "train" else "")
+            place.mkdir(parents=True)
+            for i in range(n):
+                pixels = draws.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i:02}.png")
+    return {"path": str(root)}
+
+
 def official(folder: Path, write: Callable[..., None], shape: tuple[int, ...]) -> dict[str, str]:
     write(folder, formats.some(40, shape, 4), formats.some(20, shape, 4, seed=1))
     return {"folder": str(folder)}
@@ -53,6 +67,9 @@ def cifar100(folder: Path, train: Any, test: Any) -> None:
 
 FIELDS: dict[str, Callable[[Path], dict[str, str]]] = {
     "embedded": lambda folder: {},
+    "folder": folder,
+    "imagenet": lambda root: {"folder": folder(root)["path"]},
+    "tiny-imagenet": lambda root: {"folder": folder(root, "images")["path"]},
     "npz": npz,
     "given": lambda folder: {"name": "own"},
     "mnist": lambda folder: official(folder, formats.write_idx, (28, 28)),

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from allrounder import foreign
+from allrounder.data.named import data_of
 from allrounder.errors import RunError
-from allrounder.foreign import architecture_of, data_of, network_of, read_weights
+from allrounder.foreign import architecture_of, network_of, read_weights
 from allrounder.models.bottleneck import WideResNet50
 from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.small import SmallCnn
@@ -366,7 +367,7 @@ def test_data_that_is_not_there_is_told(tmp_path):
     with pytest.raises(RunError, match=r"absent.npz: no such file"):
         data_of(str(tmp_path / "absent.npz"))
     with pytest.raises(
-        RunError, match=r'embeded: no such dataset \(known: embedded, .*\); did you mean "embedded"'
+        RunError, match=r'embeded: no such dataset \(known: embedded, .*npz:PATH\); did you mean "embedded"'
     ):
         data_of("embeded")
     with pytest.raises(RunError, match=r"^npz: no such dataset"):

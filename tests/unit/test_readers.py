@@ -15,9 +15,9 @@ from allrounder.data.base import Data, DataSpec
 from allrounder.data.cifar import Cifar10, Cifar100
 from allrounder.data.classes import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
 from allrounder.data.idx import CLOTHES, FashionMnist, Mnist
+from allrounder.data.named import data_of
 from allrounder.data.packed import read_test
 from allrounder.data.svhn import Svhn
-from allrounder.foreign import data_of
 from tests import formats
 from tests.formats import some
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks import Apgd, Attack, Fab, Square
+from allrounder.data.named import data_of
 from allrounder.evaluation import evaluate
-from allrounder.foreign import data_of, network_of
+from allrounder.foreign import network_of
 from allrounder.probes import Probe
 from allrounder.threats import Threat
 from tests.parity import WHY, Duel, standing_by_theirs, table

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from allrounder.data.named import data_of
 from allrounder.errors import RunError
-from allrounder.foreign import data_of, read_weights
+from allrounder.foreign import read_weights
 from allrounder.models.bottleneck import ResNet50, WideResNet50
 from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.wide_resnet import WideResNet

@@ -2,12 +2,17 @@ from allrounder.data.augment import AUGMENTS
 from allrounder.data.base import DataSpec
 from allrounder.data.cifar import Cifar10, Cifar100
 from allrounder.data.embedded import Embedded
+from allrounder.data.folder import Folder
 from allrounder.data.idx import FashionMnist, Mnist
+from allrounder.data.imagenet import ImageNet, TinyImageNet
 from allrounder.data.npz import Given, Npz
 from allrounder.data.svhn import Svhn
 
 DATASETS: dict[str, type[DataSpec]] = {
     "embedded": Embedded,
+    "folder": Folder,
+    "imagenet": ImageNet,
+    "tiny-imagenet": TinyImageNet,
     "npz": Npz,
     "given": Given,
     "mnist": Mnist,
@@ -17,4 +22,4 @@ DATASETS: dict[str, type[DataSpec]] = {
     "svhn": Svhn,
 }
 
-__all__ = ["AUGMENTS", "DATASETS", "Embedded", "Given", "Npz"]
+__all__ = ["AUGMENTS", "DATASETS", "Embedded", "Folder", "Given", "ImageNet", "Npz", "TinyImageNet"]

@@ -13,12 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from allrounder.data.checks import check_images, check_labels, check_whole
 from allrounder.rng import Draws
 from allrounder.types import Batch, Images, Labels
 
 Array: TypeAlias = NDArray[Any] | Tensor
 Layout: TypeAlias = Literal["nchw", "nhwc", "nhw"]
 """The order of an image array's dimensions; nhw is greyscale without a channel."""
+AHEAD = 2
+"""Batches that a split is told of before they are fetched."""
 
 
 @runtime_checkable
@@ -37,6 +40,15 @@ class Split(Protocol):
         ...
 
 
+@runtime_checkable
+class Expects(Protocol):
+    """A split that can prepare images before they are fetched."""
+
+    def expect(self, index: Labels) -> None:
+        """These are likely to be fetched soon; what is fetched does not depend on it."""
+        ...
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Tensors:
@@ -48,8 +60,8 @@ class Tensors:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", self.images.detach())
-        _check_images(self.images)
-        _check_labels(self.labels, len(self.images), self.num_classes)
+        check_images(self.images)
+        check_labels(self.labels, len(self.images), self.num_classes)
         object.__setattr__(self, "labels", self.labels.detach().long())
 
     def __len__(self) -> int:
@@ -59,50 +71,6 @@ class Tensors:
         """The images at these positions."""
         x = self.images.index_select(0, index).contiguous()
         return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
-
-
-def _check_images(x: Tensor) -> None:
-    if x.ndim != 4 or 0 in x.shape:
-        hint = '; greyscale images without a channel are layout "nhw"' if x.ndim == 3 else ""
-        raise ValueError(
-            f"images: got shape {tuple(x.shape)}, expected (n, c, h, w) with none of them 0{hint}"
-        )
-    if x.dtype == torch.uint8:
-        return
-    if not x.is_floating_point():
-        raise ValueError(f"images: got {x.dtype}, expected uint8 or a floating type in [0, 1]; convert them")
-    low, high = (float(end) for end in x.aminmax())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise ValueError(
-            "images: got NaN or infinite pixels, expected finite ones in [0, 1]; find and mend them"
-        )
-    if low < 0 or high > 1:
-        bytes_ = low >= 0 and 1 < high <= 255
-        hint = (
-            "divide by 255, or give uint8" if bytes_ else "undo any normalisation, it belongs to the network"
-        )
-        raise ValueError(f"images: got pixels from {low:g} to {high:g}, expected [0, 1]; {hint}")
-
-
-def _check_labels(y: Tensor, num_images: int, num_classes: int) -> None:
-    _check_whole(y)
-    if y.ndim != 1:
-        raise ValueError(
-            f"labels: got shape {tuple(y.shape)}, expected (n,): one class number for each image"
-        )
-    if len(y) != num_images:
-        raise ValueError(f"labels: got {len(y)} for {num_images} images, expected one for each image")
-    low, high = (int(end) for end in y.long().aminmax())
-    if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"labels: got numbers from {low} to {high}, expected 0 to {num_classes - 1}; "
-            "number the classes from 0, or name them all in classes"
-        )
-
-
-def _check_whole(y: Tensor) -> None:
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"labels: got {y.dtype}, expected whole numbers; convert them to int64")
 
 
 @final
@@ -130,6 +98,11 @@ class Subset:
         """The images at these positions of the subset."""
         return self.whole.fetch(self.index[index])
 
+    def expect(self, index: Labels) -> None:
+        """Hand it on to the split that has the images."""
+        if isinstance(self.whole, Expects):
+            self.whole.expect(self.index[index])
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -148,7 +121,7 @@ class Data:
             raise ValueError(f"classes: got {self.classes}, expected two or more different names")
         for part, split in (("train", self.train), ("test", self.test)):
             with named(part):
-                _check_labels(split.labels, len(split), len(self.classes))
+                check_labels(split.labels, len(split), len(self.classes))
         shapes = [tuple(split.fetch(torch.tensor([0])).shape[1:]) for split in (self.train, self.test)]
         if shapes[0] != shapes[1]:
             raise ValueError(
@@ -178,7 +151,7 @@ class Data:
         """
         with named("train"):
             labels = tensor_of("labels", y_train)
-            names = _number(labels) if classes is None else tuple(classes)
+            names = number_classes(labels) if classes is None else tuple(classes)
             train = Tensors(_nchw(tensor_of("images", x_train), layout), labels, len(names))
         with named("test"):
             test = Tensors(
@@ -193,7 +166,7 @@ class Data:
         """A dataset of test images alone, to evaluate on: as nothing else is there, they are `train` too."""
         with named("test"):
             labels = tensor_of("labels", y)
-            names = _number(labels) if classes is None else tuple(classes)
+            names = number_classes(labels) if classes is None else tuple(classes)
             test = Tensors(_nchw(tensor_of("images", x), layout), labels, len(names))
         return Data(name, test, test, names)
 
@@ -230,8 +203,9 @@ def _nchw(x: Tensor, layout: Layout) -> Tensor:
     return (x.unsqueeze(1) if layout == "nhw" else x.permute(0, 3, 1, 2)).contiguous()
 
 
-def _number(y: Tensor) -> tuple[str, ...]:
-    _check_whole(y)
+def number_classes(y: Tensor) -> tuple[str, ...]:
+    """The classes named by the numbers found in labels, which must be 0 .. k - 1 without a gap."""
+    check_whole(y)
     found = cast(list[int], y.long().unique().tolist())
     if found != list(range(len(found))):
         raise ValueError(
@@ -247,6 +221,10 @@ class DataSpec(ABC):
     @abstractmethod
     def load(self) -> Data:
         """Read the dataset, checked. Raises a clear error where it cannot be read."""
+
+    def load_test(self) -> Data:
+        """Enough of it to evaluate on its test split: all, unless that is easier to have."""
+        return self.load()
 
 
 @final
@@ -264,7 +242,7 @@ class Batches:
             )
         self.split, self.size, self.draws = split, size, draws
         self._labels = split.labels
-        self._order = (0, torch.empty(0, dtype=torch.int64))
+        self._orders: dict[int, Tensor] = {}
 
     @property
     def steps(self) -> int:
@@ -273,17 +251,24 @@ class Batches:
         return max(1, full + (rest > 1))
 
     def at(self, epoch: int, step: int) -> Batch:
-        """The batch of a step; which one it is depends on the address alone, never on the calls before."""
+        """The batch of a step; which one it is depends on the address alone, never on the calls before.
+
+        A split that can prepare images is told which ones come next.
+        """
         if epoch < 1 or not 1 <= step <= self.steps:
             raise ValueError(
                 f"batch: got epoch {epoch}, step {step}; expected epoch from 1, step 1 to {self.steps}"
             )
-        first = (step - 1) * self.size
-        end = len(self.split) if step == self.steps else first + self.size
-        index = self._epoch(epoch)[first:end]
-        return Batch(x=self.split.fetch(index), y=self._labels[index], index=index)
+        index = self._index(epoch, step)
+        batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index)
+        if isinstance(self.split, Expects):
+            for later in range(step, step + AHEAD):
+                self.split.expect(self._index(epoch + later // self.steps, later % self.steps + 1))
+        self._orders = {e: order for e, order in self._orders.items() if epoch <= e <= epoch + AHEAD}
+        return batch
 
-    def _epoch(self, epoch: int) -> Tensor:
-        if self._order[0] != epoch:
-            self._order = (epoch, self.draws.at("order", epoch).permutation(len(self.split)))
-        return self._order[1]
+    def _index(self, epoch: int, step: int) -> Tensor:
+        if epoch not in self._orders:
+            self._orders[epoch] = self.draws.at("order", epoch).permutation(len(self.split))
+        first = (step - 1) * self.size
+        return self._orders[epoch][first : len(self.split) if step == self.steps else first + self.size]
