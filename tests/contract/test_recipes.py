@@ -29,7 +29,7 @@ from allrounder.weights import distance
 from tests import samples
 
 NAMES = list(shipped())
-STEPS = 24
+STEPS = 6
 """Steps of an epoch, where images are not at hand."""
 THIN: dict[type[ModelSpec], list[str]] = {
     SmallCnn: ["model.width=2"],
@@ -38,8 +38,8 @@ THIN: dict[type[ModelSpec], list[str]] = {
     ResNet50: ["model.width=2"],
     WideResNet50: ["model.width=2"],
 }
-"""Narrow networks, and a shallow one. Not narrower: the shortcuts of stride 2 need 8 channels, because the gradient of such 1x1
-convolutions in channels_last writes beyond its memory below that (torch 2.13 on a CPU)."""
+"""Narrow networks, and a shallow one. Not narrower: shortcuts of stride 2 need 8 channels, because below that
+the gradient of such 1x1 convolutions in channels_last writes beyond its memory (torch 2.13 on a CPU)."""
 MIXED = [name for name in NAMES if Recipe.load(name).mixing.exchange is not None]
 
 
@@ -49,7 +49,6 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Data]]:
     root, found, read = tmp_path_factory.mktemp("data"), dict[str, Data](), dict[str, Data]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(root))
-        patch.chdir(root)
         for name in NAMES:
             kind = name.split("/")[0]
             if kind not in read:
@@ -75,6 +74,11 @@ def small(name: str) -> Recipe:
         if isinstance(task.objective, Adversarial):
             sets.append(f"task.{task.name}.objective.attack.steps=2")
     return Recipe.load(name, sets)
+
+
+def often(name: str) -> bool:
+    """Whether it is trained in every run of the tests: it is quick, or has all the learners of its folder."""
+    return name.startswith("embedded/") or len(Recipe.load(name).tasks) == 3
 
 
 def exchanges(recipe: Recipe, clock: Clock) -> list[int]:
@@ -106,7 +110,9 @@ def test_it_is_selected_and_evaluated_under_what_it_is_trained_for(name: str):
 
 
 @pytest.mark.filterwarnings("ignore:Linf.0.031 is close to 8/255")  # it is meant: as released
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if often(name) else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_it_trains_two_steps(name: str, few: dict[str, Data], tmp_path: Path):
     recipe, data = small(name), few[name]
     run = train(recipe, tmp_path / "run", data=data)
