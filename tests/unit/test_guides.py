@@ -15,7 +15,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.mark.parametrize(
     ("page", "blocks"),
-    [("adaptive.md", 5), ("data.md", 2), pytest.param("evaluation.md", 2, marks=pytest.mark.slow)],
+    [
+        ("adaptive.md", 5),
+        ("data.md", 2),
+        ("reproduce.md", 1),
+        pytest.param("evaluation.md", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_code_of_the_guide_runs(page: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
