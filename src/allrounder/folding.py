@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from allrounder.models.layers import Skipping
 from allrounder.rng import Draws
 from allrounder.types import Images, Logits
 
@@ -31,7 +32,11 @@ TOLERANCE = 1e-6
 MOST_TRACES = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 DRAWS = Draws(0).at("folding")
-FOLDABLE: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: nn.BatchNorm2d, nn.Linear: nn.BatchNorm1d}
+FOLDABLE: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: nn.BatchNorm2d,
+    Skipping: nn.BatchNorm2d,
+    nn.Linear: nn.BatchNorm1d,
+}
 """Exact types only, since a subclass may compute something else."""
 
 
@@ -154,6 +159,10 @@ class _Tracer(fx.Tracer):
     """Calls the network with images alone, and keeps buffers as names, so that their values are followed."""
 
     proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Layers that can be folded are not looked into."""
+        return type(m) in FOLDABLE or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None

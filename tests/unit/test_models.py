@@ -11,7 +11,9 @@ from torch import nn
 
 from allrounder.errors import RecipeError
 from allrounder.models import MODELS, Given
+from allrounder.models.base import Architecture
 from allrounder.models.bottleneck import ResNet50, WideResNet50
+from allrounder.models.layers import THIN, Skipping, conv
 from allrounder.models.normalise import Normalise
 from allrounder.models.resnet import PreActResNet18, ResNet18, ResNet34
 from allrounder.models.small import SmallCnn
@@ -162,6 +164,19 @@ def test_shortcuts_of_preact_blocks_may_start_before_the_batch_norm():
     inner = F.relu(block.bn2(block.conv1(F.relu(block.bn1(x)))))
     assert torch.allclose(block(x), block.conv2(inner) + block.shortcut(x), atol=1e-6)
     assert not torch.allclose(block(x), cast(Any, both[0]).layer2[0](x), atol=1e-3)
+
+
+@pytest.mark.parametrize("spec", [ResNet18(width=4), PreActResNet18(width=3), WideResNet(depth=10, widen=1)])
+def test_thin_networks_have_no_strided_convolution_that_writes_beyond_its_memory(spec: Architecture):
+    layers = [layer for layer in built(spec).modules() if isinstance(layer, nn.Conv2d)]
+    strided = [layer for layer in layers if layer.kernel_size == (1, 1) and layer.stride != (1, 1)]
+    assert strided and all(type(layer) is Skipping or layer.in_channels >= THIN for layer in strided)
+
+
+def test_skipping_pixels_is_the_strided_convolution():
+    thin, x = conv(4, 8, 1, 2), DRAWS.normal(torch.empty(2, 4, 7, 6))
+    assert type(thin) is Skipping and type(conv(8, 8, 1, 2)) is nn.Conv2d and type(conv(4, 8)) is nn.Conv2d
+    assert torch.allclose(thin(x), F.conv2d(x, thin.weight, stride=2), atol=1e-6)
 
 
 def test_the_small_network_needs_as_many_multiplications_as_it_says():
