@@ -209,15 +209,15 @@ def test_the_next_place_is_tried(server, tmp_path, way):
     [
         ("missing", "404"),
         ("page", "a web page came in place of the file"),
-        ("lying", f"what came has another MD5 than the published {MD5}"),
-        ("short", f"what came has another MD5 than the published {MD5}"),
+        ("lying", "what came has another MD5 than the published MD5"),
+        ("short", "what came has another MD5 than the published MD5"),
     ],
 )
 def test_what_is_not_the_file_is_refused_and_nothing_is_left(server, tmp_path, way, said):
     server.ways["file"] = way
     with pytest.raises(DataError) as told:
         fetch(file(server, "file"), tmp_path)
-    assert said in str(told.value) and there(tmp_path) == []
+    assert said.replace("published MD5", f"published {MD5}") in str(told.value) and there(tmp_path) == []
     assert f"put it at {tmp_path / 'file'} (MD5 {MD5}, from {server.url}/file)" in str(told.value)
 
 
