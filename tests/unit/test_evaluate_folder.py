@@ -145,7 +145,7 @@ def reports() -> list[Note]:
     """All that is told where nothing happens; asked by somebody talkative."""
     told = list[Note]()
     measured(progress=told.append)
-    assert len(told) > 30
+    assert len(told) > 20
     return told
 
 
@@ -153,9 +153,9 @@ def reports() -> list[Note]:
 @pytest.mark.parametrize(
     ("error", "often", "every"),
     [
-        (Interrupted, False, 14),
-        (KeyboardInterrupt, False, 30),
-        (Killed, True, 15),
+        (Interrupted, False, 9),
+        (KeyboardInterrupt, False, 15),
+        (Killed, True, 10),
         *(
             pytest.param(error, often, 1, marks=pytest.mark.slow)
             for error in (Interrupted, KeyboardInterrupt, Killed)
@@ -190,7 +190,7 @@ def test_it_may_be_interrupted_again_and_again(tmp_path: Path):
     stopped = 0
     while not (tmp_path / "eval" / OUTCOME).exists():
         with suppress(Interrupted):
-            measured(tmp_path / "eval", progress=stop_at(8 + 3 * stopped, Interrupted))
+            measured(tmp_path / "eval", progress=stop_at(5 + 2 * stopped, Interrupted))
         stopped += 1
     assert stopped > 3
     assert saved(tmp_path / "eval") == whole()
