@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from allrounder import stem, winograd
 from allrounder.folding import Folded
@@ -38,7 +39,7 @@ def quickened(folded: Folded, like: Images) -> Folded:
     quick = Folded(network, folded.pairs)
     x = Draws(0).at("quick").uniform(like)
     for one, other, most in zip(_answers(folded, x), _answers(quick, x), TOLERANCES, strict=True):
-        gap = (one - other).norm() / one.norm().clamp_min(torch.finfo(one.dtype).tiny)
+        gap = float(vector_norm(one - other)) / max(float(vector_norm(one)), torch.finfo(one.dtype).tiny)
         if not gap <= most:
             LOG.info("attacks use plain convolutions: with quick ones answers differ by %.1e relatively", gap)
             return folded

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -159,11 +159,11 @@ def test_the_last_batch_norm_and_the_activation_of_preact_blocks_are_fields():
 def test_shortcuts_of_preact_blocks_may_start_before_the_batch_norm():
     both = [built(PreActResNet18(width=4, raw_shortcut=raw)).eval() for raw in (False, True)]
     assert list(both[0].state_dict()) == list(both[1].state_dict())
-    block = cast(Any, both[1]).layer2[0]
+    block = both[1].layer2[0]
     x = DRAWS.normal(torch.empty(2, 4, 8, 8))
     inner = F.relu(block.bn2(block.conv1(F.relu(block.bn1(x)))))
     assert torch.allclose(block(x), block.conv2(inner) + block.shortcut(x), atol=1e-6)
-    assert not torch.allclose(block(x), cast(Any, both[0]).layer2[0](x), atol=1e-3)
+    assert not torch.allclose(block(x), both[0].layer2[0](x), atol=1e-3)
 
 
 @pytest.mark.parametrize("spec", [ResNet18(width=4), PreActResNet18(width=3), WideResNet(depth=10, widen=1)])

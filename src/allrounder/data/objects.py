@@ -35,8 +35,9 @@ def is_items(data: object) -> TypeGuard[Items]:
     """Whether something is such a dataset; a list of pairs is, if a label is one number: else they are
     batches."""
     if isinstance(data, list | tuple):
-        pair = cast(Sequence[Any], data)[0] if data else None
-        return isinstance(pair, list | tuple) and len(pair) == 2 and np.ndim(cast(Any, pair[1])) == 0
+        first: Any = cast(Sequence[Any], data)[0] if data else None
+        pair = cast(Sequence[Any], first) if isinstance(first, list | tuple) else ()
+        return len(pair) == 2 and np.ndim(pair[1]) == 0
     if isinstance(data, str | bytes | Mapping | IterableDataset):
         return False
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
