@@ -19,13 +19,14 @@ ROOT = Path(__file__).parents[1]
 TRAIN, TEST = 30, 10
 REAL = {
     "mnist": "mnist.npz",
+    "fashion-mnist": "fashion_mnist.npz",
     "cifar10": "cifar10_test_head.npz",
     "cifar100": "cifar100_test.npz",
     "svhn": "svhn_test_5k.npz",
     "imagenet": "tinyimagenet20_val.npz",
 }
 """Where real images are; small photographs stand in for those of ImageNet."""
-SHAPE = {"mnist": (1, 28, 28), "imagenet": (3, 64, 64)}
+SHAPE = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "imagenet": (3, 64, 64)}
 CLASSES = {"cifar100": 100, "imagenet": 4}
 Pair = tuple[Images, Digits]
 
@@ -49,7 +50,7 @@ def write(kind: str, folder: Path) -> None:
     """The files of a dataset, cut down."""
     train, test = pairs(kind)
     match kind:
-        case "mnist":
+        case "mnist" | "fashion-mnist":
             formats.write_idx(folder, (train[0][:, 0], train[1]), (test[0][:, 0], test[1]))
         case "cifar10":
             formats.tar(folder / "cifar-10-binary.tar.gz", formats.cifar10_binary(train, test))
