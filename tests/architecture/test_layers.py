@@ -41,7 +41,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("updates",),
     ("task", "mixing"),
     ("learner", "recipe"),
-    ("runs", "selection", "advice"),
+    ("runs", "selection", "advice", "study"),
     ("starting",),
     ("training",),
     ("trainer",),
@@ -61,8 +61,8 @@ ONLY = {
     "torch.distributed": {"world"},
     "typer": {"cli", "cli_eval", "cli_data", "cli_ood"},
     "rich": {"display"},
-    "tomllib": {"recipe", "decoding"},
-    "tomli_w": {"recipe"},
+    "tomllib": {"recipe", "decoding", "study"},
+    "tomli_w": {"recipe", "study"},
 }
 """Who alone may use what."""
 NEVER = {("attacks", "objectives"), ("objectives", "world")} | {
