@@ -36,7 +36,7 @@ from allrounder.probes import Probe
 from allrounder.threats import Threat
 
 ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square", "aa")
-RUN = Path("runs/demo/at-linf")
+RUN = Path("runs/demo/at-linf/seed-0")
 """The demonstration trains it too."""
 
 

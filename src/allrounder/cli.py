@@ -5,34 +5,35 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from allrounder import demo as demonstration
 from allrounder.advice import advice
 from allrounder.attacks import ATTACKS, SEARCHES
 from allrounder.cli_data import app as data_app
 from allrounder.cli_eval import doctor_, eval_
+from allrounder.cli_study import carry_on, compare, sweep, table
 from allrounder.data import DATASETS
 from allrounder.data.augment import AUGMENTS
 from allrounder.data.base import Batches
 from allrounder.decoding import json_schema
-from allrounder.display import Bars, Watch, err, grid, listing, out, say
+from allrounder.display import Bars, Watch, err, listing, out, say
 from allrounder.doctor import Unfit
 from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
 from allrounder.init import INITS
 from allrounder.models import MODELS
 from allrounder.objectives import OBJECTIVES
 from allrounder.optimizers import OPTIMIZERS
-from allrounder.pool import Note
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
 from allrounder.runs import Run, environment
 from allrounder.schedules import DECAYS, SCHEDULES
 from allrounder.selection import split_off
+from allrounder.study import Study, shipped_studies
 from allrounder.times import Clock
 from allrounder.trainer import train as train_recipe
 from allrounder.updates import UPDATES
@@ -64,7 +65,7 @@ def _recipe_names(incomplete: str) -> list[str]:
 
 
 def _lists(incomplete: str) -> list[str]:
-    return [name for name in ("recipes", *TABLES) if name.startswith(incomplete)]
+    return [name for name in ("recipes", "studies", *TABLES) if name.startswith(incomplete)]
 
 
 RecipeArgument = Annotated[
@@ -130,13 +131,15 @@ def list_(
     what: Annotated[str | None, typer.Argument(help="One of the lists alone.", autocompletion=_lists)] = None,
 ) -> None:
     """List recipes, objectives, attacks, models, datasets and more, each with one line."""
-    if what is not None and what not in ("recipes", *TABLES):
-        raise typer.BadParameter(f"{what}: expected one of {', '.join(('recipes', *TABLES))}")
+    if what is not None and what not in ("recipes", "studies", *TABLES):
+        raise typer.BadParameter(f"{what}: expected one of {', '.join(('recipes', 'studies', *TABLES))}")
     if what in (None, "recipes"):
         out.print(listing("recipes", {name: Recipe.load(name).about for name in shipped()}))
-    for title, table in TABLES.items():
+    if what in (None, "studies"):
+        out.print(listing("studies", {name: Study.load(name).about for name in shipped_studies()}))
+    for title, entries in TABLES.items():
         if what in (None, title):
-            out.print(listing(title, {name: _first_sentence(cls) for name, cls in table.items()}))
+            out.print(listing(title, {name: _first_sentence(cls) for name, cls in entries.items()}))
 
 
 @app.command()
@@ -170,24 +173,15 @@ def demo(
     sets: Sets = None,
 ) -> None:
     """Train NT, AT and the three Generalists on the embedded data, and compare them in one table."""
-    recipes = {name: Recipe.load(name, sets or ()) for name in demonstration.RECIPES}
-    overall = demonstration.Overall(recipes)
-    with Bars(out, list(demonstration.RECIPES), overall="all, percent") as bars:
-
-        def show(note: Note) -> None:
-            bars.show(note.name, note.done, note.total, note.what)
-            bars.show_overall(overall.percent(note))
-
-        outcomes = demonstration.run_all(recipes, folder, show, workers=workers, sets=sets or ())
-    (folder / "table.md").write_text(demonstration.markdown(outcomes), encoding="utf-8")
-    out.print(grid(demonstration.HEADER, demonstration.rows(outcomes)))
-    for line in [demonstration.HOW_TO_READ, *demonstration.footnotes(outcomes)]:
-        say(line)
-    say(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
+    study = Study.load("embedded/demo")
+    carry_on(replace(study, sets=tuple(sets or ())), folder, workers, "local", dry=False, only=None)
 
 
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
+app.command()(sweep)
+app.command()(compare)
+app.command()(table)
 app.add_typer(data_app, name="data")
 
 

@@ -132,7 +132,7 @@ class Study:
         return found
 
     def trials(self) -> list[Trial]:
-        """Every training, read and checked; what is wrong with any of them is said before the first begins."""
+        """Every training, read and checked, so that what is wrong is said before the first begins."""
         found: list[Trial] = []
         for label, recipe, points in self._rows():
             changes = [*self.sets, *(text for point in points for text in point.sets)]
@@ -166,7 +166,8 @@ class Study:
         if not file.is_file():
             hint = nearest(str(source), known)
             raise RecipeError(
-                f"{source}: no such file, and no shipped study of that name{hint} (see: allrounder list studies)"
+                f"{source}: no such file, and no shipped study of that name{hint} "
+                "(see: allrounder list studies)"
             )
         study = cls.loads(file.read_text(encoding="utf-8"), str(source))
         return (

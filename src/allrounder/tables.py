@@ -158,23 +158,24 @@ def latex(table: Table, *, intervals: bool) -> str:
     for name, how in table.columns:
         attack, _, threat = name.partition("@")
         norm, _, budget = threat.partition(":")
-        above.append(_escaped(attack))
+        above.append(escaped(attack))
         below.append(
-            _escaped(SAID.get(how, how))
+            escaped(SAID.get(how, how))
             if how
-            else f"{NORMS.get(norm, _escaped(norm))} {_escaped(budget)}".strip()
+            else f"{NORMS.get(norm, escaped(norm))} {escaped(budget)}".strip()
         )
     interval = r" {{\scriptsize ({}--{})}}" if intervals else ""
     rows = table.written(r"\textbf{{{}}}", r"\underline{{{}}}", interval)
     lines = [" & ".join(cells) + r" \\" for cells in (above, below)[: 1 + any(below)]]
-    lines += [r"\midrule", *(" & ".join([_escaped(name), *cells]) + r" \\" for name, *cells in rows)]
-    notes = [_escaped(note) for note in table.notes(intervals)]
+    lines += [r"\midrule", *(" & ".join([escaped(name), *cells]) + r" \\" for name, *cells in rows)]
+    notes = [escaped(note) for note in table.notes(intervals)]
     begin = rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}"
     end = [r"\bottomrule", r"\end{tabular}", "", r"{\footnotesize", *notes, r"\par}"]
     return "\n".join([begin, r"\toprule", *lines, *end]) + "\n"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """A text with the signs that LaTeX would not print as they are."""
     return "".join(SPECIAL.get(sign, sign) for sign in text)
 
 

@@ -13,7 +13,6 @@ import torch
 from allrounder.advice import advice
 from allrounder.data.base import Batches, Data, Subset
 from allrounder.data.store import VARIABLE
-from allrounder.demo import RECIPES as SHOWN
 from allrounder.models import ModelSpec
 from allrounder.models.bottleneck import ResNet50, WideResNet50
 from allrounder.models.resnet import ResNet18
@@ -158,7 +157,3 @@ def test_every_time_is_a_share_of_the_run_or_a_rhythm(name: str):
     times += mix.get("shares", {}).get("curve", {}).get("at", [])
     times += [mix["exchange"][key] for key in ("start", "every")] if "exchange" in mix else []
     assert all(time == 0 or str(time).endswith("%") for time in times)
-
-
-def test_the_demonstration_shows_shipped_recipes():
-    assert set(SHOWN) <= set(NAMES)

@@ -15,11 +15,10 @@ import pytest
 import torch
 import typer.main
 
-from allrounder import cli, demo
+from allrounder import cli
 from allrounder.data.store import VARIABLE
 from allrounder.decoding import json_schema
 from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
-from allrounder.outcome import Outcome
 from allrounder.recipe import Recipe, shipped
 from allrounder.runs import Run
 from tests.networks import blobs
@@ -95,6 +94,9 @@ OPTIONS = {
     "show": {"--set"},
     "schema": set[str](),
     "demo": {"--out", "--workers", "--set"},
+    "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
+    "compare": {"--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
+    "table": {"--out", "--style"},
     "eval": {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--lane", "--workers", "--out"),
         *("--which", "--model", "--weights", "--weights-key", "--data"),
@@ -181,7 +183,7 @@ def test_recipes_are_listed_with_what_they_are_about(allrounder: Command):
 def test_an_unknown_list_is_a_mistake_of_usage(allrounder: Command):
     answer = allrounder("list", "nonsense")
     assert answer.code == 2
-    assert "nonsense: expected one of recipes, objectives, attacks" in flat(answer.err)
+    assert "nonsense: expected one of recipes, studies, objectives, attacks" in flat(answer.err)
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -338,27 +340,14 @@ def test_an_error_of_ours_is_not_hidden(allrounder: Command, monkeypatch: pytest
         allrounder("whatever")
 
 
-def test_the_demonstration_prints_and_writes_one_table(
-    allrounder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    label = np.zeros(10, np.int64)
-    half = (np.arange(10) % 2).astype(np.int64)
-    facts = {"selected_on": "validation"}
-    predicted = {"natural": label, "pgd-20@Linf:0.1": half, "pgd-20@L2:1.5": label}
-    asked: dict[str, Any] = {}
-
-    def run_all(recipes: object, folder: Path, show: object, **settings: Any) -> dict[str, Outcome]:
-        asked.update(settings, folder=folder)
-        return {name: Outcome(label, predicted, facts) for name in demo.RECIPES}
-
-    monkeypatch.setattr(demo, "run_all", run_all)
+def test_the_demonstration_is_a_study(allrounder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked: list[Any] = []
+    monkeypatch.setattr(cli, "carry_on", lambda *given, **more: asked.extend([*given, more]))
     answer = allrounder("demo", "--out", str(tmp_path), "--workers", "3", "--set", "epochs=1")
     assert answer.code == 0, answer.err
-    assert (asked["folder"], asked["workers"], list(asked["sets"])) == (tmp_path, 3, ["epochs=1"])
-    table = (tmp_path / "table.md").read_text(encoding="utf-8")
-    for text in (table, answer.out):
-        assert all(method in text for method in demo.RECIPES.values())
-        assert "75.0" in text and "50.0" in text
+    study, folder, workers, launcher, more = asked
+    assert (study.sets, folder, workers, launcher) == (("epochs=1",), tmp_path, 3, "local")
+    assert study.labels()[0] == "NT" and len(study.trials()) == 6 and more == {"dry": False, "only": None}
 
 
 def test_the_package_runs_as_a_module():
