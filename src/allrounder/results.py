@@ -136,8 +136,9 @@ class Results:
         lines += [DERIVED] if any(how in JOINED for _, how in self.columns()) else []
         if any(cell and cell.differs for row in self.cells().values() for cell in row):
             lines.append(
-                f'{DIFFERS[style]}: differs from "{self.base()}" by a paired test over images, all seeds together '
-                f"(McNemar, Holm over the table, level {LEVEL}); it knows nothing of the chance between trainings."
+                f'{DIFFERS[style]}: differs from "{self.base()}" by a paired test over images, all seeds '
+                f"together (McNemar, Holm over the table, level {LEVEL}); it knows nothing of the chance "
+                "between trainings."
             )
         if self.cost:
             lines.append("Cost: pairs of forward and backward passes for every training image and epoch.")

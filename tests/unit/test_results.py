@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def outcome(natural: int, linf: int, l2: int, seed: int = 0) -> Outcome:
     return Outcome(LABEL, arrays, {"seed": seed, "lane": 8, "budget": "full", "selected_on": "validation"})
 
 
-def results(**more: object) -> Results:
+def results(missing: Sequence[str] = ()) -> Results:
     rows = {
         "NT": {0: outcome(180, 2, 4), 1: outcome(176, 0, 2)},
         "AT": {0: outcome(150, 100, 80), 1: outcome(152, 104, 84)},
