@@ -31,8 +31,8 @@ def results(missing: Sequence[str] = ()) -> Results:
         "alike": {0: outcome(151, 100, 80), 1: outcome(152, 104, 84)},
     }
     return Results(
-        rows, {"AT": {"natural": 84.32, "pgd-20 mean": 51.0}}, {"NT": 1, "AT": 11}, "AT", "Table 1", **more
-    )  # pyright: ignore[reportArgumentType]
+        rows, {"AT": {"natural": 84.32, "pgd-20 mean": 51.0}}, {"NT": 1, "AT": 11}, "AT", "Table 1", missing
+    )
 
 
 def test_means_and_deviations_are_those_of_the_seeds():
