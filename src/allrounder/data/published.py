@@ -38,7 +38,7 @@ class PublishedFile:
     md5: str | None = None
     """The published checksum; nothing where there is none."""
     size: Whole | None = None
-    """Bytes, to show progress where a server does not tell them."""
+    """Bytes, to show progress where a server does not tell them, and to check where there is no checksum."""
 
 
 @final

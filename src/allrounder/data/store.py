@@ -62,17 +62,21 @@ def absent(kind: str, folder: Path, names: Iterable[str]) -> FileNotFoundError:
 def wrong(path: Path, file: PublishedFile) -> str | None:
     """What is wrong with a file on disk, in words that follow its name; nothing if it is the published one.
 
-    Where no checksum was published, an archive must at least be whole.
+    Where no checksum was published, it must have the right length, and an archive its end.
     """
+    if path.is_symlink() and not path.exists():
+        return f"is a link to {path.readlink()}, which is not there"
     if not path.is_file():
         return "is not there"
     if is_page(path):
         return "is a web page, not the file itself"
     if file.md5 is None:
+        if file.size is not None and (got := path.stat().st_size) != file.size:
+            return f"has {got} bytes, expected {file.size}"
         whole = not file.name.endswith(".zip") or zipfile.is_zipfile(path)
         return None if whole else "is no zip archive, or one cut short"
-    got = md5_of(path)
-    return None if got == file.md5 else f"has MD5 {got}, expected {file.md5}"
+    found = md5_of(path)
+    return None if found == file.md5 else f"has MD5 {found}, expected {file.md5}"
 
 
 def md5_of(path: Path) -> str:
