@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from allrounder.data.base import Data, DataSpec, named
 from allrounder.data.published import IDX
 from allrounder.data.store import absent, folder_of
-from allrounder.values import value
+from allrounder.values import Place, value
 
 DIGITS = tuple("0123456789")
 CLOTHES = (
@@ -32,7 +32,7 @@ MOST_BYTES = 2**31
 class Mnist(DataSpec):
     """MNIST: 60,000 training and 10,000 test images of digits, 28x28, from its four idx files."""
 
-    folder: str | None = None
+    folder: Place = None
     """Where the files are, packed (.gz) or not; by default in the cache."""
 
     def load(self) -> Data:
@@ -45,7 +45,7 @@ class Mnist(DataSpec):
 class FashionMnist(DataSpec):
     """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28, from its four idx files."""
 
-    folder: str | None = None
+    folder: Place = None
     """Where the files are, packed (.gz) or not; by default in the cache."""
 
     def load(self) -> Data:

@@ -13,7 +13,7 @@ from allrounder.data.folder import Opened, enlarged
 from allrounder.data.listing import Listing, check_same, class_folders, images_in, listed, scan
 from allrounder.data.published import PUBLISHED
 from allrounder.data.store import folder_of
-from allrounder.values import Count, Whole, value
+from allrounder.values import Count, Place, Workers, value
 
 WORDS = ("LOC_synset_mapping.txt", "words.txt")
 """Files that give the classes their names: an id and then words, one class a line."""
@@ -31,13 +31,13 @@ class ImageNet(DataSpec):
     they are named by LOC_synset_mapping.txt or words.txt where the folder has one.
     """
 
-    folder: str | None = None
+    folder: Place = None
     """The folder with train and val; by default `imagenet` in the cache. It has to be got from its owners."""
     size: Count = 224
     """Pixels of a side; the shorter side is first brought to 256/224 of it."""
     subset: str | None = None
     """A file that lists the test images to use, such as a fixed 5,000: one path a line, below val."""
-    workers: Whole | None = None
+    workers: Workers = None
     """Processes that decode ahead, 0 for none; without it as many as suit. Results are the same for all."""
 
     def load(self) -> Data:
@@ -73,9 +73,9 @@ class TinyImageNet(DataSpec):
     sorted by their ids and named by words.txt.
     """
 
-    folder: str | None = None
+    folder: Place = None
     """The folder tiny-imagenet-200, or the one that holds it; by default in the cache."""
-    workers: Whole | None = None
+    workers: Workers = None
     """Processes that decode ahead, 0 for none; without it as many as suit. Results are the same for all."""
 
     def load(self) -> Data:
