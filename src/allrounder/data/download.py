@@ -12,7 +12,7 @@ from typing import IO, Any, final
 
 import pooch
 
-from allrounder.data.archives import disk_error
+from allrounder.data.archives import Damaged, disk_error, extract
 from allrounder.data.locks import alone
 from allrounder.data.published import PublishedFile
 from allrounder.data.store import PAGE, by_hand, wrong
@@ -86,6 +86,21 @@ def copy_in(source: Path, file: PublishedFile, folder: Path, progress: Progress 
             sync(part_of(target))
             part_of(target).replace(target)
     return target
+
+
+def unpack(file: PublishedFile, folder: Path, name: str) -> None:
+    """Unpack the folder `name` of an archive beside it.
+
+    An archive without a checksum may turn out to be damaged; it is put away, so that it is fetched again.
+    """
+    archive = folder / file.name
+    try:
+        extract(archive, folder / name, name)
+    except Damaged as error:
+        if file.md5 is not None:
+            raise
+        away = archive.replace(archive.with_name(f"{archive.name}.damaged"))
+        raise DataError(f"{error}; it is {away.name} now, and the next call fetches another") from error
 
 
 def part_of(target: Path) -> Path:

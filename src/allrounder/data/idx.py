@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allrounder.data.base import Data, DataSpec, named
-from allrounder.data.published import IDX
+from allrounder.data.published import IDX, spellings
 from allrounder.data.store import absent, folder_of
 from allrounder.values import Place, value
 
@@ -22,6 +22,8 @@ CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
+RAW = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+"""The folders in which other tools keep the files."""
 BYTES = 0x08
 """What an idx file calls numbers of one byte."""
 MOST_BYTES = 2**31
@@ -63,7 +65,7 @@ def _load(kind: str, folder: str | None, classes: tuple[str, ...]) -> Data:
 
 
 def _find(kind: str, folder: Path, name: str) -> Path:
-    places = [folder / name, folder / name.removesuffix(".gz")]
+    places = [folder / spelling for spelling in spellings(name, RAW[kind])]
     found = next((path for path in places if path.is_file()), None)
     if found is None:
         raise absent(kind, folder, [name])

@@ -42,14 +42,14 @@ class ImageNet(DataSpec):
 
     def load(self) -> Data:
         """List both folders; images are decoded later."""
-        root = _there("imagenet", self.folder)
+        root = unpacked_folder("imagenet", self.folder)
         names, others = class_folders(root / "train"), class_folders(root / "val")
         check_same(root / "train", root / "val", names, others)
         return self._data(root, scan(root / "train", names), names)
 
     def load_test(self) -> Data:
         """List the test images alone, to evaluate on; the training images need not be there."""
-        root = _there("imagenet", self.folder)
+        root = unpacked_folder("imagenet", self.folder)
         names = class_folders(root / "val")
         if (root / "train").is_dir():
             check_same(root / "train", root / "val", class_folders(root / "train"), names)
@@ -80,14 +80,14 @@ class TinyImageNet(DataSpec):
 
     def load(self) -> Data:
         """List both folders; images are decoded later."""
-        root = _there("tiny-imagenet", self.folder)
+        root = unpacked_folder("tiny-imagenet", self.folder)
         ids = class_folders(root / "train")
         train = scan(root / "train", ids, _inner(root / "train", ids))
         return self._data(root, train, ids)
 
     def load_test(self) -> Data:
         """List the test images alone, to evaluate on; the training images need not be there."""
-        root = _there("tiny-imagenet", self.folder)
+        root = unpacked_folder("tiny-imagenet", self.folder)
         if (root / "train").is_dir():
             return self._data(root, None, class_folders(root / "train"))
         wnids = root / "wnids.txt"
@@ -102,17 +102,20 @@ class TinyImageNet(DataSpec):
         return Opened("tiny-imagenet", named_classes(root, ids), reading, self.workers).data(train, test)
 
 
-def _there(kind: str, folder: str | None) -> Path:
+def unpacked_folder(kind: str, folder: str | None) -> Path:
     """The folder of a dataset, or the one that its archive makes in it."""
-    root = folder_of(kind, folder)
-    inner = PUBLISHED[kind].unpacked if kind in PUBLISHED else None
-    if inner is not None and (root / inner).is_dir():
-        return root / inner
+    root, entry = folder_of(kind, folder), PUBLISHED.get(kind)
+    if entry is not None and entry.unpacked is not None and (root / entry.unpacked).is_dir():
+        return root / entry.unpacked
     if not root.is_dir():
-        how = (
-            f"allrounder data get {kind}" if inner is not None else "its owners give it to those who register"
-        )
+        how = "its owners give it to those who register" if entry is None else f"allrounder data get {kind}"
         raise FileNotFoundError(f"{root}: no such folder; put the unpacked dataset there, or name it ({how})")
+    packed = [] if entry is None else [file.name for file in entry.files if (root / file.name).is_file()]
+    if packed and not (root / "val").is_dir():
+        source = "" if root == folder_of(kind) else f" --from {root}"
+        raise FileNotFoundError(
+            f"{root}: has {packed[0]}, but not unpacked; unpack it with: allrounder data get {kind}{source}"
+        )
     return root
 
 

@@ -28,8 +28,11 @@ def cache_folder() -> Path:
 
 
 def folder_of(kind: str, folder: str | None = None) -> Path:
-    """Where the files of a dataset are: in a folder that was named, or in the cache."""
-    return cache_folder() / kind if folder is None else Path(folder).expanduser().absolute()
+    """Where the files of a dataset are: in a folder that was named, or whose file was; or in the cache."""
+    if folder is None:
+        return cache_folder() / kind
+    path = Path(folder).expanduser().absolute()
+    return path.parent if path.is_file() else path
 
 
 def same_name(text: str, names: Iterable[str]) -> str | None:
@@ -94,4 +97,6 @@ def is_page(path: Path) -> bool:
 def by_hand(file: PublishedFile, folder: Path) -> str:
     """Which file to put where, for a machine without a network."""
     known = f"MD5 {file.md5}" if file.md5 is not None else "no published checksum"
-    return f"put it at {folder / file.name} ({known}, from {' or '.join(file.urls)})"
+    packed = next((kind for kind, entry in PUBLISHED.items() if entry.unpacked and file in entry.files), None)
+    then = "" if packed is None else f", and unpack it with: allrounder data get {packed}"
+    return f"put it at {folder / file.name} ({known}, from {' or '.join(file.urls)}){then}"
