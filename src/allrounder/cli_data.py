@@ -27,7 +27,6 @@ from allrounder.data.store import (
     same_name,
     wrong,
 )
-from allrounder.data.streamed import Streamed
 from allrounder.data.wholeness import (
     damaged_images,
     is_there,
@@ -180,9 +179,7 @@ def _verify(entry: Published, folder: Path) -> list[str]:
 def _count(data: Data) -> dict[str, Split]:
     """Print how many images of which shape there are, and how many of each class; the splits."""
     splits = {"test": data.test} if data.train is data.test else {"train": data.train, "test": data.test}
-    # The first image may be a damaged one, which is told later with the others.
-    sides = data.test.reading.shape if isinstance(data.test, Streamed) else data.shape
-    shape = "x".join(map(str, sides))
+    shape = "x".join(map(str, data.shape))
     for name, split in splits.items():
         say(f"{data.name} {name}: {len(split)} images {shape}, {len(data.classes)} classes")
     labels = [cast(list[int], split.labels.tolist()) for split in splits.values()]

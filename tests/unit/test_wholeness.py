@@ -31,12 +31,12 @@ def test_every_image_of_your_own_is_decoded(allrounder: Command, cache: Path, tm
     whole = allrounder("data", "check", str(pets))
     assert whole.code == 0, whole.err
     assert "pets train: 6 images 3x6x6, 2 classes" in whole.out and "pets test: 4 images" in whole.out
-    for name in ("train/b-dog/1.png", "val/a-cat/0.png"):
+    for name in ("train/b-dog/1.png", "val/a-cat/1.png"):
         (pets / name).write_bytes((pets / name).read_bytes()[:50])
     for text in (str(pets), f"folder:{pets}", f'{{ kind = "folder", path = "{pets}", workers = 1 }}'):
         broken = allrounder("data", "check", text)
         assert broken.code == 1 and "nothing is wrong" not in broken.out
-        for name in ("train/b-dog/1.png", "val/a-cat/0.png"):
+        for name in ("train/b-dog/1.png", "val/a-cat/1.png"):
             assert f"error: {pets / name}: cannot be read as an image" in flat(broken.err)
         assert broken.err.count("error: ") == 2
 
