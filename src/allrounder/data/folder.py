@@ -60,7 +60,7 @@ class Folder(DataSpec):
 
     def load(self) -> Data:
         """List both folders; images are decoded later."""
-        root = Path(self.path).expanduser()
+        root = Path(self.path).expanduser().absolute()
         train, test = root / self.train, root / self._test(root)
         names, others = class_folders(train), class_folders(test)
         check_same(train, test, names, others)
@@ -68,7 +68,7 @@ class Folder(DataSpec):
 
     def load_test(self) -> Data:
         """List the test images alone, to evaluate on; a folder without splits has test images only."""
-        root = Path(self.path).expanduser()
+        root = Path(self.path).expanduser().absolute()
         train, found = root / self.train, [name for name in TESTS if (root / name).is_dir()]
         split = train.is_dir() or found or self.test != "auto"
         test = root / self._test(root) if split else root

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
 from allrounder.data.base import Data, DataSpec
 from allrounder.data.decode import Reading
 from allrounder.data.folder import Opened, enlarged
-from allrounder.data.listing import Listing, check_same, class_folders, images_in, listed, scan
+from allrounder.data.listing import Listing, check_same, class_folders, images_in, lines_of, listed, scan
 from allrounder.data.published import PUBLISHED
 from allrounder.data.store import folder_of
 from allrounder.values import Count, Place, Workers, value
@@ -69,8 +69,8 @@ class TinyImageNet(DataSpec):
     """Tiny-ImageNet as unpacked: 200 classes of 64x64 images; its val folder is the test set.
 
     The training images are train/n01443537/images/x.JPEG. Those of val lie in val/images, with their classes
-    in val/val_annotations.txt, or are sorted into a folder for each class, as some tools do. Classes are
-    sorted by their ids and named by words.txt.
+    in val/val_annotations.txt, or are sorted into a folder for each class, in val or val/images, as some
+    tools do. Classes are sorted by their ids and named by words.txt.
     """
 
     folder: Place = None
@@ -92,10 +92,10 @@ class TinyImageNet(DataSpec):
             return self._data(root, None, class_folders(root / "train"))
         wnids = root / "wnids.txt"
         if wnids.is_file():
-            return self._data(root, None, sorted(wnids.read_text(encoding="utf-8").split()))
+            return self._data(root, None, sorted(line.strip() for _, line in lines_of(wnids)))
         if (root / "val" / ANNOTATIONS).is_file():
             return self._data(root, None, sorted(set(_annotations(root / "val" / ANNOTATIONS).values())))
-        return self._data(root, None, class_folders(root / "val"))
+        return self._data(root, None, _sorted_classes(root / "val")[1])
 
     def _data(self, root: Path, train: Listing | None, ids: Sequence[str]) -> Data:
         test, reading = _val(root, ids), Reading(TINY, TINY)
@@ -125,7 +125,7 @@ def named_classes(root: Path, ids: Sequence[str]) -> tuple[str, ...]:
     if file is None:
         return tuple(ids)
     told: dict[str, str] = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for _, line in lines_of(file):
         identity, *words = line.split(maxsplit=1)
         if words:
             told[identity] = words[0].partition(",")[0].strip()
@@ -144,10 +144,10 @@ def _inner(train: Path, ids: Sequence[str]) -> str:
 def _val(root: Path, ids: Sequence[str]) -> Listing:
     val = root / "val"
     notes = val / ANNOTATIONS
-    if not notes.is_file() or not (val / "images").is_dir():
-        others = class_folders(val)
-        check_same(root / "train", val, ids, others)
-        return scan(val, ids, _inner(val, ids))
+    if not notes.is_file() or not _holds(val / "images", Path.is_file):
+        place, others = _sorted_classes(val)
+        check_same(root / "train", place, ids, others)
+        return scan(place, ids, _inner(place, ids))
     number = {name: label for label, name in enumerate(ids)}
     told = _annotations(notes)
     unknown = sorted(set(told.values()) - set(ids))
@@ -156,6 +156,17 @@ def _val(root: Path, ids: Sequence[str]) -> Listing:
             f"{notes}: has the class {unknown[0]}, which {root / 'train'} has not; get the folder again"
         )
     return Listing.of(val, _annotated(val, told, number))
+
+
+def _sorted_classes(val: Path) -> tuple[Path, list[str]]:
+    """The folder with a folder for each class, val itself or its images, and the classes."""
+    place = val / "images" if _holds(val / "images", Path.is_dir) else val
+    return place, [name for name in class_folders(place) if name != "images"]
+
+
+def _holds(folder: Path, sort: Callable[[Path], bool]) -> bool:
+    """Whether a folder is there and has something of a sort that is not hidden."""
+    return folder.is_dir() and any(sort(path) for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _annotated(val: Path, told: Mapping[str, str], number: Mapping[str, int]) -> Iterable[tuple[str, int]]:
@@ -174,8 +185,8 @@ def _annotated(val: Path, told: Mapping[str, str], number: Mapping[str, int]) ->
 def _annotations(file: Path) -> dict[str, str]:
     """The class of every image: a name, its class, and a box that is not used, one image a line."""
     found: dict[str, str] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        name, *more = line.split()[:2] or [""]
+    for number, line in lines_of(file):
+        name, *more = line.split()[:2]
         if not more:
             raise ValueError(
                 f"{file}: line {number}: got {line!r}, expected a file name and a class; get it again"

@@ -71,23 +71,28 @@ def damaged_images(split: Split, step: Callable[[int], object]) -> list[str]:
     problems: list[str] = []
     if not isinstance(split, Streamed):
         return problems
-    batches = torch.arange(len(split)).split(BATCH)
-    for number, rows in enumerate(batches):
-        for later in batches[number + 1 : number + 2]:
+    every = torch.arange(len(split))
+    for start in range(0, len(split), BATCH):
+        rows, later = (every[at : at + BATCH] for at in (start, start + BATCH))
+        if len(later):
             split.expect(later)
         try:
             split.fetch(rows)
         except DataError:
-            problems += [said for row in rows.split(1) if (said := _wrong_image(split, row)) is not None]
-        step(int(rows[-1]) + 1)
+            problems += [
+                said
+                for row in range(start, start + len(rows))
+                if (said := _wrong_image(split, row)) is not None
+            ]
+        step(start + len(rows))
         if len(problems) >= MOST:
             return [*problems[:MOST], f"{split.listing.root}: there may be more such images"]
     return problems
 
 
-def _wrong_image(split: Streamed, row: torch.Tensor) -> str | None:
+def _wrong_image(split: Streamed, row: int) -> str | None:
     try:
-        split.fetch(row)
+        split.fetch(torch.tensor([row]))
     except DataError as error:
         return str(error)
     return None
