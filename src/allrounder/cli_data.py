@@ -6,18 +6,16 @@ import os
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, cast, final
+from typing import Annotated, cast, final
 
 import typer
 
 from allrounder.cli_ood import make_c_, make_p_
 from allrounder.data import DATASETS
-from allrounder.data.archives import extract
-from allrounder.data.base import Data
-from allrounder.data.download import copy_in, fetch
-from allrounder.data.named import data_of
+from allrounder.data.base import Data, Split
+from allrounder.data.download import Unfetched, copy_in, fetch, unpack
+from allrounder.data.named import named_data, whole_data
 from allrounder.data.published import PUBLISHED, Published, PublishedFile
 from allrounder.data.store import (
     VARIABLE,
@@ -29,9 +27,16 @@ from allrounder.data.store import (
     same_name,
     wrong,
 )
+from allrounder.data.wholeness import (
+    damaged_images,
+    is_there,
+    lacking,
+    wrong_arrays,
+    wrong_counts,
+)
 from allrounder.display import Bars, err, grid, out, say
-from allrounder.errors import DataError
-from allrounder.values import nearest
+from allrounder.errors import DataError, RunError
+from allrounder.values import kind_of
 
 app = typer.Typer(
     help="Get datasets, check them, say where they are, and corrupt them.", no_args_is_help=True
@@ -51,7 +56,7 @@ Source = Annotated[
 Checked = Annotated[
     str,
     typer.Argument(
-        metavar="NAME_OR_PATH", help="A dataset, an .npz file, or a folder.", autocompletion=_names
+        metavar="NAME_OR_PATH", help="A dataset, an .npz file, a folder, or KIND:PATH.", autocompletion=_names
     ),
 ]
 
@@ -63,22 +68,35 @@ def get(name: Name, source: Source = None) -> None:
     A download that breaks off goes on where it stopped when the command is called again.
     """
     with _told():
-        kind, entry = published(name)
+        kind, entry = _published(name)
         folder = folder_of(kind)
         say(f"{kind}: {entry.about}; into {folder}")
-        if entry.unpacked is not None and (folder / entry.unpacked).is_dir():
+        if entry.unpacked is not None and is_there(folder / entry.unpacked):
+            if missing := lacking(entry, folder / entry.unpacked):
+                said = f"has no {', '.join(missing)}, so it is not whole; move it away, and call again"
+                raise DataError(f"{folder / entry.unpacked}: {said}")
             say(f"{entry.unpacked}: already there, unpacked")
             return
         with Bars(out, [file.name for file in entry.files]) as bars:
             for number, file in enumerate(entry.files, 1):
                 try:
                     bars.say(_get(file, folder, source, Meter(bars, file.name)))
-                except DataError as error:
+                except Unfetched as error:
                     left = [f for f in entry.files[number:] if wrong(folder / f.name, f) is not None]
                     raise DataError("; ".join([str(error), *(by_hand(f, folder) for f in left)])) from error
         if entry.unpacked is not None:
             say(f"{entry.files[0].name}: unpacking into {folder / entry.unpacked}")
-            extract(folder / entry.files[0].name, folder / entry.unpacked, entry.unpacked)
+            unpack(entry.files[0], folder, entry.unpacked)
+
+
+def _published(name: str) -> tuple[str, Published]:
+    kind = same_name(name, DATASETS)
+    if kind is None or kind in PUBLISHED:
+        return published(name)
+    if kind == "imagenet":
+        said = "its owners give it to those who register, at image-net.org; put its folders train and val"
+        raise DataError(f"{kind}: cannot be fetched: {said} into {folder_of(kind)}")
+    raise DataError(f"{kind}: there is nothing to fetch; known: {', '.join(PUBLISHED)}")
 
 
 def _get(file: PublishedFile, folder: Path, source: Path | None, meter: Meter) -> str:
@@ -86,7 +104,7 @@ def _get(file: PublishedFile, folder: Path, source: Path | None, meter: Meter) -
     if wrong(folder / file.name, file) is None:
         return f"{file.name}: already there, {checked}"
     if source is not None:
-        copy_in(source / file.name, file, folder)
+        copy_in(source / file.name, file, folder, meter)
     else:
         meter.say(f"{file.name}: from {file.urls[0]}")
         fetch(file, folder, meter)
@@ -95,65 +113,60 @@ def _get(file: PublishedFile, folder: Path, source: Path | None, meter: Meter) -
 
 @app.command()
 def check(what: Checked) -> None:
-    """Verify the checksums of a dataset, read it, and count its images; exit 1 if anything is wrong."""
-    kind, path, problems = same_name(what, PUBLISHED), Path(what).expanduser(), list[str]()
+    """Verify the checksums of a dataset, decode all its images, and count them; exit 1 if anything is wrong.
+
+    KIND:PATH says what a folder holds, where that cannot be seen.
+    """
+    kind, _, place = what.partition(":")
+    arrays = same_name(kind, [name for name in PUBLISHED if name not in DATASETS])
     with _told():
-        if kind is None and path.is_dir():
-            kind, folder = _recognise(path), path.absolute()
-        else:
-            folder = folder_of(kind or "")
-        if kind is not None:
-            problems += _verify(PUBLISHED[kind], folder)
-        elif not path.is_file() and same_name(what, ("embedded",)) is None:
-            known = ("embedded", *PUBLISHED)
-            said = f"(known: {', '.join(known)}){nearest(what.lower(), known)}"
-            raise DataError(f"{what}: no such dataset {said}, and no such file or folder")
-    try:
-        if kind is None or kind in DATASETS:
-            _count(data_of(what) if kind is None else _spec(kind, folder).load())
-        elif not problems:
-            _see(kind, PUBLISHED[kind], folder)
-    except (ValueError, OSError, RuntimeError) as error:
-        problems.append(str(error))
+        problems = _check_images(what) if arrays is None else _check_arrays(arrays, place or None)
     for problem in problems:
         say(f"error: {problem}", err)
     if problems:
         raise typer.Exit(1)
-    say(f"{kind or what}: nothing is wrong")
+    say(f"{same_name(what, (*PUBLISHED, *DATASETS)) or what}: nothing is wrong")
 
 
-def _spec(kind: str, folder: Path) -> Any:
-    cls: Any = DATASETS[kind]
-    return cls() if folder == folder_of(kind) else cls(folder=str(folder))
+def _check_images(what: str) -> list[str]:
+    """Verify, read, count and decode a dataset; what is wrong with it."""
+    found = named_data(what)
+    kind = None if isinstance(found, Path) else kind_of(found, DATASETS)
+    entry, problems = PUBLISHED.get(kind or ""), list[str]()
+    if entry is not None and kind is not None:
+        problems += _verify(entry, folder_of(kind, getattr(found, "folder", None)))
+    try:
+        data = whole_data(found)
+    except (ValueError, OSError, RuntimeError) as error:
+        return [*problems, str(error)]
+    splits = _count(data)
+    problems += [] if entry is None else wrong_counts(entry, data)
+    with Bars(out, list(splits)) as bars:
+        for name, split in splits.items():
+            size = len(split)
+            problems += damaged_images(split, lambda t, n=name, s=size: bars.show(n, t, s, "images"))
+    return problems
 
 
-def _has_folder(cls: Any) -> bool:
-    return "folder" in {field.name for field in fields(cls)}
-
-
-def _recognise(folder: Path) -> str:
-    """Which dataset a folder holds: one of whose files it has, or that can be read from it."""
-    kinds = [kind for kind in PUBLISHED if kind in DATASETS and _has_folder(DATASETS[kind])]
-    # Two sets have files of the same names, so that checksums come first.
-    for kind in kinds:
-        entry = PUBLISHED[kind]
-        if any(wrong(folder / file.name, file) is None for file in (*entry.files, *entry.others)):
-            return kind
-    for kind in kinds:
-        try:
-            _spec(kind, folder.absolute()).load()
-        except FileNotFoundError:
-            continue
-        except (ValueError, OSError, RuntimeError):
-            pass  # it is this one, and damaged, as will be told
-        return kind
-    raise DataError(f"{folder}: holds none of these whole: {', '.join(kinds)}; name the dataset's folder")
+def _check_arrays(kind: str, place: str | None) -> list[str]:
+    """Verify a set that is only unpacked; what is wrong with it."""
+    entry, folder = PUBLISHED[kind], folder_of(kind, place)
+    problems, inner = _verify(entry, folder), folder / (entry.unpacked or "")
+    if not inner.is_dir() and any((folder / name).is_file() for name in entry.members):
+        inner = folder  # it was named itself
+    if inner.is_dir():
+        say(f"{inner}: {_of(inner)}, no published checksum of single files")
+        return [*problems, *wrong_arrays(entry, inner)]
+    names = [file.name for file in entry.files]
+    if not all((folder / name).is_file() for name in names):
+        raise absent(kind, folder, names)
+    return problems or [f"{folder / names[0]}: is not unpacked; unpack it with: allrounder data get {kind}"]
 
 
 def _verify(entry: Published, folder: Path) -> list[str]:
     """Compare the checksums of the files that are there; what is wrong with them."""
     problems: list[str] = []
-    for file in (*entry.files, *entry.others):
+    for file in entry.known:
         path = folder / file.name
         if path.is_file():
             said = wrong(path, file)
@@ -163,17 +176,8 @@ def _verify(entry: Published, folder: Path) -> list[str]:
     return problems
 
 
-def _see(kind: str, entry: Published, folder: Path) -> None:
-    """Say what is there of a set that is only unpacked."""
-    unpacked = folder / (entry.unpacked or "")
-    if entry.unpacked is not None and unpacked.is_dir():
-        say(f"{unpacked}: {_of(unpacked)}, no published checksum of single files")
-    elif not all((folder / file.name).is_file() for file in entry.files):
-        raise absent(kind, folder, [file.name for file in entry.files])
-
-
-def _count(data: Data) -> None:
-    """Print how many images of which shape there are, and how many of each class."""
+def _count(data: Data) -> dict[str, Split]:
+    """Print how many images of which shape there are, and how many of each class; the splits."""
     splits = {"test": data.test} if data.train is data.test else {"train": data.train, "test": data.test}
     shape = "x".join(map(str, data.shape))
     for name, split in splits.items():
@@ -182,6 +186,7 @@ def _count(data: Data) -> None:
     counts = [Counter(numbers) for numbers in labels]
     rows = [(name, *(str(count[k]) for count in counts)) for k, name in enumerate(data.classes)]
     out.print(grid(("class", *splits), rows))
+    return splits
 
 
 @app.command()
@@ -206,7 +211,10 @@ def _state(folder: Path) -> str:
     if entry is None:
         return "of your own"
     whole = all((folder / file.name).is_file() for file in entry.files)
-    return "fetched" if whole or (folder / (entry.unpacked or "none")).is_dir() else "in part"
+    if entry.unpacked is not None:
+        inner = folder / entry.unpacked
+        return "fetched" if is_there(inner) and not lacking(entry, inner) else "in part"
+    return "fetched" if whole else "in part"
 
 
 def _of(folder: Path) -> str:
@@ -225,7 +233,7 @@ def _told() -> Generator[None]:
         yield
     except DataError:
         raise
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RunError) as error:
         raise DataError(str(error)) from error
 
 

@@ -34,7 +34,7 @@ from allrounder.schedules import Schedule, disordered
 from allrounder.task import Task
 from allrounder.threats import Threat
 from allrounder.times import Pace, Span, Time
-from allrounder.values import Count, Kind, Some, Whole, adapter, nearest, refuse, value
+from allrounder.values import Count, Kind, Some, Whole, adapter, deciding, nearest, refuse, value
 
 At = tuple[str | int, ...]
 Problem = tuple[At, str]
@@ -214,8 +214,9 @@ class Recipe:
         return tomli_w.dumps(self._table())
 
     def fingerprint(self) -> str:
-        """A short name for all but name and about: the same for equal recipes, in any order."""
-        table = replace(self, name="", about="")._table()
+        """A short name for all that decides the result: the same for equal recipes, in any order."""
+        extra = None if self.extra is None else replace(self.extra, data=deciding(self.extra.data))
+        table = replace(self, name="", about="", data=deciding(self.data), extra=extra)._table()
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def _table(self) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform
@@ -27,6 +27,7 @@ from pydantic import (
     WithJsonSchema,
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
@@ -129,6 +130,13 @@ class Kind:
         return {KINDS: names, "others": others}
 
 
+def deciding(item: T) -> T:
+    """A value in which the fields that decide no result are as they are by default."""
+    told: dict[str, FieldInfo] = getattr(type(item), "__pydantic_fields__", {})
+    idle = {name: field.default for name, field in told.items() if IDLE in field.metadata}
+    return cast(T, replace(cast(Any, item), **idle)) if idle else item
+
+
 def kind_of(item: object, table: Mapping[str, type[Any]]) -> str:
     """The name under which a table holds the class of a value."""
     return next(name for name, cls in table.items() if cls is type(item))
@@ -192,6 +200,11 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 Whole = Annotated[int, Strict(), Field(ge=0)]
 Count = Annotated[int, Strict(), Field(ge=1)]
 Flag = Annotated[bool, Strict()]
+IDLE = "decides no result"
+"""Marks fields that are not part of what identifies a recipe: with others, results are the same."""
+Workers = Annotated[Whole | None, IDLE]
+Place = Annotated[str | None, IDLE]
+"""Where something lies whose content is known by its name."""
 # A minimal length would also complain where every member is wrong in itself.
 Some = AfterValidator(_some)
 """Annotates a tuple that may not be empty."""

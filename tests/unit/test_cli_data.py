@@ -150,10 +150,15 @@ def test_embedded_data_files_and_folders_are_checked_too(allrounder: Command, ca
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(raw)
     folder = allrounder("data", "check", str(tmp_path / "cifar-10-batches-bin"))
-    assert folder.code == 0 and "cifar10 train: 40 images 3x32x32, 10 classes" in folder.out
+    assert folder.code == 1 and "cifar10 train: 40 images 3x32x32, 10 classes" in folder.out
+    for said in (
+        "has 40 training images, the published set 50000",
+        "has 20 test images, the published set 10000",
+    ):
+        assert f"error: cifar10: {said}" in flat(folder.err)
     (tmp_path / "empty").mkdir()
     empty = allrounder("data", "check", str(tmp_path / "empty"))
-    assert empty.code == 1 and "holds none of these whole: mnist, fashion-mnist, cifar10" in flat(empty.err)
+    assert empty.code == 1 and "empty: has no folders, expected one for each class" in flat(empty.err)
 
 
 def test_a_folder_is_recognised_by_checksums_first(

@@ -75,7 +75,7 @@ def test_hidden_files_and_litter_are_ignored(tmp_path):
         ("mkdir train/a-cat/more", "train/a-cat/more: is a folder inside that of a class, .*move its images"),
         ("mv train/a-cat/0.png train", "train: has images beside the folders of its classes, such as 0.png"),
         ("mv val/a-cat/0.png val/a-cat/0.pnk", "val/a-cat/0.pnk: is no image by its name, .*rename it"),
-        ("ln -s nowhere train/a-cat/9.png", "train/a-cat/9.png: is no image"),
+        ("ln -s nowhere train/a-cat/9.png", "train/a-cat/9.png: is a link to nowhere, which is not there"),
         ("rm -r train/*", "train: has no folders, expected one for each class"),
         ("rm -r train/a-cat val/a-cat", r"classes: got \('b-dog',\), expected two or more"),
     ],
@@ -289,6 +289,25 @@ def test_what_is_wrong_with_a_list_file_is_said_with_its_line(tmp_path, text, sa
         folder(tmp_path, subset=str(tmp_path / "few.txt")).load()
 
 
+def test_lists_of_other_systems_are_read(tmp_path):
+    animals(tmp_path)
+    (tmp_path / "val" / "a-cat" / "0.png").rename(tmp_path / "val" / "a-cat" / "0#1 x.png")
+    (tmp_path / "few.txt").write_bytes(b"\xef\xbb\xbfb-dog\\1.png\r\n\r\nval\\a-cat\\0#1 x.png # why\r\n")
+    data = folder(tmp_path, subset=str(tmp_path / "few.txt")).load()
+    assert files(data.test) == ["b-dog/1.png", "a-cat/0#1 x.png"]
+    (tmp_path / "few.txt").write_bytes(b"\xff\xfeb-dog")
+    with pytest.raises(ValueError, match=r"few\.txt: is no text in UTF-8"):
+        folder(tmp_path, subset=str(tmp_path / "few.txt")).load()
+
+
+def test_a_relative_path_is_good_after_the_working_directory_changed(tmp_path, monkeypatch):
+    animals(tmp_path / "pets")
+    monkeypatch.chdir(tmp_path)
+    whole, alone = Folder(path="pets", workers=0).load(), Folder(path="pets", workers=0).load_test()
+    monkeypatch.chdir("/")
+    assert len(whole.train.fetch(torch.arange(6))) == 6 and len(alone.test.fetch(torch.arange(4))) == 4
+
+
 def imagenet(root: Path, *words: str) -> Path:
     animals(root, side=30)
     for part in ("train", "val"):
@@ -310,6 +329,12 @@ def test_imagenet_is_read_at_224_and_named_by_its_words(tmp_path):
     assert torch.equal(data.test.fetch(torch.tensor([0]))[0], torch.tensor(whole).permute(2, 0, 1) / 255)
     (root / "LOC_synset_mapping.txt").unlink()
     assert ImageNet(folder=str(root), size=8, workers=0).load().classes == ("n02012849", "n03126707")
+
+
+def test_words_may_have_empty_lines_and_a_mark_at_the_beginning(tmp_path):
+    root = imagenet(tmp_path)
+    (root / "LOC_synset_mapping.txt").write_bytes(b"\xef\xbb\xbfn02012849 crane\n\n  \nn03126707 tench\n")
+    assert ImageNet(folder=str(root), size=8, workers=0).load().classes == ("crane", "tench")
 
 
 def test_words_that_miss_a_class_are_refused(tmp_path):
@@ -358,6 +383,26 @@ def test_tiny_imagenet_may_be_sorted_into_classes(tmp_path):
     after = TinyImageNet(folder=str(root), workers=0).load().test
     assert after.labels.tolist() == sorted(before.labels.tolist()) == [0, 0, 1, 1, 2, 2]
     assert torch.equal(after.fetch(torch.arange(6)), x)
+
+
+@pytest.mark.parametrize("notes", [True, False])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("place", ["val/images", "val"])
+def test_tiny_imagenet_is_sorted_in_several_ways(tmp_path, place, kept, notes):
+    """As tools leave it: with the annotations, and an empty folder of images, or without."""
+    animals(tmp_path, side=64)
+    (tmp_path / "val").rename(tmp_path / "sorted")
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / "sorted").rename(tmp_path / place)
+    if kept:
+        (tmp_path / "val" / "images").mkdir(exist_ok=True)
+    if notes:
+        (tmp_path / "val" / "val_annotations.txt").write_text("\n0.png\ta-cat\n\n1.png\tb-dog\n")
+    spec = TinyImageNet(folder=str(tmp_path), workers=0)
+    assert spec.load().test.labels.tolist() == [0, 0, 1, 1]
+    assert files(spec.load().test) == ["a-cat/0.png", "a-cat/1.png", "b-dog/0.png", "b-dog/1.png"]
+    (tmp_path / "train").rename(tmp_path / "else")
+    assert spec.load_test().classes == ("a-cat", "b-dog")
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,13 @@ def test_a_label_that_differs_from_the_listed_one_is_told():
         as_split(items).fetch(torch.tensor([0, 47]))
 
 
+@pytest.mark.parametrize("listed", [["cat", "dog", "cow"], ["cat"] * 48, [0, 1], [0.5] * 48, [[0], [1, 2]]])
+def test_a_list_called_labels_that_has_none_is_passed_over(listed):
+    items = Items()
+    items.labels = listed  # pyright: ignore[reportAttributeAccessIssue]
+    assert as_split(items).labels.tolist() == Y.tolist() and set(items.asked) == set(range(48))
+
+
 @pytest.mark.parametrize(
     ("targets", "said"),
     [

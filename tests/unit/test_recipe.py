@@ -658,6 +658,35 @@ def test_any_other_change_changes_the_fingerprint(text: str):
     assert edited(text).fingerprint() != edited().fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("cifar10", 'folder = "elsewhere"'),
+        ("mnist", 'folder = "elsewhere"'),
+        ("svhn", 'folder = "elsewhere"'),
+        ("tiny-imagenet", 'folder = "elsewhere", workers = 3'),
+        ("imagenet", 'folder = "elsewhere", workers = 3'),
+        ('folder", path = "x', "workers = 3"),
+    ],
+)
+def test_what_decides_no_result_is_not_in_the_fingerprint(kind: str, field: str):
+    one, two = (
+        Recipe.load("embedded/at-linf", [f'data={{ kind = "{kind}"{more} }}']) for more in ("", f", {field}")
+    )
+    assert one != two and one.fingerprint() == two.fingerprint()
+    extra = [f'extra={{ data = {{ kind = "{kind}"{more} }}, share = 0.5 }}' for more in ("", f", {field}")]
+    one, two = (Recipe.load("embedded/at-linf", [text]) for text in extra)
+    assert one != two and one.fingerprint() == two.fingerprint()
+    assert one.fingerprint() != Recipe.load("embedded/at-linf").fingerprint()
+
+
+def test_where_images_of_your_own_are_is_in_the_fingerprint():
+    for kind, other in (("folder", 'size = 4, path = "x"'), ("folder", 'path = "y"'), ("npz", 'path = "x"')):
+        one = Recipe.load("embedded/at-linf", ['data={ kind = "folder", path = "x" }'])
+        two = Recipe.load("embedded/at-linf", [f'data={{ kind = "{kind}", {other} }}'])
+        assert one.fingerprint() != two.fingerprint()
+
+
 def test_equal_recipes_have_equal_fingerprints_in_whatever_order_they_are_written():
     tasks = ", ".join(f'{{ name = "{name}", objective = {{ kind = "natural" }}, lr = 1 }}' for name in "abc")
     one, two = (

@@ -6,7 +6,6 @@ import errno
 import gzip
 import hashlib
 import io
-import logging
 import os
 import re
 import tarfile
@@ -209,15 +208,15 @@ def test_the_next_place_is_tried(server, tmp_path, way):
     [
         ("missing", "404"),
         ("page", "a web page came in place of the file"),
-        ("lying", "what came has another MD5 than the published MD5"),
-        ("short", "what came has another MD5 than the published MD5"),
+        ("lying", f"expected {MD5}"),
+        ("short", f"expected {MD5}"),
     ],
 )
 def test_what_is_not_the_file_is_refused_and_nothing_is_left(server, tmp_path, way, said):
     server.ways["file"] = way
     with pytest.raises(DataError) as told:
         fetch(file(server, "file"), tmp_path)
-    assert said.replace("published MD5", f"published {MD5}") in str(told.value) and there(tmp_path) == []
+    assert said in str(told.value) and there(tmp_path) == []
     assert f"put it at {tmp_path / 'file'} (MD5 {MD5}, from {server.url}/file)" in str(told.value)
 
 
@@ -275,11 +274,8 @@ def test_a_cache_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
     assert server.asked == []
 
 
-def test_the_log_of_pooch_is_left_as_it_was(server, tmp_path, capsys):
-    log = pooch.get_logger()
-    before = log.level
+def test_nothing_is_printed(server, tmp_path, capsys):
     fetch(file(server, "file"), tmp_path)
-    assert log.level == before != logging.WARNING
     assert capsys.readouterr() == ("", "")
 
 
@@ -334,15 +330,6 @@ def test_an_archive_is_unpacked_at_once(tmp_path, name):
     with pytest.raises(ValueError, match="has no folder elsewhere"):
         extract(archive, tmp_path / "not", "elsewhere")
     assert there(tmp_path) == sorted([name, "part", "whole"])
-
-
-def test_a_single_packed_file_is_unpacked(tmp_path):
-    (tmp_path / "x.bin.gz").write_bytes(gzip.compress(b"content"))
-    extract(tmp_path / "x.bin.gz", tmp_path / "out")
-    assert (tmp_path / "out" / "x.bin").read_bytes() == b"content"
-    with pytest.raises(ValueError, match="more bytes than is allowed"):
-        extract(tmp_path / "x.bin.gz", tmp_path / "small", most=3)
-    assert not (tmp_path / "small").exists()
 
 
 @pytest.mark.parametrize("bad", ["../out", "top/../../out", "/out", "a\\..\\out", "c:out"])

@@ -14,7 +14,7 @@ from allrounder.data.base import Data, DataSpec, named
 from allrounder.data.classes import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
 from allrounder.data.restricted import read_plain
 from allrounder.data.store import absent, folder_of
-from allrounder.values import value
+from allrounder.values import Place, value
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -47,7 +47,7 @@ class Cifar10(DataSpec):
     The binary archive or the one for Python, or the folder that either unpacks to; nothing of it is executed.
     """
 
-    folder: str | None = None
+    folder: Place = None
     """Where the archive, or what it unpacks to, is; by default in the cache."""
 
     def load(self) -> Data:
@@ -79,7 +79,7 @@ class Cifar100(DataSpec):
     The binary archive or the one for Python, or the folder that either unpacks to; nothing of it is executed.
     """
 
-    folder: str | None = None
+    folder: Place = None
     """Where the archive, or what it unpacks to, is; by default in the cache."""
     labels: Literal["fine", "coarse"] = "fine"
     """The 100 classes, or the 20 that they are grouped into."""

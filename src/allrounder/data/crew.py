@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import BinaryIO, TypeAlias, cast, final
 
 from allrounder.data import decode
-from allrounder.data.decode import DONE, Reading
+from allrounder.data.decode import DONE, END, Reading
 from allrounder.errors import DataError
 
 MOST = 8
@@ -104,6 +104,11 @@ class _Decoder:
         process, self.process = self.process, None
         if process is None:
             return None
+        # A copy of this process that was forked may hold the pipe open, so that its end is not seen.
+        with suppress(OSError):
+            to = cast(BinaryIO, process.stdin)
+            to.write(END)
+            to.flush()
         for pipe in (process.stdin, process.stdout):
             with suppress(OSError):
                 cast(BinaryIO, pipe).close()

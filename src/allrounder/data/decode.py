@@ -22,6 +22,12 @@ MODES = {1: "L", 3: "RGB"}
 """What Pillow calls images of so many channels."""
 WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 """What Pillow calls grey images of 16 bits."""
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+"""What image files may be, whatever they are called: decoders of other formats start programs."""
+THINNEST = 50
+"""So many times longer than wide an image may be at most; brought to a size, it would fill the memory."""
+END = bytes(4)
+"""A question of no length: the last one."""
 DONE, FAILED = b"\x01", b"\x00"
 
 
@@ -79,6 +85,11 @@ class Reading:
                 )
             return image
         short = min(width, height)
+        if max(width, height) > THINNEST * short:
+            raise Unsuited(
+                f"is {width}x{height}, expected at most {THINNEST} times as long as wide; cut it, "
+                "or take it out of the folder"
+            )
         if short != self.resize:
             scaled = (self.resize * width // short, self.resize * height // short)
             image = image.resize(scaled, Image.Resampling.BILINEAR)
@@ -92,7 +103,7 @@ def opened(path: str) -> Generator[Image.Image]:
     with warnings.catch_warnings():
         # Damaged notes of a camera, of which ImageNet has many, do not touch the pixels.
         warnings.simplefilter("ignore", UserWarning)
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             yield image
 
 
@@ -126,8 +137,8 @@ def as_bytes(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until nobody asks any more, which is also so when the one who asked is gone."""
-    while len(head := questions.read(4)) == 4:
+    """Answer until the question is empty, or nobody asks any more because the one who did is gone."""
+    while len(head := questions.read(4)) == 4 and head != END:
         asked = cast(dict[str, Any], json.loads(questions.read(int.from_bytes(head, "big"))))
         try:
             reading = Reading(**asked["reading"])

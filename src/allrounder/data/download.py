@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import re
 import shutil
 from collections.abc import Callable, Generator
@@ -13,7 +12,8 @@ from typing import IO, Any, final
 
 import pooch
 
-from allrounder.data.archives import disk_error
+from allrounder.data.archives import Damaged, disk_error, extract
+from allrounder.data.locks import alone
 from allrounder.data.published import PublishedFile
 from allrounder.data.store import PAGE, by_hand, wrong
 from allrounder.errors import DataError
@@ -31,56 +31,76 @@ DISK = {
 
 
 class Refused(Exception):
-    """What came is not the file, so that nothing of it is kept."""
+    """What came is not the file."""
+
+
+class Unfetched(DataError):
+    """A file that no place would give."""
 
 
 def fetch(file: PublishedFile, folder: Path, progress: Progress = Silent()) -> Path:
     """Make sure that a file is in a folder and is the published one; the places are tried in order.
 
-    What an interrupted call has fetched is kept in a `.part` beside it, and the next call goes on from there.
+    What an interrupted call has fetched is kept in a `.part` beside it, and the next call goes on from there,
+    unless no checksum would tell that both belong together.
     """
     target = folder / file.name
     part = part_of(target)
     reasons: list[str] = []
-    with _disk(target, part):
+    if wrong(target, file) is None:
+        return target
+    with _writing(target, progress):
         if (said := wrong(target, file)) is None:
-            return target
+            return target  # somebody else fetched it meanwhile
         if target.exists():
             progress.say(f"{target}: {said}; it is fetched again")
-        folder.mkdir(parents=True, exist_ok=True)
         for url in file.urls:
             try:
-                _retrieve(url, file, target, progress)
+                _retrieve(url, file, part, progress)
+                part.replace(target)
                 return target
             except Refused as error:
-                part.unlink(missing_ok=True)
                 reasons.append(f"{url}: {error}")
             except OSError as error:
                 if _of_disk(error):
                     raise
                 reasons.append(f"{url}: {_plain(error)}")
-        kept = part.stat().st_size if part.is_file() else 0
-        if not kept:
+        kept = _size(part)
+        if not kept or file.md5 is None:
             part.unlink(missing_ok=True)
     resumable = f" {kept} bytes are kept in {part}, and the next call goes on from there." if kept else ""
-    raise DataError(
-        f"{file.name}: cannot be fetched ({'; '.join(reasons)}).{resumable} "
+    raise Unfetched(
+        f"{file.name}: cannot be fetched ({'; '.join(reasons)}).{resumable if file.md5 else ''} "
         f"Call again, or without a network: {by_hand(file, folder)}"
     )
 
 
-def copy_in(source: Path, file: PublishedFile, folder: Path) -> Path:
+def copy_in(source: Path, file: PublishedFile, folder: Path, progress: Progress = Silent()) -> Path:
     """Put a file that somebody has already into a folder, after a check that it is the published one."""
     target = folder / file.name
     if (said := wrong(source, file)) is not None:
         raise DataError(f"{source}: {said}; get it from {' or '.join(file.urls)}")
-    with _disk(target, part_of(target)):
-        if source.resolve() != target.resolve():
-            folder.mkdir(parents=True, exist_ok=True)
+    if source.resolve() != target.resolve():
+        with _writing(target, progress):
             shutil.copyfile(source, part_of(target))
             sync(part_of(target))
             part_of(target).replace(target)
     return target
+
+
+def unpack(file: PublishedFile, folder: Path, name: str) -> None:
+    """Unpack the folder `name` of an archive beside it.
+
+    An archive without a checksum may turn out to be damaged; it is put away, so that it is fetched again.
+    """
+    archive = folder / file.name
+    try:
+        extract(archive, folder / name, name)
+    except Damaged as error:
+        if file.md5 is not None:
+            raise
+        away = archive.replace(archive.with_name(f"{archive.name}.damaged"))
+        raise DataError(f"{error}; it is {away.name} now, and the next call fetches another") from error
 
 
 def part_of(target: Path) -> Path:
@@ -89,14 +109,23 @@ def part_of(target: Path) -> Path:
 
 
 @contextmanager
-def _disk(target: Path, part: Path) -> Generator[None]:
-    """Tell errors of the disk as such, and leave nothing on a disk that is full."""
+def _writing(target: Path, progress: Progress) -> Generator[None]:
+    """Write a file alone; tell errors of the disk as such, and leave nothing on a disk that is full."""
     try:
-        yield
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with alone(target, lambda: progress.say(f"{target.name}: another process fetches it; waiting")):
+            try:
+                yield
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    part_of(target).unlink(missing_ok=True)
+                raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            part.unlink(missing_ok=True)
         raise disk_error(target, error) from error
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
 def _of_disk(error: OSError) -> bool:
@@ -110,79 +139,50 @@ def _plain(error: OSError) -> str:
     return text[:300] or type(error).__name__
 
 
-def _retrieve(url: str, file: PublishedFile, target: Path, progress: Progress) -> None:
-    """Fetch from one place; begin anew where what was kept from before does not fit."""
-    known = None if file.md5 is None else f"md5:{file.md5}"
-    if known is None:
-        target.unlink(missing_ok=True)  # pooch would take it as it is
-    again = part_of(target).exists()
-    for last in (False, True) if again else (True,):
-        loader: Any = Resuming(part_of(target), file, progress)
-        try:
-            with _silent_pooch():
-                pooch.retrieve(url, known, fname=target.name, path=target.parent, downloader=loader)
+def _retrieve(url: str, file: PublishedFile, part: Path, progress: Progress) -> None:
+    """Fetch from one place and check; begin anew where what was kept from before does not fit."""
+    if file.md5 is None:
+        part.unlink(missing_ok=True)
+    for last in (False, True) if part.exists() else (True,):
+        _transfer(url, file, part, progress)
+        if (said := wrong(part, file)) is None:
+            sync(part)
             return
-        except ValueError:
-            if last:
-                raise Refused(f"what came has another MD5 than the published {file.md5}") from None
-            progress.say(f"{target.name}: what was kept of it does not fit; it is fetched anew")
-
-
-@contextmanager
-def _silent_pooch() -> Generator[None]:
-    """pooch tells every step to its own log; here the listener is told."""
-    log: logging.Logger = pooch.get_logger()
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-@final
-class Resuming:
-    """A downloader for pooch that goes on where a `.part` file ends, if the server can."""
-
-    def __init__(self, part: Path, file: PublishedFile, progress: Progress):
-        """The file that grows, what it is to become, and who is told."""
-        self.part, self.file, self.progress = part, file, progress
-
-    def __call__(self, url: str, output_file: str, pooch: object) -> None:
-        """Fetch, over several connections if need be, and hand the whole over to pooch, which checks it."""
-        for left in reversed(range(TRIES)):
-            before = self._size()
-            try:
-                self._connect(url)
-                break
-            except OSError as error:
-                # A connection that changed nothing will not do better the next time.
-                if not left or _of_disk(error) or self._size() == before:
-                    raise
-        if self.file.md5 is None and (said := wrong(self.part, self.file)) is not None:
+        part.unlink()
+        if last:
             raise Refused(f"what came {said}")
-        sync(self.part)
-        self.part.replace(output_file)
+        progress.say(f"{file.name}: what was kept of it does not fit; it is fetched anew")
 
-    def _size(self) -> int:
-        return self.part.stat().st_size if self.part.exists() else 0
 
-    def _connect(self, url: str) -> None:
-        start = self._size()
-        # As it is: a .gz that is unpacked on the way has another checksum.
-        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-        with self.part.open("ab") as file:
-            sink = Sink(file, start, self.file.size, self.progress)
-            try:
-                loader: Callable[..., object] = pooch.HTTPDownloader(
-                    chunk_size=CHUNK, headers=headers, hooks={"response": sink.hear}
-                )
-                loader(url, sink, None)
-            except OSError:
-                if not sink.complete:
-                    raise
-        if sink.total is not None and self._size() != sink.total:
-            raise ConnectionError(f"the connection broke off at {self._size()} of {sink.total} bytes")
+def _transfer(url: str, file: PublishedFile, part: Path, progress: Progress) -> None:
+    """Fetch a file to its end, over several connections if need be."""
+    for left in reversed(range(TRIES)):
+        before = _size(part)
+        try:
+            return _connect(url, file, part, progress)
+        except OSError as error:
+            # A connection that changed nothing will not do better the next time.
+            if not left or _of_disk(error) or _size(part) == before:
+                raise
+
+
+def _connect(url: str, published: PublishedFile, part: Path, progress: Progress) -> None:
+    """Go on where the part ends, if the server can."""
+    start = _size(part)
+    # As it is: a .gz that is unpacked on the way has another checksum.
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    with part.open("ab") as file:
+        sink = Sink(file, start, published.size, progress)
+        try:
+            loader: Callable[..., object] = pooch.HTTPDownloader(
+                chunk_size=CHUNK, headers=headers, hooks={"response": sink.hear}
+            )
+            loader(url, sink, None)
+        except OSError:
+            if not sink.complete:
+                raise
+    if sink.total is not None and _size(part) != sink.total:
+        raise ConnectionError(f"the connection broke off at {_size(part)} of {sink.total} bytes")
 
 
 @final
@@ -212,7 +212,7 @@ class Sink:
         if code == 206 and span is not None:
             self.total = int(span[2])
         else:
-            self._begin_anew()
+            self.done = 0  # what is there is dropped when the file comes, and not a page in its place
             self.total = None if length is None else int(length)
         response.raw.headers.pop("Content-Encoding", None)  # of the file, not of the way
         self.progress.begin(self.total or self.size or 0, self.done)
@@ -223,8 +223,10 @@ class Sink:
 
     def write(self, chunk: bytes) -> None:
         """More of the file."""
-        if self.done == 0 and re.match(PAGE, chunk[:64].lower()):
-            raise Refused("a web page came in place of the file")
+        if self.done == 0:
+            if re.match(PAGE, chunk[:64].lower()):
+                raise Refused("a web page came in place of the file")
+            self._begin_anew()
         self.file.write(chunk)
         self.done += len(chunk)
         self.progress.step(self.done)

@@ -11,7 +11,7 @@ from allrounder.data.crew import Crew, suitable
 from allrounder.data.decode import MODES, Reading, opened
 from allrounder.data.listing import Listing, check_same, class_folders, listed, scan
 from allrounder.data.streamed import Streamed
-from allrounder.values import Count, Flag, Whole, refuse, value
+from allrounder.values import Count, Flag, Workers, refuse, value
 
 TESTS = ("val", "test", "valid", "validation")
 """What people call the folder of their test images."""
@@ -44,7 +44,7 @@ class Folder(DataSpec):
     """Turn photos as their EXIF tag says; most published networks were trained without."""
     subset: str | None = None
     """A file that lists the test images to use: one path a line, below the folder of test images."""
-    workers: Whole | None = None
+    workers: Workers = None
     """Processes that decode ahead, 0 for none; without it as many as suit. Results are the same for all."""
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Folder(DataSpec):
 
     def load(self) -> Data:
         """List both folders; images are decoded later."""
-        root = Path(self.path).expanduser()
+        root = Path(self.path).expanduser().absolute()
         train, test = root / self.train, root / self._test(root)
         names, others = class_folders(train), class_folders(test)
         check_same(train, test, names, others)
@@ -68,7 +68,7 @@ class Folder(DataSpec):
 
     def load_test(self) -> Data:
         """List the test images alone, to evaluate on; a folder without splits has test images only."""
-        root = Path(self.path).expanduser()
+        root = Path(self.path).expanduser().absolute()
         train, found = root / self.train, [name for name in TESTS if (root / name).is_dir()]
         split = train.is_dir() or found or self.test != "auto"
         test = root / self._test(root) if split else root

@@ -13,15 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allrounder.data.base import Data, DataSpec, named
-from allrounder.data.published import IDX
+from allrounder.data.published import IDX, spellings
 from allrounder.data.store import absent, folder_of
-from allrounder.values import value
+from allrounder.values import Place, value
 
 DIGITS = tuple("0123456789")
 CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
+RAW = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+"""The folders in which other tools keep the files."""
 BYTES = 0x08
 """What an idx file calls numbers of one byte."""
 MOST_BYTES = 2**31
@@ -32,7 +34,7 @@ MOST_BYTES = 2**31
 class Mnist(DataSpec):
     """MNIST: 60,000 training and 10,000 test images of digits, 28x28, from its four idx files."""
 
-    folder: str | None = None
+    folder: Place = None
     """Where the files are, packed (.gz) or not; by default in the cache."""
 
     def load(self) -> Data:
@@ -45,7 +47,7 @@ class Mnist(DataSpec):
 class FashionMnist(DataSpec):
     """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28, from its four idx files."""
 
-    folder: str | None = None
+    folder: Place = None
     """Where the files are, packed (.gz) or not; by default in the cache."""
 
     def load(self) -> Data:
@@ -63,7 +65,7 @@ def _load(kind: str, folder: str | None, classes: tuple[str, ...]) -> Data:
 
 
 def _find(kind: str, folder: Path, name: str) -> Path:
-    places = [folder / name, folder / name.removesuffix(".gz")]
+    places = [folder / spelling for spelling in spellings(name, RAW[kind])]
     found = next((path for path in places if path.is_file()), None)
     if found is None:
         raise absent(kind, folder, [name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,11 @@ def images_in(folder: Path) -> list[str]:
                     f"{entry.path}: is a folder inside that of a class, expected images alone; "
                     "move its images up, and remove it"
                 )
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                raise ValueError(
+                    f"{entry.path}: is a link to {os.readlink(entry.path)}, which is not there; "
+                    "put that back, or remove the link"
+                )
             if not _is_image(name) or not entry.is_file():
                 raise ValueError(
                     f"{entry.path}: is no image by its name, expected one of {' '.join(SUFFIXES)}; "
@@ -140,18 +146,21 @@ def listed(file: Path, test: Listing, split: str) -> Listing:
     """Those of the test images that a file lists, in its order.
 
     One path a line, relative to the folder of the test images, or beginning with the name of that folder;
-    empty lines and what follows a # are skipped.
+    empty lines are skipped, and what follows a # at the beginning of a line or after a space. Lists of
+    other systems may have backslashes.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file (looked from {Path.cwd()}); set subset to a list file")
     known: Mapping[str, int] = {test.name(row): row for row in range(len(test))}
     rows: dict[int, int] = {}
-    for number, raw in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        text = raw.partition("#")[0].strip()
+    for number, raw in lines_of(file):
+        text = re.sub(r"(^|\s)#.*", "", raw).strip()
         if not text:
             continue
-        name = text.removeprefix("./")
-        row = known.get(name, known.get(name.removeprefix(f"{split}/")))
+        row = None
+        for name in (text, text.replace("\\", "/")):
+            name = name.removeprefix("./")
+            row = known.get(name, known.get(name.removeprefix(f"{split}/"))) if row is None else row
         if row is None:
             raise ValueError(
                 f"{file}: line {number}: got {text}, no such image in {test.root}; expected a path "
@@ -165,6 +174,15 @@ def listed(file: Path, test: Listing, split: str) -> Listing:
     if not rows:
         raise ValueError(f"{file}: lists no image, expected one path a line")
     return test.chosen(list(rows))
+
+
+def lines_of(file: Path) -> Iterable[tuple[int, str]]:
+    """The lines of a text file that are not empty, with their numbers from 1."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: is no text in UTF-8 ({error}); save it as such") from None
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
 def _litter(name: str) -> bool:

@@ -99,20 +99,26 @@ def labels_of(items: object) -> Tensor | None:
     for name in LISTS:
         listed = getattr(items, name, None)
         if isinstance(listed, Tensor | np.ndarray | list | tuple):
-            array = listed if isinstance(listed, Tensor) else np.asarray(cast(Any, listed))
-            labels = tensor_of("labels", array)
-            check_whole(labels)
-            if labels.ndim != 1 or len(labels) != len(cast(Items, items)):
-                raise ValueError(
-                    f"labels: {name} has shape {tuple(labels.shape)}, expected "
-                    f"({len(cast(Items, items))},): one for each item"
-                )
-            return labels.detach().cpu().long()
+            try:
+                return _numbers(name, cast(Any, listed), len(cast(Items, items)))
+            except ValueError:
+                if name == LISTS[0]:
+                    raise  # by other names, lists may hold something else, such as the names of classes
     whole, chosen = getattr(items, "dataset", None), getattr(items, "indices", None)
     if whole is None or chosen is None:
         return None
     labels = labels_of(whole)
     return None if labels is None else labels[torch.as_tensor(np.asarray(chosen), dtype=torch.int64)]
+
+
+def _numbers(name: str, listed: Any, count: int) -> Tensor:
+    labels = tensor_of("labels", listed if isinstance(listed, Tensor) else np.asarray(listed))
+    check_whole(labels)
+    if labels.ndim != 1 or len(labels) != count:
+        raise ValueError(
+            f"labels: {name} has shape {tuple(labels.shape)}, expected ({count},): one for each item"
+        )
+    return labels.detach().cpu().long()
 
 
 def classes_of(data: object) -> tuple[str, ...] | None:

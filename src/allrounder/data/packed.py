@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from allrounder.data.base import Data, named
+from allrounder.data.decode import FORMATS, MODES
 from allrounder.data.npz import class_names, read_arrays, recognise
 
 PLAIN = (("x_test", "y_test"), ("x", "y"))
 PACKED = ("blob", "offsets", "shape", "y")
-MODES = {1: "L", 3: "RGB"}
-"""What Pillow calls images of so many channels."""
 
 
 def read_test(path: Path) -> Data:
@@ -51,7 +50,7 @@ def _unpack(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
     for number, (start, end) in enumerate(pairwise(offsets)):
         # Pillow's decoders have errors of their own for damaged images.
         try:
-            with Image.open(io.BytesIO(blob[start:end])) as image:
+            with Image.open(io.BytesIO(blob[start:end]), formats=FORMATS) as image:
                 pixels = np.asarray(image.convert(MODES[shape[3]]), dtype=np.uint8)
             if pixels.shape[1] != shape[2]:
                 raise ValueError(f"it is {pixels.shape[1]} wide, expected {shape[2]}")

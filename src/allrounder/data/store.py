@@ -28,8 +28,11 @@ def cache_folder() -> Path:
 
 
 def folder_of(kind: str, folder: str | None = None) -> Path:
-    """Where the files of a dataset are: in a folder that was named, or in the cache."""
-    return cache_folder() / kind if folder is None else Path(folder).expanduser().absolute()
+    """Where the files of a dataset are: in a folder that was named, or whose file was; or in the cache."""
+    if folder is None:
+        return cache_folder() / kind
+    path = Path(folder).expanduser().absolute()
+    return path.parent if path.is_file() else path
 
 
 def same_name(text: str, names: Iterable[str]) -> str | None:
@@ -62,17 +65,21 @@ def absent(kind: str, folder: Path, names: Iterable[str]) -> FileNotFoundError:
 def wrong(path: Path, file: PublishedFile) -> str | None:
     """What is wrong with a file on disk, in words that follow its name; nothing if it is the published one.
 
-    Where no checksum was published, an archive must at least be whole.
+    Where no checksum was published, it must have the right length, and an archive its end.
     """
+    if path.is_symlink() and not path.exists():
+        return f"is a link to {path.readlink()}, which is not there"
     if not path.is_file():
         return "is not there"
     if is_page(path):
         return "is a web page, not the file itself"
     if file.md5 is None:
+        if file.size is not None and (got := path.stat().st_size) != file.size:
+            return f"has {got} bytes, expected {file.size}"
         whole = not file.name.endswith(".zip") or zipfile.is_zipfile(path)
         return None if whole else "is no zip archive, or one cut short"
-    got = md5_of(path)
-    return None if got == file.md5 else f"has MD5 {got}, expected {file.md5}"
+    found = md5_of(path)
+    return None if found == file.md5 else f"has MD5 {found}, expected {file.md5}"
 
 
 def md5_of(path: Path) -> str:
@@ -90,4 +97,6 @@ def is_page(path: Path) -> bool:
 def by_hand(file: PublishedFile, folder: Path) -> str:
     """Which file to put where, for a machine without a network."""
     known = f"MD5 {file.md5}" if file.md5 is not None else "no published checksum"
-    return f"put it at {folder / file.name} ({known}, from {' or '.join(file.urls)})"
+    packed = next((kind for kind, entry in PUBLISHED.items() if entry.unpacked and file in entry.files), None)
+    then = "" if packed is None else f", and unpack it with: allrounder data get {packed}"
+    return f"put it at {folder / file.name} ({known}, from {' or '.join(file.urls)}){then}"

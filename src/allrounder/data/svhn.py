@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from allrounder.data.base import Data, DataSpec, named
 from allrounder.data.idx import DIGITS
 from allrounder.data.store import absent, folder_of
-from allrounder.values import value
+from allrounder.values import Place, value
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 
@@ -24,7 +24,7 @@ class Svhn(DataSpec):
     The digit 0, which the files call 10, is class 0. Needs scipy: pip install "allrounder[ood]".
     """
 
-    folder: str | None = None
+    folder: Place = None
     """Where the two files are; by default in the cache."""
 
     def load(self) -> Data:
