@@ -20,12 +20,14 @@ from allrounder.display import Bars, grid, out, say
 from allrounder.doctor import doctor
 from allrounder.errors import RunError
 from allrounder.evaluation import BUDGETS, OUTCOME, Size, evaluate, subset
+from allrounder.evidence import stored
 from allrounder.footnotes import footnotes
 from allrounder.ood import shifts_of
 from allrounder.outcome import Outcome
 from allrounder.pool import Note
 from allrounder.probes import SUITES, Probe, chosen, suite
 from allrounder.shift_tables import SHIFTED
+from allrounder.storage import write_text
 from allrounder.subject import Subject, subject_of
 from allrounder.tables import SAID, render
 from allrounder.types import device_of
@@ -105,7 +107,8 @@ def eval_(
 ) -> None:
     """Evaluate a network under attack; call again to go on after an interruption, or with more.
 
-    Every image that an attack is done with is kept in the folder, and is never done twice.
+    Every image that an attack is done with is kept in the folder, and is never done twice. Printed is what
+    this call asks for; the tables there have all that was ever asked of the same images.
     """
     _check_known(("--budget", budget, BUDGETS), ("--table", style or STYLES[0], STYLES))
     about = subject_of(what, which=which, model=model, weights=weights, key=key, data=data)
@@ -115,9 +118,8 @@ def eval_(
     where, images = folder or about.folder, len(subset(about.data.test, n or BUDGETS[budget], seed))
     if model is not None:
         sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
-    shares = workers or default_workers(about.model, probes, images, ood)
-    if shares == 1 and device_of(about.model)[0].type == "cpu":
-        torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
+    shares = _shares(workers, about.model, probes, images, ood)
+    before = None if where is None else stored(where / OUTCOME)
     with Watch(shares, quiet) as watch:
         watch.say(f"{about.name}: {images} images of {len(about.data.test)}")
         outcome = evaluate(
@@ -138,16 +140,32 @@ def eval_(
             progress=watch.note,
         )
     if where is not None:
-        write_tables(where, about.name, outcome)
-    show(outcome, about.name, style, None if quiet else where)
+        write_tables(where, about.name, stored(where / OUTCOME) or outcome)
+    show(outcome, about.name, style)
+    if where is not None and not quiet:
+        _tell_of_files(where, before, outcome)
 
 
 def write_tables(where: Path, name: str, outcome: Outcome) -> None:
     """The table of the evaluation, and those of every corruption and perturbation if there are any."""
-    (where / "table.md").write_text(render({name: outcome}), encoding="utf-8")
+    write_text(where / "table.md", render({name: outcome}))
     for what, found in (("corruptions", outcome.corruptions()), ("perturbations", outcome.perturbations())):
         if found:
-            (where / f"{what}.md").write_text(render({name: outcome}, what), encoding="utf-8")
+            write_text(where / f"{what}.md", render({name: outcome}, what))
+        else:
+            (where / f"{what}.md").unlink(missing_ok=True)  # of a call for other images
+
+
+def _tell_of_files(where: Path, before: Outcome | None, asked: Outcome) -> None:
+    """Where all results are, what they have besides what is shown, and what they have no more."""
+    whole = stored(where / OUTCOME) or asked
+    if more := len(whole.predicted) - len(asked.predicted):
+        say(f"{OUTCOME} and table.md also have what was asked before ({more} probes)")
+    gone = 0 if before is None else len(before.predicted.keys() - whole.predicted.keys())
+    if gone and before is not None:
+        why = "of another set" if before.facts["rows"] == whole.facts["rows"] else f"on {len(before)} images"
+        say(f"{OUTCOME} no longer has {gone} probes {why}; ask for them again, and nothing is done twice")
+    say(f"results: {where}/")
 
 
 def doctor_(
@@ -207,6 +225,13 @@ def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, oo
     return max(1, min(len(os.sched_getaffinity(0)), images // WORTHWHILE))
 
 
+def _shares(workers: int | None, model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str) -> int:
+    shares = workers or default_workers(model, probes, images, ood)
+    if shares == 1 and device_of(model)[0].type == "cpu":
+        torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
+    return shares
+
+
 @final
 class Watch:
     """Bars for the attacks that are under way, and a line for every one that is done."""
@@ -244,14 +269,7 @@ class Watch:
             self.bars.say(f"{note.name} {note.what}: {note.broken} broken, {left} left ({spent})".strip())
 
 
-def show(outcome: Outcome, name: str, style: str | None, where: Path | None = None) -> None:
-    """Print the numbers, and where all results are."""
-    _print_numbers(outcome, name, style)
-    if where is not None:
-        say(f"results: {where}/")
-
-
-def _print_numbers(outcome: Outcome, name: str, style: str | None) -> None:
+def show(outcome: Outcome, name: str, style: str | None) -> None:
     """Print the accuracies with their intervals, what came of every stage, and what to know of them."""
     if style is not None:
         about = {"name": name, **outcome.facts.get("robustbench", {})}

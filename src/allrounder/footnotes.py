@@ -65,7 +65,7 @@ def _attacked(outcome: Outcome) -> list[str]:
 
 def _shifted(outcome: Outcome) -> list[str]:
     named = {"c": "Corruptions", "p": "Perturbations"}
-    told = [f"{named[kind]}: {_plain(about)}" for kind, about in outcome.facts.get("ood", {}).items()]
+    told = [f"{named[of[0]]}: {_plain(about)}" for of, about in outcome.facts.get("ood", {}).items()]
     if rates := [flips for _, flips in outcome.perturbations().values()]:
         told.append(f"Flip rate: {percent(outcome.flip_rate())}%, the mean over {len(rates)} perturbations")
     return told

@@ -105,7 +105,8 @@ class Shifted:
 
     def facts(self) -> dict[str, Any]:
         """Which sets they are, if any."""
-        return {"ood": {kind: one.about for kind, one in self.sets.items()}} if self.sets else {}
+        told = {f"{kind}-{one.source}": one.about for kind, one in self.sets.items()}
+        return {"ood": told} if told else {}
 
     def probes(self, shift: Shift) -> list[str]:
         """The names of what is predicted: of one severity, or of every frame."""

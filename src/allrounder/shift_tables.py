@@ -52,7 +52,8 @@ def corruptions_csv(outcomes: Outcomes) -> str:
     sheet.writerow(["corruption", *(corruption for corruption, _ in columns), "source"])
     sheet.writerow(["severity", *(severity for _, severity in columns), ""])
     for name, of in found.items():
-        source = outcomes[name].facts.get("ood", {}).get("c", "")
+        told = outcomes[name].facts.get("ood", {})
+        source = "; ".join(about for key, about in told.items() if key.startswith("c"))
         sheet.writerow([name, *(of.get(corruption, {}).get(s, "") for corruption, s in columns), source])
     return text.getvalue()
 

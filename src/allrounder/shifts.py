@@ -48,8 +48,13 @@ class View:
     source: str
     number: int
 
+    @property
+    def origin(self) -> str:
+        """Which set it is of, "c-official" for one."""
+        return f"{self.kind}-{self.source}"
+
     def __str__(self) -> str:
-        return f"{self.name}@{self.kind}-{self.source}:{self.number}"
+        return f"{self.name}@{self.origin}:{self.number}"
 
 
 def view_of(probe: str) -> View | None:

@@ -56,6 +56,22 @@ def test_changed_images_alone_need_no_threat(ask: Ask, tmp_path: Path):
     assert "| translate |" in (tmp_path / "out" / "perturbations.md").read_text()
 
 
+def test_a_folder_comes_to_hold_all_that_was_asked(ask: Ask, tmp_path: Path):
+    out = ("--out", str(tmp_path / "out"), "--workers", "1", "--force")
+    assert ask("--threat", "Linf:0.05", "--attack", "pgd-2", *out, "--n", "6").code == 0
+    answer = ask("--ood", "fog@c:5,tilt@p", *out, "--n", "6")
+    assert "also have what was asked before (1 probes)" in flat(answer.out) and "pgd-2" not in answer.out
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "pgd-2@Linf:0.05" in table and "corruptions severity 5" in table and "all frames" in table
+    whole = (tmp_path / "out" / OUTCOME).read_bytes()
+    assert ask("--ood", "fog@c:5", *out, "--n", "6").code == 0
+    assert (tmp_path / "out" / OUTCOME).read_bytes() == whole
+    assert (tmp_path / "out" / "perturbations.md").is_file()
+    other = ask("--threat", "Linf:0.05", "--attack", "pgd-2", *out, "--n", "9")
+    assert "no longer has 32 probes on 6 images" in flat(other.out)
+    assert [path.name for path in (tmp_path / "out").glob("*.md")] == ["table.md"]
+
+
 def test_attacks_that_are_named_are_run_as_well(ask: Ask, tmp_path: Path):
     named = ("--threat", "Linf:0.05", "--attack", "pgd-2", "--n", "6", "--force")
     answer = ask("--ood", "fog@c:5", "--out", str(tmp_path / "out"), "--workers", "1", *named)

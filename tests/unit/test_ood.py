@@ -17,7 +17,7 @@ from allrounder.corruptions import corrupt, sets
 from allrounder.corruptions.making import MARKER, bytes_of, make_c, make_p
 from allrounder.corruptions.sequences import perturb_sequence
 from allrounder.errors import Interrupted, RunError
-from allrounder.evaluation import evaluate, subset
+from allrounder.evaluation import OUTCOME, evaluate, subset
 from allrounder.ledger import LINES
 from allrounder.ood import Shift, shifts_of
 from allrounder.outcome import Outcome
@@ -85,7 +85,8 @@ def test_predictions_are_those_on_the_changed_images():
         for frame in some:
             assert one.predicted[f"{name}@p-generated:{frame}"].tolist() == answers(frames[:, frame])
     assert len(one.predicted) == 1 + 5 + 1 + 1 + 16 + 31
-    assert one.facts["ood"].keys() == {"c", "p"} and "generated with seed 0" in one.facts["ood"]["c"]
+    assert one.facts["ood"].keys() == {"c-generated", "p-generated"}
+    assert "generated with seed 0" in one.facts["ood"]["c-generated"]
     assert one.predicted["natural"].dtype == one.predicted["fog@c-generated:3"].dtype == np.int64
 
 
@@ -236,9 +237,19 @@ def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path
     one = measured(tmp_path / "out", "fog@c", ood_data=folder)
     expected = corrupt(bytes_of(images(), ALL), "fog", 5, seed=5)
     assert one.predicted["fog@c-official:5"].tolist() == answers(expected)
-    assert "official files" in one.facts["ood"]["c"]
+    assert "official" in one.facts["ood"]["c-official"]
     assert one.columns()[-1] == ("corruptions", "severities 1-5 (official, 1 of 15)")
-    assert len({path.name for path in (tmp_path / "out" / "outcomes").iterdir()}) == 2
+    both = Outcome.load(tmp_path / "out" / OUTCOME)
+    assert both.facts["ood"].keys() == {"c-official", "c-generated"} and len(both.predicted) == 11
+
+
+def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):
+    folder = make_c(images(), tmp_path / "other", corruptions=["fog"], seed=5)
+    measured(tmp_path / "out", "fog@c,snow@c,translate@p")
+    measured(tmp_path / "out", "fog@c:5", ood_data=folder)
+    found = Outcome.load(tmp_path / "out" / OUTCOME)
+    assert [name for name in found.predicted if "@c" in name] == ["fog@c-generated:5"]
+    assert "seed 5" in found.facts["ood"]["c-generated"] and len(found.perturbations()) == 1
 
 
 def test_a_folder_without_the_set_stops_at_once(tmp_path: Path):
