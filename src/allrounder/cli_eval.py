@@ -113,13 +113,12 @@ def eval_(
     _check_known(("--budget", budget, BUDGETS), ("--table", style or STYLES[0], STYLES))
     about = subject_of(what, which=which, model=model, weights=weights, key=key, data=data)
     probes = asked(about, suite_name, threat or [], attack or [], ood)
-    if keep_examples and folder is None and about.folder is None:
-        raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
-    where, images = folder or about.folder, len(subset(about.data.test, n or BUDGETS[budget], seed))
+    where = _home(folder or about.folder, keep_examples)
+    images = len(subset(about.data.test, n or BUDGETS[budget], seed))
     if model is not None:
         sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
     shares = _shares(workers, about.model, probes, images, ood)
-    before = None if where is None else stored(where / OUTCOME)
+    before = stored(where / OUTCOME) if where else None
     with Watch(shares, quiet) as watch:
         watch.say(f"{about.name}: {images} images of {len(about.data.test)}")
         outcome = evaluate(
@@ -223,6 +222,12 @@ def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, oo
     if not (searches or ood) or device_of(model)[0].type != "cpu":
         return 1
     return max(1, min(len(os.sched_getaffinity(0)), images // WORTHWHILE))
+
+
+def _home(folder: Path | None, keep_examples: bool) -> Path | None:
+    if keep_examples and folder is None:
+        raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
+    return folder
 
 
 def _shares(workers: int | None, model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str) -> int:
