@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, cast, final
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -16,7 +15,7 @@ from torch import nn
 from allrounder.attacks.autoattack import stages_of
 from allrounder.attacks.search import Search
 from allrounder.certainty import percent
-from allrounder.display import Bars, grid, out, say
+from allrounder.display import Watch, grid, out, say
 from allrounder.doctor import doctor
 from allrounder.errors import RunError
 from allrounder.evaluation import BUDGETS, OUTCOME, Size, evaluate, subset
@@ -24,7 +23,6 @@ from allrounder.evidence import stored
 from allrounder.footnotes import footnotes
 from allrounder.ood import shifts_of
 from allrounder.outcome import Outcome
-from allrounder.pool import Note
 from allrounder.probes import SUITES, Probe, chosen, suite
 from allrounder.shift_tables import SHIFTED
 from allrounder.storage import write_text
@@ -107,8 +105,7 @@ def eval_(
 ) -> None:
     """Evaluate a network under attack; call again to go on after an interruption, or with more.
 
-    Every image that an attack is done with is kept in the folder, and is never done twice. Printed is what
-    this call asks for; the tables there have all that was ever asked of the same images.
+    Nothing is done twice. Printed is what this call asks for, kept is all that was asked of the same images.
     """
     _check_known(("--budget", budget, BUDGETS), ("--table", style or STYLES[0], STYLES))
     about = subject_of(what, which=which, model=model, weights=weights, key=key, data=data)
@@ -235,43 +232,6 @@ def _shares(workers: int | None, model: nn.Module, probes: tuple[Probe, ...], im
     if shares == 1 and device_of(model)[0].type == "cpu":
         torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
     return shares
-
-
-@final
-class Watch:
-    """Bars for the attacks that are under way, and a line for every one that is done."""
-
-    def __init__(self, workers: int, quiet: bool):
-        """A bar for each process."""
-        names = [""] if workers == 1 else [f"worker {number}" for number in range(1, workers + 1)]
-        self.bars = None if quiet else Bars(out, names)
-        self.begun: dict[tuple[str, str], float] = {}
-
-    def __enter__(self) -> Watch:
-        if self.bars is not None:
-            self.bars.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bars is not None:
-            self.bars.__exit__(*error)
-
-    def say(self, text: str) -> None:
-        """A line above the bars."""
-        if self.bars is not None:
-            self.bars.say(text)
-
-    def note(self, note: Note) -> None:
-        """Hear how far an attack is."""
-        if self.bars is None:
-            return
-        begun = self.begun.setdefault((note.name, note.what), time.monotonic())
-        left = note.done - note.broken
-        self.bars.show(note.name, note.done, note.total, f"{note.what} {note.broken} broken")
-        if note.done == note.total:
-            passes = f"{note.forwards} forward and {note.backwards} backward passes"
-            spent = f"{time.monotonic() - begun:.1f} s" + (f", {passes}" if note.forwards else "")
-            self.bars.say(f"{note.name} {note.what}: {note.broken} broken, {left} left ({spent})".strip())
 
 
 def show(outcome: Outcome, name: str, style: str | None) -> None:
