@@ -17,7 +17,7 @@ from allrounder.corruptions import corrupt, making
 from allrounder.corruptions.making import MARKER, bytes_of, make_c, make_p, source_digest
 from allrounder.corruptions.sequences import PERTURBATIONS, perturb_sequence
 from allrounder.corruptions.sets import Fresh, Stored, find_set
-from allrounder.data.base import Split, Tensors
+from allrounder.data.base import Split, Subset, Tensors
 from allrounder.data.store import cache_folder
 from allrounder.errors import Interrupted, RunError
 from allrounder.pool import Note
@@ -187,6 +187,17 @@ def test_published_sequences_need_no_labels(tmp_path: Path):
     (folder / "labels.npy").unlink()
     found = find_set(split(), "p", ["scale"], tmp_path / "data")
     assert found.source == "official" and found.frames("scale") == 31
+
+
+@pytest.mark.parametrize("name", ["translate", "scale", "motion_blur", "gaussian_noise"])
+def test_published_sequences_are_known_by_any_of_them(name: str, tmp_path: Path):
+    crowd = split(16)
+    folder = make_p(crowd, tmp_path / "p", perturbations=[name])
+    for file in (MARKER, "labels.npy"):
+        (folder / file).unlink()
+    assert find_set(crowd, "p", [name], folder).source == "official"
+    with pytest.raises(RunError, match="images are not those of the data"):
+        find_set(Subset(crowd, torch.arange(15, -1, -1)), "p", [name], folder)
 
 
 def test_both_kinds_may_lie_in_one_folder(tmp_path: Path):

@@ -37,7 +37,7 @@ Write: TypeAlias = Callable[[str, Bytes, Callable[[int], None]], None]
 """Fills the array of a name, and tells how many of its rows are there."""
 
 MARKER, LABELS = "generated.json", "labels.npy"
-GENERATION = 1
+GENERATION = 2
 """Raised whenever other bytes come out."""
 AT_ONCE = 128
 """Images that are in memory at once."""
