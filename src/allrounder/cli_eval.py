@@ -15,7 +15,7 @@ from torch import nn
 from allrounder.attacks.autoattack import stages_of
 from allrounder.attacks.search import Search
 from allrounder.certainty import percent
-from allrounder.display import Watch, grid, out, say
+from allrounder.display import Observer, grid, out, say
 from allrounder.doctor import doctor
 from allrounder.errors import RunError
 from allrounder.evaluation import BUDGETS, OUTCOME, Size, evaluate, subset
@@ -116,7 +116,7 @@ def eval_(
         sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
     shares = _shares(workers, about.model, probes, images, ood)
     before = stored(where / OUTCOME) if where else None
-    with Watch(shares, quiet) as watch:
+    with Observer(shares, quiet) as watch:
         watch.say(f"{about.name}: {images} images of {len(about.data.test)}")
         outcome = evaluate(
             about.model,

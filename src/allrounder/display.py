@@ -127,7 +127,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 @final
-class Watch:
+class Observer:
     """Bars for the attacks that are under way, and a line for every one that is done."""
 
     def __init__(self, workers: int, quiet: bool):
@@ -136,7 +136,7 @@ class Watch:
         self.bars = None if quiet else Bars(out, names)
         self.begun: dict[tuple[str, str], float] = {}
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Observer:
         if self.bars is not None:
             self.bars.__enter__()
         return self
