@@ -21,6 +21,7 @@ from allrounder.data.base import Split, Subset, Tensors
 from allrounder.data.store import cache_folder
 from allrounder.errors import Interrupted, RunError
 from allrounder.pool import Note
+from allrounder.storage import LOCK
 from tests.images import scenes
 from tests.interruptions import Killed, Point, give_up, struck
 
@@ -41,7 +42,7 @@ def split(count: int = N, shift: int = 0, channels: int = 3) -> Split:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != LOCK}
 
 
 def make(given: Split, folder: Path, names: Sequence[str], seed: int = 0) -> Path:
@@ -117,6 +118,20 @@ def test_a_signal_stops_after_a_piece_and_says_how_to_go_on(tmp_path: Path):
     assert sorted(files(tmp_path / "c")) == ["fog.npy", MARKER, "labels.npy"]
     make_c(split(), tmp_path / "c", corruptions=NAMES)
     assert "gaussian_noise.npy" in files(tmp_path / "c")
+
+
+def test_two_do_not_make_one_set(tmp_path: Path):
+    said = list[str]()
+
+    def come_in(note: Note) -> None:
+        with pytest.raises(RunError, match="c: another process is making a set here; wait for it") as error:
+            make_c(split(), tmp_path / "c", corruptions=["fog"])
+        said.append(str(error.value))
+
+    make_c(split(), tmp_path / "c", corruptions=["fog"], progress=come_in)
+    assert len(said) == 15
+    whole = files(make_c(split(), tmp_path / "whole", corruptions=["fog"]))
+    assert files(tmp_path / "c") == whole
 
 
 @pytest.mark.parametrize(("change", "key"), [({"seed": 1}, "seed"), ({"split": split(shift=1)}, "source")])

@@ -5,8 +5,8 @@
     fog.npy             -C: (5 n, h, w, c) bytes, severity after severity
     rotate.npy          -P: (n, frames, h, w, c) bytes
 
-A set without generated.json is one that was published. A file is there whole or not at all: call again after
-an interruption, and what is finished is not made again.
+A set without generated.json is taken for one that was published. A file is there whole or not at all: call
+again after an interruption, and what is finished is not made again. Only one process at a time makes a set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from allrounder.data.base import Split
 from allrounder.errors import Interrupted, RunError
 from allrounder.pool import Note, Send
 from allrounder.stopping import stop_on_signals
-from allrounder.storage import aside, sync, write_text
+from allrounder.storage import LOCK, aside, locked, sync, write_text
 from allrounder.types import Labels
 from allrounder.values import nearest
 
@@ -158,12 +158,14 @@ def _make(
     progress: Send,
 ) -> Path:
     """Begin a folder, or go on with it, and write the files that are not there."""
-    _begin(out, marker_of(kind, split, seed))
-    labels = np.tile(split.labels.numpy(), times)
-    small = labels.astype(np.uint8) if labels.max() < 256 else labels
-    if not (out / LABELS).is_file():
-        _whole(out / LABELS, small.shape, small.dtype, lambda to: np.copyto(to, small))
-    with stop_on_signals() as stop:
+    _check_ours(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out, "making a set"), stop_on_signals() as stop:
+        _begin(out, marker_of(kind, split, seed))
+        labels = np.tile(split.labels.numpy(), times)
+        small = labels.astype(np.uint8) if labels.max() < 256 else labels
+        if not (out / LABELS).is_file():
+            _whole(out / LABELS, small.shape, small.dtype, lambda to: np.copyto(to, small))
         for number, (name, shape) in enumerate(shapes.items()):
             file, total = out / f"{name}.npy", shape[0]
             if file.is_file():
@@ -180,10 +182,17 @@ def _make(
     return out
 
 
+def _check_ours(out: Path) -> None:
+    """Raise where there is something that was not generated here."""
+    beginnings = {LOCK, aside(out / MARKER).name}
+    if (out / MARKER).is_file() or not out.exists():
+        return
+    if not out.is_dir() or any(path.name not in beginnings for path in out.iterdir()):
+        raise RunError(f"{out}: holds files that were not generated here; choose another folder")
+
+
 def _begin(out: Path, marker: dict[str, Any]) -> None:
     old = read_marker(out)
-    if old is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out}: holds files that were not generated here; choose another folder")
     for key in ("kind", "generation", "seed", "images", "source"):
         if old is not None and old.get(key) != marker[key]:
             raise RunError(
@@ -191,7 +200,6 @@ def _begin(out: Path, marker: dict[str, Any]) -> None:
                 "choose another folder, nothing was changed"
             )
     if old is None:
-        out.mkdir(parents=True, exist_ok=True)
         # First of all, so that nothing generated is ever taken for published.
         write_text(out / MARKER, json.dumps(marker, indent=1))
 
