@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder import assessment, ood
-from allrounder.corruptions import corrupt, sets
+from allrounder.corruptions import corrupt, making, sets
 from allrounder.corruptions.making import MARKER, bytes_of, make_c, make_p
 from allrounder.corruptions.sequences import perturb_sequence
 from allrounder.errors import Interrupted, RunError
@@ -241,6 +242,22 @@ def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path
     assert one.columns()[-1] == ("corruptions", "severities 1-5 (official, 1 of 15)")
     both = Outcome.load(tmp_path / "out" / OUTCOME)
     assert both.facts["ood"].keys() == {"c-official", "c-generated"} and len(both.predicted) == 11
+
+
+def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Path):
+    folder = make_c(images(), cache / "CIFAR-10-C", corruptions=["snow"])
+    (folder / MARKER).unlink()
+    with pytest.warns(UserWarning, match="has no fog.npy"):
+        one = measured(asked="fog@c:5")
+    assert "has no fog.npy" in one.facts["ood"]["c-unusable"]
+    assert re.search(r"Corruptions: NOT USED, though taken as official: .*has no fog.npy", one.table())
+
+
+def test_neither_the_size_of_pieces_nor_that_of_images_matters(monkeypatch: pytest.MonkeyPatch):
+    whole = measured()
+    monkeypatch.setattr(making, "NUMBERS", 1)
+    few = measured()
+    assert all(np.array_equal(few.predicted[name], whole.predicted[name]) for name in whole.predicted)
 
 
 def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):

@@ -39,8 +39,9 @@ Write: TypeAlias = Callable[[str, Bytes, Callable[[int], None]], None]
 MARKER, LABELS = "generated.json", "labels.npy"
 GENERATION = 2
 """Raised whenever other bytes come out."""
-AT_ONCE = 128
-"""Images that are in memory at once."""
+AT_ONCE, NUMBERS = 128, 1 << 22
+"""Images that are in memory at once, and the numbers they have together at most: a corruption keeps several
+copies of them, of eight bytes each."""
 NOTES: dict[Kind, str] = {
     "c": "not the published files; frost has a computed texture in place of photographs",
     "p": "not the published files",
@@ -64,10 +65,15 @@ def pieces(count: int, size: int) -> Iterator[Labels]:
         yield torch.arange(start, min(start + size, count))
 
 
+def at_once(split: Split, most: int, copies: int = 1) -> int:
+    """How many images of a split to change at once, each into so many: at most so many, fewer if large."""
+    return max(1, min(most // copies, NUMBERS // (copies * bytes_of(split, torch.arange(1)).size)))
+
+
 def source_digest(split: Split) -> str:
     """What tells the images of one split from those of another: all their bytes and labels."""
     found = hashlib.sha256(split.labels.numpy().tobytes())
-    for rows in pieces(len(split), 1024):
+    for rows in pieces(len(split), at_once(split, 1024)):
         found.update(bytes_of(split, rows).tobytes())
     return found.hexdigest()
 
@@ -82,11 +88,11 @@ def make_c(
 ) -> Path:
     """Corrupt all images of a split at all severities, into a folder in the layout of CIFAR-10-C."""
     _check_names("corruption", corruptions, CORRUPTIONS)
-    n = len(split)
+    n, size = len(split), at_once(split, AT_ONCE)
 
     def write(name: str, to: Bytes, tell: Callable[[int], None]) -> None:
         for severity in SEVERITIES:
-            for rows in pieces(n, AT_ONCE):
+            for rows in pieces(n, size):
                 at = (severity - 1) * n + int(rows[0])
                 images = bytes_of(split, rows)
                 to[at : at + len(rows)] = corrupt(images, name, severity, seed=seed, rows=numbers_of(rows))
@@ -110,7 +116,7 @@ def make_p(
     one = bytes_of(split, torch.arange(1)).shape[1:]
 
     def write(name: str, to: Bytes, tell: Callable[[int], None]) -> None:
-        for rows in pieces(len(split), AT_ONCE):
+        for rows in pieces(len(split), at_once(split, AT_ONCE)):
             numbers = numbers_of(rows)
             to[numbers[0] : numbers[-1] + 1] = perturb_sequence(
                 bytes_of(split, rows), name, seed=seed, rows=numbers
