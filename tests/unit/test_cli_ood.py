@@ -43,7 +43,7 @@ def test_changed_images_alone_need_no_threat(ask: Ask, tmp_path: Path):
     assert len(one) == 3 and len(one.predicted) == 1 + 15 + 16
     assert "corruptions severity 5 (generated)" in flat(answer.out)
     assert "(generated, 1 of 10)" in flat(answer.out)
-    assert "Flip rate: " in answer.out and "Corruptions: generated with seed 0" in answer.out
+    assert "Flip rate (generated): " in answer.out and "Corruptions: generated with seed 0" in answer.out
     assert "pgd" not in answer.out and "aa@" not in answer.out
     table = (tmp_path / "out" / "corruptions.md").read_text()
     assert "| fog | - | - | - | - |" in table
@@ -72,6 +72,13 @@ def test_attacks_that_are_named_are_run_as_well(ask: Ask, tmp_path: Path):
     assert answer.code == 0, answer.err
     one = Outcome.load(tmp_path / "out" / OUTCOME)
     assert list(one.predicted) == ["natural", "pgd-2@Linf:0.05", "fog@c-generated:5"]
+
+
+def test_all_that_is_asked_is_shown(ask: Ask):
+    answer = ask("--ood", "fog@c:3,spatter@c:5", "--n", "6", "--workers", "1", "--force", "--quiet")
+    assert answer.code == 0, answer.err
+    assert "corruptions severity 3 (generated, 1 of 15)" in flat(answer.out)
+    assert "spatter severity 5 (generated)" in flat(answer.out)
 
 
 def test_tables_of_corruptions_can_be_asked_for(ask: Ask):
