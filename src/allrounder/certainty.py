@@ -14,7 +14,7 @@ def percent(share: float) -> str:
     return f"{100 * share + 1e-9:.2f}"
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
+def wilson(share: float, count: int | float) -> tuple[float, float]:
     """Wilson's 95% interval of a share of `count` trials."""
     if count == 0:
         return 0.0, 1.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, cast, final
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -16,16 +15,17 @@ from torch import nn
 from allrounder.attacks.autoattack import stages_of
 from allrounder.attacks.search import Search
 from allrounder.certainty import percent
-from allrounder.display import Bars, grid, out, say
+from allrounder.display import Observer, grid, out, say
 from allrounder.doctor import doctor
 from allrounder.errors import RunError
 from allrounder.evaluation import BUDGETS, OUTCOME, Size, evaluate, subset
+from allrounder.evidence import stored
 from allrounder.footnotes import footnotes
 from allrounder.ood import shifts_of
 from allrounder.outcome import Outcome
-from allrounder.pool import Note
 from allrounder.probes import SUITES, Probe, chosen, suite
 from allrounder.shift_tables import SHIFTED
+from allrounder.storage import write_text
 from allrounder.subject import Subject, subject_of
 from allrounder.tables import SAID, render
 from allrounder.types import device_of
@@ -105,20 +105,18 @@ def eval_(
 ) -> None:
     """Evaluate a network under attack; call again to go on after an interruption, or with more.
 
-    Every image that an attack is done with is kept in the folder, and is never done twice.
+    Nothing is done twice. Printed is what this call asks for, kept is all that was asked of the same images.
     """
     _check_known(("--budget", budget, BUDGETS), ("--table", style or STYLES[0], STYLES))
     about = subject_of(what, which=which, model=model, weights=weights, key=key, data=data)
     probes = asked(about, suite_name, threat or [], attack or [], ood)
-    if keep_examples and folder is None and about.folder is None:
-        raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
-    where, images = folder or about.folder, len(subset(about.data.test, n or BUDGETS[budget], seed))
+    where = _home(folder or about.folder, keep_examples)
+    images = len(subset(about.data.test, n or BUDGETS[budget], seed))
     if model is not None:
         sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
-    shares = workers or default_workers(about.model, probes, images, ood)
-    if shares == 1 and device_of(about.model)[0].type == "cpu":
-        torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
-    with Watch(shares, quiet) as watch:
+    shares = _shares(workers, about.model, probes, images, ood)
+    before = stored(where / OUTCOME) if where else None
+    with Observer(shares, quiet) as watch:
         watch.say(f"{about.name}: {images} images of {len(about.data.test)}")
         outcome = evaluate(
             about.model,
@@ -138,16 +136,32 @@ def eval_(
             progress=watch.note,
         )
     if where is not None:
-        write_tables(where, about.name, outcome)
-    show(outcome, about.name, style, None if quiet else where)
+        write_tables(where, about.name, stored(where / OUTCOME) or outcome)
+    show(outcome, about.name, style)
+    if where is not None and not quiet:
+        _tell_of_files(where, before, outcome)
 
 
 def write_tables(where: Path, name: str, outcome: Outcome) -> None:
     """The table of the evaluation, and those of every corruption and perturbation if there are any."""
-    (where / "table.md").write_text(render({name: outcome}), encoding="utf-8")
+    write_text(where / "table.md", render({name: outcome}))
     for what, found in (("corruptions", outcome.corruptions()), ("perturbations", outcome.perturbations())):
         if found:
-            (where / f"{what}.md").write_text(render({name: outcome}, what), encoding="utf-8")
+            write_text(where / f"{what}.md", render({name: outcome}, what))
+        else:
+            (where / f"{what}.md").unlink(missing_ok=True)  # of a call for other images
+
+
+def _tell_of_files(where: Path, before: Outcome | None, asked: Outcome) -> None:
+    """Where all results are, what they have besides what is shown, and what they have no more."""
+    whole = stored(where / OUTCOME) or asked
+    if more := len(whole.predicted) - len(asked.predicted):
+        say(f"{OUTCOME} and table.md also have what was asked before ({more} probes)")
+    gone = 0 if before is None else len(before.predicted.keys() - whole.predicted.keys())
+    if gone and before is not None:
+        why = "of another set" if before.facts["rows"] == whole.facts["rows"] else f"on {len(before)} images"
+        say(f"{OUTCOME} no longer has {gone} probes {why}; ask for them again, and nothing is done twice")
+    say(f"results: {where}/")
 
 
 def doctor_(
@@ -207,51 +221,20 @@ def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, oo
     return max(1, min(len(os.sched_getaffinity(0)), images // WORTHWHILE))
 
 
-@final
-class Watch:
-    """Bars for the attacks that are under way, and a line for every one that is done."""
-
-    def __init__(self, workers: int, quiet: bool):
-        """A bar for each process."""
-        names = [""] if workers == 1 else [f"worker {number}" for number in range(1, workers + 1)]
-        self.bars = None if quiet else Bars(out, names)
-        self.begun: dict[tuple[str, str], float] = {}
-
-    def __enter__(self) -> Watch:
-        if self.bars is not None:
-            self.bars.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bars is not None:
-            self.bars.__exit__(*error)
-
-    def say(self, text: str) -> None:
-        """A line above the bars."""
-        if self.bars is not None:
-            self.bars.say(text)
-
-    def note(self, note: Note) -> None:
-        """Hear how far an attack is."""
-        if self.bars is None:
-            return
-        begun = self.begun.setdefault((note.name, note.what), time.monotonic())
-        left = note.done - note.broken
-        self.bars.show(note.name, note.done, note.total, f"{note.what} {note.broken} broken")
-        if note.done == note.total:
-            passes = f"{note.forwards} forward and {note.backwards} backward passes"
-            spent = f"{time.monotonic() - begun:.1f} s" + (f", {passes}" if note.forwards else "")
-            self.bars.say(f"{note.name} {note.what}: {note.broken} broken, {left} left ({spent})".strip())
+def _home(folder: Path | None, keep_examples: bool) -> Path | None:
+    if keep_examples and folder is None:
+        raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
+    return folder
 
 
-def show(outcome: Outcome, name: str, style: str | None, where: Path | None = None) -> None:
-    """Print the numbers, and where all results are."""
-    _print_numbers(outcome, name, style)
-    if where is not None:
-        say(f"results: {where}/")
+def _shares(workers: int | None, model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str) -> int:
+    shares = workers or default_workers(model, probes, images, ood)
+    if shares == 1 and device_of(model)[0].type == "cpu":
+        torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
+    return shares
 
 
-def _print_numbers(outcome: Outcome, name: str, style: str | None) -> None:
+def show(outcome: Outcome, name: str, style: str | None) -> None:
     """Print the accuracies with their intervals, what came of every stage, and what to know of them."""
     if style is not None:
         about = {"name": name, **outcome.facts.get("robustbench", {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -16,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+from allrounder.pool import Note
 
 out = Console(width=None if sys.stdout.isatty() else 110)
 err = Console(stderr=True)
@@ -121,3 +124,40 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+@final
+class Observer:
+    """Bars for the attacks that are under way, and a line for every one that is done."""
+
+    def __init__(self, workers: int, quiet: bool):
+        """A bar for each process."""
+        names = [""] if workers == 1 else [f"worker {number}" for number in range(1, workers + 1)]
+        self.bars = None if quiet else Bars(out, names)
+        self.begun: dict[tuple[str, str], float] = {}
+
+    def __enter__(self) -> Observer:
+        if self.bars is not None:
+            self.bars.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bars is not None:
+            self.bars.__exit__(*error)
+
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        if self.bars is not None:
+            self.bars.say(text)
+
+    def note(self, note: Note) -> None:
+        """Hear how far an attack is."""
+        if self.bars is None:
+            return
+        begun = self.begun.setdefault((note.name, note.what), time.monotonic())
+        left = note.done - note.broken
+        self.bars.show(note.name, note.done, note.total, f"{note.what} {note.broken} broken")
+        if note.done == note.total:
+            passes = f"{note.forwards} forward and {note.backwards} backward passes"
+            spent = f"{time.monotonic() - begun:.1f} s" + (f", {passes}" if note.forwards else "")
+            self.bars.say(f"{note.name} {note.what}: {note.broken} broken, {left} left ({spent})".strip())

@@ -6,7 +6,6 @@ evaluate(model, data, threats=["Linf:8/255", "L2:128/255"], attacks=["pgd-20", "
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from allrounder.data.given import Given, as_split
 from allrounder.data.subset import balanced
 from allrounder.doctor import doctor
 from allrounder.errors import Interrupted
-from allrounder.evidence import identity, outcome_of, rows_digest, save_examples, settings
+from allrounder.evidence import identity, joined, outcome_of, rows_digest, save_examples, settings, stored
 from allrounder.ledger import Ledger, opened
 from allrounder.ood import Shifted
 from allrounder.outcome import Facts, Outcome
@@ -84,8 +83,9 @@ def evaluate(
     or as a norm with one or several eps, and is AutoAttack unless attacks are named.
 
     In a folder `out`, every image that an attack is done with is remembered: call again after an
-    interruption, with more images or with more attacks, and nothing is done twice. `workers` are processes of
-    one thread each; at one thread, the outcome is the same for any number. `keep_examples` saves images that
+    interruption, with more images or attacks, and nothing is done twice. Returned is what was asked for; the
+    file OUTCOME there also has what was asked of the same images before. `workers` are processes of one
+    thread each; at one thread, the outcome is the same for any number. `keep_examples` saves images that
     fooled the network. The preflight of `doctor` stops on severe findings (check = "stop"), only notes them
     in the facts ("note"), or is not made ("skip"). `about` joins the facts. `ood` adds images that were
     changed without an adversary, such as "c:5,p" (see `ood`), from the folder `ood_data` or made here.
@@ -102,8 +102,7 @@ def evaluate(
         facts |= preflight(model, split, rows, wanted, stop=check == "stop")
     # Within a training nobody asks which network it was.
     known = identity(model, split) if check != "skip" or out is not None or workers > 1 else {}
-    facts |= {key: known[key] for key in known if key in ("network", "data")}
-    facts |= shifted.facts()
+    facts |= {key: known[key] for key in known if key in ("network", "data")} | shifted.facts()
     with ExitStack() as stack:
         folder = _home(stack, out, workers, {**known, **plan, "examples": keep_examples})
         job = Job(model, split, wanted, seed, width, keep_examples, folder, out is not None, shifted)
@@ -112,7 +111,7 @@ def evaluate(
         if keep_examples and folder is not None:
             save_examples(folder, ledger, wanted, outcome, rows)
         if out is not None:
-            _save(outcome, Path(out), f"{facts['rows']}-{_digest(wanted, shifted)}")
+            _save(outcome, Path(out))
     return outcome
 
 
@@ -124,17 +123,16 @@ def _home(stack: ExitStack, out: str | Path | None, workers: int, plan: Facts) -
     return Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-"))) if workers > 1 else None
 
 
-def _save(outcome: Outcome, folder: Path, name: str) -> None:
-    """Where it is found at once until another is asked for, and where it is kept."""
-    (folder / "outcomes").mkdir(exist_ok=True)
-    outcome.save(folder / "outcomes" / f"{name}.safetensors")
-    outcome.save(folder / OUTCOME)
-
-
-def _digest(probes: Sequence[Probe], shifted: Shifted) -> str:
-    keys = [key for shift in shifted.shifts for key in shifted.keys(shift).values()]
-    written = "\n".join([*(f"{probe}: {probe.attack}" for probe in probes), *keys])
-    return hashlib.sha256(written.encode()).hexdigest()[:8]
+def _save(outcome: Outcome, folder: Path) -> None:
+    """Add to what earlier calls found out about the same images: it is kept for every choice of images, and
+    that of the last call is found at once."""
+    kept = folder / "outcomes" / f"{outcome.facts['rows']}.safetensors"
+    kept.parent.mkdir(exist_ok=True)
+    earlier = stored(kept)
+    whole = outcome if earlier is None else joined(earlier, outcome)
+    whole = replace(whole, facts={**whole.facts, "flags": flags(whole)})
+    whole.save(kept)
+    whole.save(folder / OUTCOME)
 
 
 def _check_options(budget: str, check: str, lane: int | None, workers: int, *, homeless: bool) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor, nn
 
@@ -25,11 +26,14 @@ from allrounder.ledger import Ledger, Lines
 from allrounder.outcome import NATURAL, Facts, Outcome
 from allrounder.probes import Probe
 from allrounder.rng import Draws
+from allrounder.shifts import view_of
 from allrounder.storage import aside
 from allrounder.types import Classifier, Labels, device_of
 
 SAMPLE, MANY = 8, 512
 """Images by whose answers a network, and by which a dataset is known again."""
+BY_PROBE = ("stages", "settings", "attacks", "ood")
+"""Facts that have a part for every probe, or for every set of changed images."""
 
 
 def outcome_of(
@@ -59,6 +63,47 @@ def outcome_of(
         facts,
         distance={name: tensor.numpy() for name, tensor in distance.items()},
         stage={name: tensor.numpy() for name, tensor in stage.items()},
+    )
+
+
+def stored(file: Path) -> Outcome | None:
+    """The outcome in a file, if there is one."""
+    if not file.is_file():
+        return None
+    try:
+        return Outcome.load(file)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); delete it, and call again") from None
+
+
+def joined(earlier: Outcome, now: Outcome) -> Outcome:
+    """What two calls say of the same images: probes in the order in which they came, as they are now.
+
+    Changed images go together only if they are of one set: of another, the earlier ones are left out.
+    """
+    had, has = (outcome.facts.get("ood", {}) for outcome in (earlier, now))
+    other = [key for key in had if key in has and had[key] != has[key]]
+
+    def both(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {
+            name: of
+            for name, of in old.items()
+            if (view := view_of(name)) is None or view.origin not in other
+        }
+        return {**kept, **new}
+
+    facts = both(earlier.facts, now.facts)
+    for key in BY_PROBE:
+        if key in facts:
+            facts[key] = both(earlier.facts.get(key, {}), now.facts.get(key, {}))
+    asked = [*earlier.facts.get("questions", ()), *now.facts.get("questions", ())]
+    facts |= {"questions": list(dict.fromkeys(asked))}
+    return Outcome(
+        now.label,
+        both(earlier.predicted, now.predicted),
+        facts,
+        distance=both(earlier.distance, now.distance),
+        stage=both(earlier.stage, now.stage),
     )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from allrounder.certainty import percent
 from allrounder.outcome import Outcome
+from allrounder.shifts import AVERAGED, by_perturbation, sources
 
 Outcomes: TypeAlias = Mapping[str, Outcome]
 
@@ -65,9 +66,16 @@ def _attacked(outcome: Outcome) -> list[str]:
 
 def _shifted(outcome: Outcome) -> list[str]:
     named = {"c": "Corruptions", "p": "Perturbations"}
-    told = [f"{named[kind]}: {_plain(about)}" for kind, about in outcome.facts.get("ood", {}).items()]
-    if rates := [flips for _, flips in outcome.perturbations().values()]:
-        told.append(f"Flip rate: {percent(outcome.flip_rate())}%, the mean over {len(rates)} perturbations")
+    told: list[str] = []
+    for of, about in outcome.facts.get("ood", {}).items():
+        instead = "NOT USED, though taken as official: " if of.endswith("unusable") else ""
+        told.append(f"{named[of[0]]}: {instead}{_plain(about)}")
+    for source in sources(outcome.predicted, "p"):
+        of = {name: seen for name, seen in outcome.predicted.items() if f"@p-{source}:" in name}
+        rates = [flips for _, flips in by_perturbation(of, outcome.label).values()]
+        count = f"{len(rates)} of {len(AVERAGED['p'])}" if len(rates) < len(AVERAGED["p"]) else len(rates)
+        flips = percent(sum(rates) / len(rates))
+        told.append(f"Flip rate ({source}): {flips}%, the mean over {count} perturbations")
     return told
 
 

@@ -11,7 +11,6 @@ any number of images and attacks, and what one call has settled, the next one fi
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Generator, Mapping
@@ -27,10 +26,10 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from allrounder.errors import RunError
-from allrounder.storage import aside, sync, write_text
+from allrounder.storage import LOCK, aside, locked, sync, write_text
 from allrounder.types import Images, Labels, PerExampleBool
 
-PLAN, LINES, LOCK = "plan.json", "lines", ".lock"
+PLAN, LINES = "plan.json", "lines"
 
 
 @final
@@ -129,11 +128,7 @@ def opened(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
     if not file.is_file() and folder.exists() and not _is_empty(folder):
         raise RunError(f"{folder}: exists and is no evaluation; choose another folder, nothing was changed")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder}: another process is evaluating here; wait for it or stop it") from None
+    with locked(folder, "evaluating"):
         if file.is_file():
             _check_same(folder, _plan(file), facts)
         else:

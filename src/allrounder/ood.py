@@ -23,7 +23,7 @@ from allrounder import assessment
 from allrounder.assessment import Assessor, Tick
 from allrounder.corruptions import CORRUPTIONS
 from allrounder.corruptions.base import SEVERITIES
-from allrounder.corruptions.making import Kind
+from allrounder.corruptions.making import Kind, at_once
 from allrounder.corruptions.sequences import PERTURBATIONS
 from allrounder.corruptions.sets import ShiftedSet, find_set
 from allrounder.data.base import Split
@@ -38,7 +38,7 @@ from allrounder.values import nearest
 
 WRITTEN = re.compile(r"(?:(\w+)@)?([cp])(?::(\d+))?")
 AT_ONCE = 512
-"""Changed images in memory."""
+"""Changed images in memory; fewer where they are large."""
 
 
 @final
@@ -105,7 +105,9 @@ class Shifted:
 
     def facts(self) -> dict[str, Any]:
         """Which sets they are, if any."""
-        return {"ood": {kind: one.about for kind, one in self.sets.items()}} if self.sets else {}
+        told = {f"{kind}-{one.source}": one.about for kind, one in self.sets.items()}
+        told |= {f"{kind}-unusable": one.instead_of for kind, one in self.sets.items() if one.instead_of}
+        return {"ood": told} if told else {}
 
     def probes(self, shift: Shift) -> list[str]:
         """The names of what is predicted: of one severity, or of every frame."""
@@ -155,7 +157,7 @@ class _Sheet:
 
     def fill(self, shift: Shift, images: ShiftedSet) -> None:
         """Ask about all rows; an interruption loses nothing that was answered."""
-        size, total = max(1, AT_ONCE // len(self.keys)), len(self.rows)
+        size, total = at_once(self.assessor.split, AT_ONCE, len(self.keys)), len(self.rows)
         try:
             for start in range(0, total, size):
                 some = self.rows[start : start + size]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -15,8 +14,16 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from allrounder.certainty import Z95, Paired, percent, wilson
-from allrounder.shifts import by_corruption, by_perturbation, compact, group_scores, groups, view_of
+from allrounder.certainty import Paired, percent, wilson
+from allrounder.shifts import (
+    by_corruption,
+    by_perturbation,
+    compact,
+    group_scores,
+    groups,
+    sources,
+    view_of,
+)
 
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -25,6 +32,8 @@ Facts: TypeAlias = Mapping[str, Any]
 NATURAL = "natural"
 JOINED = ("worst", "mean")
 AVERAGES = ("corruptions", "perturbations")
+TINY = 1e-12
+"""A variance that is nothing but rounding."""
 
 
 @final
@@ -75,16 +84,14 @@ class Outcome:
         return names
 
     def _average(self, attack: str, threat: str | None) -> list[list[str]]:
-        """The parts of an average over corruptions or perturbations, by its title or the beginning of it."""
-        if attack not in AVERAGES:
-            return []
+        """The parts of a column of changed images, by its title or the beginning of it."""
         titled = {title: parts for (of, title), parts in groups(self.predicted).items() if of == attack}
         found = [parts for title, parts in titled.items() if title.startswith(threat or "")]
         return found[0] if len(found) == 1 else []
 
     def columns(self) -> list[tuple[str, str | None]]:
-        """What a table shows: natural, the other probes, worst and mean of attacks with several threats, and
-        averages over corruptions and perturbations."""
+        """What a table shows: natural, the other probes, worst and mean of attacks with several threats,
+        averages over corruptions and perturbations, and corruptions that are in none."""
         names = [name for name in self.predicted if view_of(name) is None]
         attacks = dict.fromkeys(name.partition("@")[0] for name in names)
         several = [attack for attack in attacks if len(self.probes(attack)) > 1]
@@ -98,7 +105,7 @@ class Outcome:
         `threat` is a norm ("Linf"), a full threat ("Linf:8/255"), "worst" (correct under every threat of the
         attack: the true union) or "mean" (over its threats: what Generalist++ calls Union). It may be left
         out where there is only one. Averages are "corruptions" or "perturbations", with the title of the
-        column or its beginning ("severity 5").
+        column or its beginning ("severity 5"); so are corruptions that are in none ("spatter").
         """
         if parts := self._average(attack, threat):
             return group_scores(self.predicted, self.label, parts)
@@ -133,19 +140,26 @@ class Outcome:
             return np.bincount(self.label, weights=scores, minlength=classes) / counts
 
     def interval(self, attack: str = NATURAL, threat: str | None = None) -> tuple[float, float]:
-        """The 95% interval of an accuracy: Wilson's for shares, the normal one for a mean over probes."""
+        """The 95% interval of an accuracy p over n images: Wilson's, as of so many yes or no as are as sure.
+
+        A mean over probes scatters less from image to image than yes or no do: with the variance v of its
+        scores, n images are worth n p (1 - p) / v of them. Where v is 0 that is unknown, and n is taken.
+        """
         scores = self.scores(attack, threat)
-        if threat != "mean" and attack not in AVERAGES:
-            return wilson(float(scores.mean()), len(scores))
-        half = Z95 * float(scores.std()) / math.sqrt(len(scores))
-        return max(float(scores.mean()) - half, 0.0), min(float(scores.mean()) + half, 1.0)
+        share, variance = float(scores.mean()), float(scores.var())
+        plain = bool(((scores == 0) | (scores == 1)).all()) or variance < TINY
+        return wilson(share, len(scores) if plain else len(scores) * share * (1 - share) / variance)
 
     def corruptions(self) -> dict[str, dict[int, float]]:
-        """Accuracy under every corruption at every severity that was measured."""
+        """Accuracy under every corruption at every severity that was measured.
+
+        Where there are official and generated images, names say which: "fog (official)".
+        """
         return by_corruption(self.predicted, self.label)
 
     def perturbations(self) -> dict[str, tuple[float, float]]:
-        """Accuracy over all frames of every perturbation that was measured, and its flip rate."""
+        """Accuracy over all frames of every perturbation that was measured, and its flip rate; named as
+        corruptions are."""
         return by_perturbation(self.predicted, self.label)
 
     def flip_rate(self, perturbation: str | None = None) -> float:
@@ -154,6 +168,8 @@ class Outcome:
         if not rates or perturbation not in (None, *rates):
             known = ", ".join(rates) or "none"
             raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {known}")
+        if perturbation is None and len(sources(self.predicted, "p")) > 1:
+            raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
         return rates[perturbation] if perturbation is not None else sum(rates.values()) / len(rates)
 
     def after(self, probe: str) -> list[float]:

@@ -7,13 +7,12 @@ weights/best-N  weights/last-N    global weights and every learner's, each folde
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,11 +23,22 @@ from torch import Tensor, nn
 
 from allrounder.errors import RunError
 from allrounder.recipe import Recipe
-from allrounder.storage import aside, newest, prune, read_facts, read_tensors, sync, write_folder, write_text
+from allrounder.storage import (
+    LOCK,
+    aside,
+    locked,
+    newest,
+    prune,
+    read_facts,
+    read_tensors,
+    sync,
+    write_folder,
+    write_text,
+)
 from allrounder.weights import Weights, copy_, misfit, weights_of
 
 FORMAT = 1
-RECIPE, LOCK = "recipe.toml", ".lock"
+RECIPE = "recipe.toml"
 
 
 @final
@@ -48,7 +58,7 @@ class Run:
         if not (folder / RECIPE).is_file():
             _check_free(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder):
+            with locked(folder, "training"):
                 if not (folder / RECIPE).is_file():
                     write_text(folder / RECIPE, recipe.dump())
         run = cls(folder)
@@ -70,7 +80,7 @@ class Run:
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes out of the folder while it is written."""
-        return _locked(self.folder)
+        return locked(self.folder, "training")
 
     def log(self, event: str, **facts: Any) -> None:
         """Append one object to the metrics."""
@@ -195,16 +205,6 @@ def check_fits(run: str | Path, weights: Mapping[str, Tensor], network: nn.Modul
     odd = misfit(weights, weights_of(network))
     if odd is not None:
         raise RunError(f"{run}: holds another network, {odd} does not fit; use the same model for both")
-
-
-@contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder}: another process is training here; wait for it or stop it") from None
-        yield
 
 
 def _check_free(folder: Path) -> None:

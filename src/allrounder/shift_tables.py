@@ -10,7 +10,7 @@ from typing import TypeVar
 from allrounder.certainty import percent
 from allrounder.footnotes import Outcomes, footnotes
 from allrounder.outcome import AVERAGES, Outcome
-from allrounder.shifts import ALL
+from allrounder.shifts import ALL, sources
 
 Found = TypeVar("Found")
 
@@ -32,9 +32,9 @@ def perturbations(outcomes: Outcomes) -> str:
     for name, outcome in outcomes.items():
         found = _needed(name, outcome.perturbations(), "perturbations")
         rows = [[title, percent(share), percent(flips)] for title, (share, flips) in found.items()]
-        rows.append(
-            ["mean", percent(sum(s for s, _ in found.values()) / len(found)), percent(outcome.flip_rate())]
-        )
+        if len(sources(outcome.predicted, "p")) == 1:
+            mean = sum(share for share, _ in found.values()) / len(found)
+            rows.append(["mean", percent(mean), percent(outcome.flip_rate())])
         header = [name, "correct over all frames", "flip rate"]
         parts.append(_markdown(header, rows, _means(outcome, "perturbations")))
     return _with_notes(parts, outcomes)
@@ -52,7 +52,8 @@ def corruptions_csv(outcomes: Outcomes) -> str:
     sheet.writerow(["corruption", *(corruption for corruption, _ in columns), "source"])
     sheet.writerow(["severity", *(severity for _, severity in columns), ""])
     for name, of in found.items():
-        source = outcomes[name].facts.get("ood", {}).get("c", "")
+        told = outcomes[name].facts.get("ood", {})
+        source = "; ".join(about for key, about in told.items() if key.startswith("c"))
         sheet.writerow([name, *(of.get(corruption, {}).get(s, "") for corruption, s in columns), source])
     return text.getvalue()
 

@@ -6,12 +6,15 @@ a perturbation, so that what was published and what was generated never meet in 
 corruptions severity 5       over the fifteen standard corruptions (Generalist++)
 corruptions severities 1-5   over these and all severities (RobustBench)
 perturbations all frames     over the frames of each of the ten perturbations, then over these (Generalist++)
+
+What is in neither of the first two has a column too: "corruptions severity 3" of the fifteen at this
+severity, and "spatter severity 3" of another corruption.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -48,8 +51,13 @@ class View:
     source: str
     number: int
 
+    @property
+    def origin(self) -> str:
+        """Which set it is of, "c-official" for one."""
+        return f"{self.kind}-{self.source}"
+
     def __str__(self) -> str:
-        return f"{self.name}@{self.kind}-{self.source}:{self.number}"
+        return f"{self.name}@{self.origin}:{self.number}"
 
 
 def view_of(probe: str) -> View | None:
@@ -63,21 +71,41 @@ def views(probes: Iterable[str], kind: str) -> list[View]:
     return [view for view in map(view_of, probes) if view is not None and view.kind == kind]
 
 
+def sources(probes: Iterable[str], kind: str) -> list[str]:
+    """Whether probes of a kind are official, generated, or both."""
+    return sorted({view.source for view in views(probes, kind)}, reverse=True)
+
+
 def groups(probes: Iterable[str]) -> dict[Column, list[list[str]]]:
     """The averages that can be taken: for each its corruptions or perturbations, and the probes of each.
 
-    One over fewer than all says over how many.
+    One over fewer than all says over how many. What would be in none is a group by itself.
     """
     probes, found = list(probes), dict[Column, list[list[str]]]()
-    for source in ("official", "generated"):
+    for source in sources(probes, "c"):
         some = [view for view in views(probes, "c") if view.source == source]
-        for title, wanted in (("severity 5", {WORST}), ("severities 1-5", set(ALL))):
-            parts = _parts(some, AVERAGED["c"], wanted)
-            if parts:
-                found["corruptions", _titled(title, source, len(parts), "c")] = parts
+        found |= _of_corruptions(some, source)
+    for source in sources(probes, "p"):
         some = [view for view in views(probes, "p") if view.source == source]
         if parts := _parts(some, AVERAGED["p"], set()):
             found["perturbations", _titled("all frames", source, len(parts), "p")] = parts
+    return found
+
+
+def _of_corruptions(some: Sequence[View], source: str) -> dict[Column, list[list[str]]]:
+    found = dict[Column, list[list[str]]]()
+    shown = set[str]()
+    for title, wanted in (("severity 5", {WORST}), ("severities 1-5", set(ALL))):
+        if parts := _parts(some, AVERAGED["c"], wanted):
+            found["corruptions", _titled(title, source, len(parts), "c")] = parts
+            shown |= {probe for part in parts for probe in part}
+    left = [view for view in some if str(view) not in shown]
+    for severity in sorted({view.number for view in left if view.name in AVERAGED["c"]}):
+        parts = _parts(some, AVERAGED["c"], {severity})
+        found["corruptions", _titled(f"severity {severity}", source, len(parts), "c")] = parts
+    for view in left:
+        if view.name not in AVERAGED["c"]:
+            found[view.name, f"severity {view.number} ({source})"] = [[str(view)]]
     return found
 
 
@@ -112,8 +140,9 @@ def group_scores(
 def by_corruption(predicted: Mapping[str, NDArray[Any]], label: NDArray[Any]) -> dict[str, dict[int, float]]:
     """Accuracy under every corruption at every severity."""
     found: dict[str, dict[int, float]] = {}
+    named = _names(predicted, "c")
     for view in views(predicted, "c"):
-        found.setdefault(view.name, {})[view.number] = float((predicted[str(view)] == label).mean())
+        found.setdefault(named(view), {})[view.number] = float((predicted[str(view)] == label).mean())
     return found
 
 
@@ -126,15 +155,22 @@ def by_perturbation(
     where frames have no order, from that of the first; averaged over images.
     """
     frames: dict[str, list[View]] = {}
+    named = _names(predicted, "p")
     for view in views(predicted, "p"):
-        frames.setdefault(view.name, []).append(view)
+        frames.setdefault(named(view), []).append(view)
     found: dict[str, tuple[float, float]] = {}
     for name, some in frames.items():
         shown = np.stack([predicted[str(view)] for view in sorted(some, key=lambda view: view.number)])
-        before = shown[:1] if name.endswith("noise") else shown[:-1]
+        before = shown[:1] if some[0].name.endswith("noise") else shown[:-1]
         flips = float((shown[1:] != before).mean()) if len(shown) > 1 else 0.0
         found[name] = float((shown == label).mean()), flips
     return found
+
+
+def _names(probes: Iterable[str], kind: str) -> Callable[[View], str]:
+    """What changes are called: where there are several sources, with the source."""
+    several = len(sources(probes, kind)) > 1
+    return lambda view: f"{view.name} ({view.source})" if several else view.name
 
 
 def compact(array: NDArray[Any]) -> NDArray[Any]:

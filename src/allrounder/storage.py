@@ -3,12 +3,14 @@ vanish at once."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +22,23 @@ from torch import Tensor
 from allrounder.errors import RunError
 from allrounder.weights import Weights
 
-MANIFEST = "manifest.json"
+MANIFEST, LOCK = "manifest.json", ".lock"
 
 
 def aside(path: Path) -> Path:
     """Where something lies that is not whole yet, or no longer."""
     return path.with_name(f".{path.name}.tmp")
+
+
+@contextmanager
+def locked(folder: Path, doing: str) -> Generator[None]:
+    """Keep other processes out of a folder; the lock is gone with the process, its file stays."""
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{folder}: another process is {doing} here; wait for it or stop it") from None
+        yield
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import nn
 
 from allrounder.data.base import Data
-from allrounder.errors import RunError
+from allrounder.data.known import check_same, facts_of
 from allrounder.init import Random
 from allrounder.learner import Learner
 from allrounder.meter import Meter
@@ -38,6 +38,7 @@ class Training:
         self.recipe, self.run, self.data, self.world = recipe, run, data, world
         self.train_split, _ = split_off(recipe, data)
         self.batches = recipe.batches(self.train_split, data.extra)
+        self.shown = facts_of(self.train_split, data.extra if recipe.extra else None)
         self.clock = Clock(recipe.epochs, self.batches.steps, recipe.pace)
         # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
         fresh = recipe if run.latest() is None else replace(recipe, init=Random())
@@ -89,7 +90,7 @@ class Training:
             | {f"part.{name}": part for name, part in self.mixer.parts[learner.task.name].items()}
             for learner in self.learners
         }
-        facts = {"best": self.selector.best, "sums": self.meter.sums, "images": len(self.batches.split)}
+        facts = {"best": self.selector.best, "sums": self.meter.sums, **self.shown}
         self.run.save_checkpoint(t, states, facts)
         self._keep_best()
 
@@ -97,9 +98,7 @@ class Training:
         """Take up the newest checkpoint; the step it was made after, 0 where there is none."""
         point, facts = self.run.resume_point()
         if point is not None:
-            if facts["images"] != (now := len(self.batches.split)):
-                had = f"had {facts['images']} images to train on, now there are {now}"
-                raise RunError(f"{self.run.folder}: {had}; resume with the same data")
+            check_same(self.run.folder, facts, self.shown)
             states = {name: read_tensors(point, name) for name in self.recipe.names}
             for learner in self.learners:
                 state = states[learner.task.name]

@@ -129,10 +129,10 @@ def test_a_suite_gives_the_columns_of_a_table(ask: Ask, tmp_path: Path):
     ))  # fmt: skip
     assert f"aa@Linf:0.05: {after}" in answer.out.replace("\n", "")
     default = ask(*LINF, "--n", "12", "--out", str(tmp_path))
-    assert default.code == 0 and list(Outcome.load(tmp_path / OUTCOME).predicted) == [
-        "natural",
-        "aa@Linf:0.05",
-    ]
+    assert default.code == 0 and "aa@Linf:0.05" in default.out and "pgd-20" not in default.out
+    assert "also have what was asked before (2 probes)" in flat(default.out)
+    assert Outcome.load(tmp_path / OUTCOME).predicted.keys() == found.predicted.keys()
+    assert "pgd-20@Linf:0.05" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from allrounder.assessment import Book
 from allrounder.attacks.lanes import Points
 from allrounder.data.base import Subset
 from allrounder.data.subset import balanced
-from allrounder.errors import Interrupted
+from allrounder.errors import Interrupted, RunError
 from allrounder.evaluation import OUTCOME, Job
 from allrounder.ledger import LINES, Ledger
 from allrounder.outcome import Outcome
@@ -133,8 +133,8 @@ def test_neither_the_size_of_chunks_nor_the_order_of_probes_matters(
     alone = [Probe(f"part{number}", part, CASCADE.threat) for number, part in enumerate(PARTS)]
     with watched() as attacked:
         measured(tmp_path / "eval", probes=[*reversed(alone), PGD, CASCADE])
-        measured(tmp_path / "eval")
-    assert saved(tmp_path / "eval") == whole()
+        measured(tmp_path / "eval").save(tmp_path / OUTCOME)
+    assert saved(tmp_path) == whole()
     # The parts are settled on all images, and the cascade finds them there.
     assert {len(rows) for rows in attacked.values()} == {len(rows) for rows in map(set, attacked.values())}
     assert len(attacked) == len(PARTS) + 1
@@ -268,13 +268,42 @@ def test_more_attacks_are_added_to_those_before(tmp_path: Path):
     with watched() as alone:
         measured(tmp_path / "eval", probes=[Probe("first", PARTS[0], CASCADE.threat)])
     with watched() as more:
-        measured(tmp_path / "eval")
-    assert saved(tmp_path / "eval") == whole()
+        measured(tmp_path / "eval").save(tmp_path / OUTCOME)
+    assert saved(tmp_path) == whole(), "what was asked is what is returned"
     assert set(alone).isdisjoint(more) and len(more) == len(PARTS)
     stronger = Probe("all", CASCADE.attack, Threat.parse("L2:0.6"))
     with watched() as other:
         measured(tmp_path / "eval", probes=[*PROBES, stronger])
     assert all("L2:0.6" in key for key in other) and len(other) == len(PARTS)
+
+
+def test_a_file_has_all_that_was_asked_of_the_same_images(tmp_path: Path):
+    first, folder = Probe("first", PARTS[0], CASCADE.threat), tmp_path / "eval"
+    once = measured(tmp_path / "once", probes=[first, PGD, CASCADE], check="note")
+    parts = [measured(folder, probes=[probe], check="note") for probe in (first, PGD, CASCADE)]
+    assert [list(part.predicted) for part in parts] == [
+        ["natural", str(probe)] for probe in (first, PGD, CASCADE)
+    ]
+    found = Outcome.load(folder / OUTCOME)
+    assert saved(folder) == saved(tmp_path / "once") and found.facts == once.facts
+    assert list(found.predicted) == ["natural", str(first), str(PGD), str(CASCADE)]
+    assert all(np.array_equal(found.predicted[name], once.predicted[name]) for name in once.predicted)
+    for probes in ([PGD], [CASCADE, first], []):
+        measured(folder, probes=probes)
+        assert saved(folder) == saved(tmp_path / "once"), "to repeat a question changes nothing"
+
+
+def test_what_was_asked_of_other_images_is_kept_apart(tmp_path: Path):
+    measured(tmp_path, probes=[PGD], n=12)
+    before = saved(tmp_path)
+    measured(tmp_path, probes=[CASCADE])
+    assert list(Outcome.load(tmp_path / OUTCOME).predicted) == ["natural", str(CASCADE)]
+    measured(tmp_path, probes=[], n=12)
+    assert saved(tmp_path) == before
+    for file in (tmp_path / "outcomes").iterdir():
+        file.write_bytes(b"cut")
+    with pytest.raises(RunError, match=r"outcomes/\w+.safetensors: cannot be read .*; delete it"):
+        measured(tmp_path, probes=[PGD])
 
 
 class Moody(Tiny):

@@ -212,9 +212,47 @@ def test_an_interrupted_run_with_extra_images_goes_on_to_the_bit(tmp_path: Path)
         go(value, tmp_path / "run", data=with_extra())
     with pytest.raises(RunError, match=r"had 66 images to train on, now there are 65; resume with the same"):
         go(value, tmp_path / "run", data=with_extra(29), resume=True)
+    other = replace(with_extra(), extra=blobs(30, seed=8).train)
+    with pytest.raises(RunError, match="was trained on other images or labels"):
+        go(value, tmp_path / "run", data=other, resume=True)
     run = go(value, tmp_path / "run", data=with_extra(), resume=True)
     assert remains(run.folder) == remains(whole.folder)
     assert run.weights("best")[1]["extra"] == "70% of every batch from given (name blobs)"
+
+
+class Preparing:
+    """A split that notes what it is told of, and what is fetched."""
+
+    def __init__(self, split: Split) -> None:
+        self.split, self.told, self.fetched = split, list[list[int]](), list[list[int]]()
+        self.labels = split.labels
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def fetch(self, index: torch.Tensor) -> torch.Tensor:
+        self.fetched.append(index.tolist())
+        return self.split.fetch(index)
+
+    def expect(self, index: torch.Tensor) -> None:
+        self.told.append(index.tolist())
+
+
+def test_both_splits_are_told_what_comes_next():
+    original, extra = Preparing(labelled(12)), Preparing(labelled(7, 500))
+    batches = ExtraBatches(original, extra, 3, 5, Draws(0))
+    for t in range(9):
+        batches.at(t // batches.steps + 1, t % batches.steps + 1)
+    for split in (original, extra):
+        assert len(split.told) == 18
+        for t, fetched in enumerate(split.fetched[1:], start=1):
+            assert fetched == split.told[2 * (t - 1)]
+            assert t == 1 or fetched == split.told[2 * (t - 2) + 1]
+    plain = ExtraBatches(labelled(12), extra, 3, 5, Draws(0))
+    assert torch.equal(plain.at(2, 1).index, batches.at(2, 1).index)
+    joined = Joined(original, labelled(3))
+    joined.expect(torch.tensor([13, 2, 12]))
+    assert original.told[-1] == [2]
 
 
 def test_learners_see_extra_images_and_validation_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

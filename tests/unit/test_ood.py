@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from allrounder import assessment, ood
-from allrounder.corruptions import corrupt, sets
+from allrounder.corruptions import corrupt, making, sets
 from allrounder.corruptions.making import MARKER, bytes_of, make_c, make_p
 from allrounder.corruptions.sequences import perturb_sequence
 from allrounder.errors import Interrupted, RunError
-from allrounder.evaluation import evaluate, subset
+from allrounder.evaluation import OUTCOME, evaluate, subset
 from allrounder.ledger import LINES
 from allrounder.ood import Shift, shifts_of
 from allrounder.outcome import Outcome
@@ -85,7 +86,8 @@ def test_predictions_are_those_on_the_changed_images():
         for frame in some:
             assert one.predicted[f"{name}@p-generated:{frame}"].tolist() == answers(frames[:, frame])
     assert len(one.predicted) == 1 + 5 + 1 + 1 + 16 + 31
-    assert one.facts["ood"].keys() == {"c", "p"} and "generated with seed 0" in one.facts["ood"]["c"]
+    assert one.facts["ood"].keys() == {"c-generated", "p-generated"}
+    assert "generated with seed 0" in one.facts["ood"]["c-generated"]
     assert one.predicted["natural"].dtype == one.predicted["fog@c-generated:3"].dtype == np.int64
 
 
@@ -236,9 +238,35 @@ def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path
     one = measured(tmp_path / "out", "fog@c", ood_data=folder)
     expected = corrupt(bytes_of(images(), ALL), "fog", 5, seed=5)
     assert one.predicted["fog@c-official:5"].tolist() == answers(expected)
-    assert "official files" in one.facts["ood"]["c"]
+    assert "official" in one.facts["ood"]["c-official"]
     assert one.columns()[-1] == ("corruptions", "severities 1-5 (official, 1 of 15)")
-    assert len({path.name for path in (tmp_path / "out" / "outcomes").iterdir()}) == 2
+    both = Outcome.load(tmp_path / "out" / OUTCOME)
+    assert both.facts["ood"].keys() == {"c-official", "c-generated"} and len(both.predicted) == 11
+
+
+def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Path):
+    folder = make_c(images(), cache / "CIFAR-10-C", corruptions=["snow"])
+    (folder / MARKER).unlink()
+    with pytest.warns(UserWarning, match="has no fog.npy"):
+        one = measured(asked="fog@c:5")
+    assert "has no fog.npy" in one.facts["ood"]["c-unusable"]
+    assert re.search(r"Corruptions: NOT USED, though taken as official: .*has no fog.npy", one.table())
+
+
+def test_neither_the_size_of_pieces_nor_that_of_images_matters(monkeypatch: pytest.MonkeyPatch):
+    whole = measured()
+    monkeypatch.setattr(making, "NUMBERS", 1)
+    few = measured()
+    assert all(np.array_equal(few.predicted[name], whole.predicted[name]) for name in whole.predicted)
+
+
+def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):
+    folder = make_c(images(), tmp_path / "other", corruptions=["fog"], seed=5)
+    measured(tmp_path / "out", "fog@c,snow@c,translate@p")
+    measured(tmp_path / "out", "fog@c:5", ood_data=folder)
+    found = Outcome.load(tmp_path / "out" / OUTCOME)
+    assert [name for name in found.predicted if "@c" in name] == ["fog@c-generated:5"]
+    assert "seed 5" in found.facts["ood"]["c-generated"] and len(found.perturbations()) == 1
 
 
 def test_a_folder_without_the_set_stops_at_once(tmp_path: Path):

@@ -133,9 +133,28 @@ def test_intervals_follow_the_kind_of_number():
     assert SMALL.interval() == wilson(4 / 6, 6)
     assert SMALL.interval("pgd-20", "worst") == wilson(1 / 6, 6)
     scores = np.array([1, 0.5, 0.5, 0, 0, 0])
-    half = 1.959963984540054 * scores.std() / math.sqrt(6)
-    low, high = SMALL.interval("pgd-20", "mean")
-    assert (low, high) == (pytest.approx(max(scores.mean() - half, 0)), pytest.approx(scores.mean() + half))
+    worth = 6 * (1 / 3) * (2 / 3) / scores.var()
+    assert worth > 6 and SMALL.interval("pgd-20", "mean") == pytest.approx(wilson(1 / 3, worth))
+
+
+@pytest.mark.parametrize(("right", "share"), [((0, 0), 0.0), ((4, 4), 1.0), ((4, 0), 0.5)])
+def test_the_interval_of_a_mean_is_never_a_point(right: tuple[int, int], share: float):
+    label = np.zeros(4, np.int64)
+    said = {
+        f"aa@{norm}:1": (np.arange(4) >= count).astype(np.int64)
+        for norm, count in zip(("L1", "L2"), right, strict=True)
+    }
+    found = Outcome(label, {"natural": label, **said})
+    assert found.accuracy("aa", "mean") == share and found.interval("aa", "mean") == wilson(share, 4)
+
+
+@given(st.integers(2, 60), st.integers(1, 9), st.integers(0, 9))
+def test_a_mean_over_probes_is_at_least_as_sure_as_one(images: int, probes: int, seed: int):
+    chance = np.random.default_rng(seed)
+    label = np.zeros(images, np.int64)
+    found = Outcome(label, {f"aa@L2:{k}": chance.integers(0, 2, images) for k in range(1, probes + 1)})
+    (low, high), plain = found.interval("aa", "mean"), wilson(found.mean("aa"), images)
+    assert plain[0] - 1e-9 <= low <= found.mean("aa") <= high <= plain[1] + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -371,7 +390,7 @@ def test_worst_and_mean_are_printed_where_there_are_several_threats():
         "pgd-20@L2:128/255 33.33 [9.68, 70.00]",
         "cw@L1:12 0.00 [0.00, 39.03]",
         "pgd-20 worst 16.67 [3.01, 56.35]",
-        "pgd-20 mean 33.33 [3.51, 63.15]",
+        "pgd-20 mean 33.33 [12.45, 63.74]",
         "n=6",
     ]
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import pytest
 import torch
 
 from allrounder.corruptions import corrupt, making
-from allrounder.corruptions.making import MARKER, bytes_of, make_c, make_p, source_digest
+from allrounder.corruptions.making import MARKER, at_once, bytes_of, make_c, make_p, source_digest
 from allrounder.corruptions.sequences import PERTURBATIONS, perturb_sequence
 from allrounder.corruptions.sets import Fresh, Stored, find_set
-from allrounder.data.base import Split, Tensors
+from allrounder.data.base import Split, Subset, Tensors
 from allrounder.data.store import cache_folder
 from allrounder.errors import Interrupted, RunError
 from allrounder.pool import Note
+from allrounder.storage import LOCK
 from tests.images import scenes
 from tests.interruptions import Killed, Point, give_up, struck
 
@@ -41,7 +43,7 @@ def split(count: int = N, shift: int = 0, channels: int = 3) -> Split:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != LOCK}
 
 
 def make(given: Split, folder: Path, names: Sequence[str], seed: int = 0) -> Path:
@@ -119,6 +121,20 @@ def test_a_signal_stops_after_a_piece_and_says_how_to_go_on(tmp_path: Path):
     assert "gaussian_noise.npy" in files(tmp_path / "c")
 
 
+def test_two_do_not_make_one_set(tmp_path: Path):
+    said = list[str]()
+
+    def come_in(note: Note) -> None:
+        with pytest.raises(RunError, match="c: another process is making a set here; wait for it") as error:
+            make_c(split(), tmp_path / "c", corruptions=["fog"])
+        said.append(str(error.value))
+
+    make_c(split(), tmp_path / "c", corruptions=["fog"], progress=come_in)
+    assert len(said) == 15
+    whole = files(make_c(split(), tmp_path / "whole", corruptions=["fog"]))
+    assert files(tmp_path / "c") == whole
+
+
 @pytest.mark.parametrize(("change", "key"), [({"seed": 1}, "seed"), ({"split": split(shift=1)}, "source")])
 def test_a_folder_is_of_one_set(change: dict[str, Any], key: str, tmp_path: Path):
     out = make_c(split(), tmp_path / "c", corruptions=["fog"])
@@ -175,7 +191,7 @@ def test_a_published_set_goes_first(cache: Path):
     make_c(split(), cache / "a", corruptions=NAMES)
     published(cache / "CIFAR-10-C")
     found = find_set(split(), "c", NAMES)
-    assert found.source == "official" and "official files" in found.about
+    assert found.source == "official" and "unmarked files, taken as official" in found.about
     rows = torch.tensor([1, 8])
     expected = corrupt(bytes_of(split(), rows), "fog", 4, seed=9, rows=[1, 8])
     assert np.array_equal(found.images("fog", 4, rows)[:, 0], expected)
@@ -187,6 +203,17 @@ def test_published_sequences_need_no_labels(tmp_path: Path):
     (folder / "labels.npy").unlink()
     found = find_set(split(), "p", ["scale"], tmp_path / "data")
     assert found.source == "official" and found.frames("scale") == 31
+
+
+@pytest.mark.parametrize("name", ["translate", "scale", "motion_blur", "gaussian_noise"])
+def test_published_sequences_are_known_by_any_of_them(name: str, tmp_path: Path):
+    crowd = split(16)
+    folder = make_p(crowd, tmp_path / "p", perturbations=[name])
+    for file in (MARKER, "labels.npy"):
+        (folder / file).unlink()
+    assert find_set(crowd, "p", [name], folder).source == "official"
+    with pytest.raises(RunError, match="images are not those of the data"):
+        find_set(Subset(crowd, torch.arange(15, -1, -1)), "p", [name], folder)
 
 
 def test_both_kinds_may_lie_in_one_folder(tmp_path: Path):
@@ -221,6 +248,66 @@ def test_a_given_folder_must_have_the_set(spoil: Any, said: str, tmp_path: Path)
     spoil(folder)
     with pytest.raises(RunError, match=said):
         find_set(split(), "c", NAMES, folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "fog.npy").unlink(), "has no fog.npy"),
+        (lambda folder: (folder / "labels.npy").unlink(), "has no labels.npy"),
+        (lambda folder: (folder / "fog.npy").write_bytes(b"<html>"), "cannot be read"),
+    ],
+    ids=["no file", "no labels", "a web page"],
+)
+@pytest.mark.parametrize("made", [False, True])
+def test_an_official_set_that_cannot_be_used_is_told_of(spoil: Any, said: str, made: bool, cache: Path):
+    if made:
+        make_c(split(), cache / "made", corruptions=NAMES)
+    spoil(published(cache / "CIFAR-10-C"))
+    with pytest.warns(UserWarning, match=f"{said}.*; generated images are used in place of official ones"):
+        found = find_set(split(), "c", NAMES)
+    assert isinstance(found, Stored if made else Fresh) and said in found.instead_of
+    assert found.about == Fresh(split(), "c").about
+    published(cache / "whole")
+    assert find_set(split(), "c", NAMES).instead_of == ""
+
+
+def test_nobody_is_told_of_damaged_sets_of_other_images(cache: Path):
+    (published(cache / "other", given=split(shift=5)) / "fog.npy").unlink()
+    make_c(split(), cache / "made", corruptions=["fog"])
+    found = find_set(split(), "c", NAMES)
+    assert isinstance(found, Fresh) and found.instead_of == ""
+
+
+def test_official_sets_are_told_apart(tmp_path: Path):
+    one = published(tmp_path / "one")
+    same, other = published(tmp_path / "same"), published(tmp_path / "other")
+    np.save(other / "gaussian_noise.npy", np.load(other / "gaussian_noise.npy") // 2)
+    about = [find_set(split(), "c", ["fog"], folder).about for folder in (one, same, other)]
+    assert about[0] == about[1] != about[2]
+
+
+@pytest.mark.parametrize("kind", ["c", "p"])
+def test_large_images_are_made_a_few_at_once(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names, seen = (["fog", "snow"] if kind == "c" else ["scale", "snow"]), list[int]()
+    make = partial(make_c, corruptions=names) if kind == "c" else partial(make_p, perturbations=names)
+    whole = files(make(split(), tmp_path / "whole"))
+    monkeypatch.setattr(making, "NUMBERS", 2 * 16 * 16 * 3 + 5)
+    original = Tensors.fetch
+
+    def counted(self: Tensors, index: Any) -> Any:
+        seen.append(len(index))
+        return original(self, index)
+
+    monkeypatch.setattr(Tensors, "fetch", counted)
+    assert files(make(split(), tmp_path / "few")) == whole
+    assert max(seen) == 2
+
+
+def test_images_of_the_usual_size_are_made_in_bounded_memory():
+    images = Tensors(torch.zeros(1, 3, 224, 224, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 2)
+    assert at_once(images, 512) * 224 * 224 * 3 * 8 < 40e6
+    assert at_once(images, 512, 31) == 1 and at_once(split(), 512) == 512 and at_once(split(), 512, 31) == 16
 
 
 def test_a_published_set_of_other_images_is_noticed(tmp_path: Path):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from allrounder.certainty import wilson
 from allrounder.corruptions import STANDARD
 from allrounder.corruptions.sequences import PERTURBATIONS
 from allrounder.outcome import Outcome
@@ -67,6 +68,7 @@ def test_columns_are_few_and_say_which_set_it_was():
             ("pgd-20", "mean"),
             ("corruptions", f"severity 5 ({source})"),
             ("corruptions", f"severities 1-5 ({source})"),
+            ("spatter", f"severity 5 ({source})"),
             ("perturbations", f"all frames ({source})"),
         ]
 
@@ -80,7 +82,7 @@ def test_averages_are_those_of_the_papers():
     assert one.accuracy("perturbations") == pytest.approx(0.5)
     assert one.per_class("perturbations").tolist() == pytest.approx([0.5, 0.75, 0.25])
     low, high = one.interval("corruptions", "severity 5")
-    assert low < 1 / 15 < high or low == high == 1 / 15
+    assert low < 1 / 15 < high
     assert one.corruptions()["fog"] == {1: 1.0, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}
     assert one.corruptions()["spatter"] == {5: 0.0}
     assert len(one.behind("corruptions", "severities 1-5")) == 75
@@ -134,17 +136,52 @@ def test_an_average_over_fewer_says_so():
     assert ("corruptions", "severity 5 (generated, 14 of 15)") in some.columns()
     titles = [how for _, how in outcome(drop="fog@c-generated:3").columns()]
     assert "severity 5 (generated)" in titles and "severities 1-5 (generated, 14 of 15)" in titles
-    assert groups(["spatter@c-generated:5", "natural"]) == {}
+    assert groups(["natural"]) == {}
+
+
+def test_what_is_in_no_average_is_shown_by_itself():
+    label = np.zeros(2, np.int64)
+    names = ("fog@c-generated:3", "spatter@c-generated:1", "spatter@c-generated:5", "snow@c-official:5")
+    one = Outcome(label, {"natural": label, **{name: label + (k == 2) for k, name in enumerate(names)}})
+    assert one.columns()[1:] == [
+        ("corruptions", "severity 5 (official, 1 of 15)"),
+        ("corruptions", "severity 3 (generated, 1 of 15)"),
+        ("spatter", "severity 1 (generated)"),
+        ("spatter", "severity 5 (generated)"),
+    ]
+    assert one.accuracy("spatter", "severity 1") == 1 and one.accuracy("spatter", "severity 5") == 0
+    assert one.interval("spatter", "severity 5") == wilson(0.0, 2)
+    for style in ("markdown", "csv", "json"):
+        assert "spatter severity 5 (generated)" in render({"x": one}, style)
+
+
+def test_two_sources_hide_nothing_of_each_other():
+    parts = [outcome(), outcome("official", drop="fog")]
+    both = Outcome(LABEL, {name: seen for part in parts for name, seen in part.predicted.items()})
+    found = both.corruptions()
+    assert found["fog (generated)"][2] == 0.75 and found["snow (official)"].keys() == {1, 2, 3, 4, 5}
+    assert len(found) == 16 + 15 and len(both.perturbations()) == 20
+    assert both.flip_rate("tilt (official)") == parts[1].flip_rate("tilt")
+    with pytest.raises(KeyError, match="official and generated do not mix; choose one of: gaussian_noise"):
+        both.flip_rate()
+    assert "| fog (generated) | 100.00 |" in both.table("corruptions")
+    assert "| mean |" not in both.table("perturbations")
+    assert "Flip rate (official): " in both.table() and "Flip rate (generated): " in both.table()
+
+
+def test_a_flip_rate_over_fewer_says_so():
+    assert "the mean over 10 perturbations." in outcome().table()
+    assert "the mean over 9 of 10 perturbations." in outcome(drop="tilt@p").table()
 
 
 def test_one_table_shows_both_sources_apart():
     text = render({"ours": outcome(), "theirs": outcome("official")})
     header, _, ours, theirs = (line.split(" | ") for line in text.splitlines()[:4])
-    assert len(header) == 1 + 5 + 6
+    assert len(header) == 1 + 5 + 8
     at = next(i for i, cell in enumerate(header) if cell == "corruptions severity 5 (generated)")
     assert ours[at].startswith("6.67 (") and theirs[at] == "-"
     assert "ours: Corruptions: generated so and so." in text
-    assert "Flip rate: " in text
+    assert "ours: Flip rate (generated): " in text
 
 
 @pytest.mark.parametrize("style", ["latex", "csv", "json"])

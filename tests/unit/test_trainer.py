@@ -4,6 +4,8 @@ out."""
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allrounder.data.base import Data, Split
+from allrounder.data.base import Data, Split, Tensors
 from allrounder.errors import Diverged, RecipeError, RunError
 from allrounder.recipe import Recipe
 from allrounder.runs import Run
@@ -308,6 +310,29 @@ def test_what_was_given_from_python_is_asked_for_again(tmp_path: Path):
     ):
         go(recipe(SOLO), tmp_path / "run", resume=True, data=blobs(50))
     assert go(recipe(SOLO), tmp_path / "run", resume=True).finished
+
+
+def test_a_run_goes_on_with_the_images_it_had(tmp_path: Path):
+    whole = go(recipe(SOLO), tmp_path / "whole")
+    with struck(Point(STEP, 7), give_up), pytest.raises(Killed):
+        go(recipe(SOLO), tmp_path / "run")
+    given, told = blobs(48), "run: was trained on other images or labels than those given now"
+    mine = given.train
+    assert isinstance(mine, Tensors)
+    others = (
+        Tensors(1 - mine.images, mine.labels, 3),
+        Tensors(mine.images, mine.labels.roll(1), 3),
+        Tensors(mine.images.flip(0), mine.labels.flip(0), 3),
+    )
+    for other in others:
+        with pytest.raises(RunError, match=f"{told}, or in another order; resume with the same data"):
+            go(recipe(SOLO), tmp_path / "run", resume=True, data=replace(given, train=other))
+    (manifest,) = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
+    facts = json.loads(manifest.read_text())
+    assert len(facts.pop("known_by")) == 1
+    manifest.write_text(json.dumps(facts))
+    again = go(recipe(SOLO), tmp_path / "run", resume=True)
+    assert remains(again.folder) == remains(whole.folder), "a checkpoint of old, without digests"
 
 
 def test_more_validation_images_than_there_are_is_an_error_of_the_recipe(tmp_path: Path):

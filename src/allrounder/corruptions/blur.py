@@ -43,7 +43,11 @@ def motion_blur(x: Bytes, how: tuple[float, float], draws: Draws) -> Bytes:
 
 
 def zoom_blur(x: Bytes, steps: int, draws: Draws) -> Bytes:
-    """A camera that comes nearer: the mean of the image and enlargements by 0, 1, 2, ... percent."""
+    """A camera that comes nearer: the mean of the image and enlargements by 0, 1, 2, ... percent.
+
+    How many there are is what the published ranges (1, 1.06 and so on, by 0.01) have in floating point, where
+    the first two of them include their ends.
+    """
     pixels = unit(x)
     total = pixels
     for percent in range(steps):

@@ -5,8 +5,8 @@
     fog.npy             -C: (5 n, h, w, c) bytes, severity after severity
     rotate.npy          -P: (n, frames, h, w, c) bytes
 
-A set without generated.json is one that was published. A file is there whole or not at all: call again after
-an interruption, and what is finished is not made again.
+A set without generated.json is taken for one that was published. A file is there whole or not at all: call
+again after an interruption, and what is finished is not made again. Only one process at a time makes a set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from allrounder.data.base import Split
 from allrounder.errors import Interrupted, RunError
 from allrounder.pool import Note, Send
 from allrounder.stopping import stop_on_signals
-from allrounder.storage import aside, sync, write_text
+from allrounder.storage import LOCK, aside, locked, sync, write_text
 from allrounder.types import Labels
 from allrounder.values import nearest
 
@@ -37,10 +37,11 @@ Write: TypeAlias = Callable[[str, Bytes, Callable[[int], None]], None]
 """Fills the array of a name, and tells how many of its rows are there."""
 
 MARKER, LABELS = "generated.json", "labels.npy"
-GENERATION = 1
+GENERATION = 2
 """Raised whenever other bytes come out."""
-AT_ONCE = 128
-"""Images that are in memory at once."""
+AT_ONCE, NUMBERS = 128, 1 << 22
+"""Images that are in memory at once, and the numbers they have together at most: a corruption keeps several
+copies of them, of eight bytes each."""
 NOTES: dict[Kind, str] = {
     "c": "not the published files; frost has a computed texture in place of photographs",
     "p": "not the published files",
@@ -64,10 +65,15 @@ def pieces(count: int, size: int) -> Iterator[Labels]:
         yield torch.arange(start, min(start + size, count))
 
 
+def at_once(split: Split, most: int, copies: int = 1) -> int:
+    """How many images of a split to change at once, each into so many: at most so many, fewer if large."""
+    return max(1, min(most // copies, NUMBERS // (copies * bytes_of(split, torch.arange(1)).size)))
+
+
 def source_digest(split: Split) -> str:
     """What tells the images of one split from those of another: all their bytes and labels."""
     found = hashlib.sha256(split.labels.numpy().tobytes())
-    for rows in pieces(len(split), 1024):
+    for rows in pieces(len(split), at_once(split, 1024)):
         found.update(bytes_of(split, rows).tobytes())
     return found.hexdigest()
 
@@ -82,11 +88,11 @@ def make_c(
 ) -> Path:
     """Corrupt all images of a split at all severities, into a folder in the layout of CIFAR-10-C."""
     _check_names("corruption", corruptions, CORRUPTIONS)
-    n = len(split)
+    n, size = len(split), at_once(split, AT_ONCE)
 
     def write(name: str, to: Bytes, tell: Callable[[int], None]) -> None:
         for severity in SEVERITIES:
-            for rows in pieces(n, AT_ONCE):
+            for rows in pieces(n, size):
                 at = (severity - 1) * n + int(rows[0])
                 images = bytes_of(split, rows)
                 to[at : at + len(rows)] = corrupt(images, name, severity, seed=seed, rows=numbers_of(rows))
@@ -110,7 +116,7 @@ def make_p(
     one = bytes_of(split, torch.arange(1)).shape[1:]
 
     def write(name: str, to: Bytes, tell: Callable[[int], None]) -> None:
-        for rows in pieces(len(split), AT_ONCE):
+        for rows in pieces(len(split), at_once(split, AT_ONCE)):
             numbers = numbers_of(rows)
             to[numbers[0] : numbers[-1] + 1] = perturb_sequence(
                 bytes_of(split, rows), name, seed=seed, rows=numbers
@@ -158,12 +164,14 @@ def _make(
     progress: Send,
 ) -> Path:
     """Begin a folder, or go on with it, and write the files that are not there."""
-    _begin(out, marker_of(kind, split, seed))
-    labels = np.tile(split.labels.numpy(), times)
-    small = labels.astype(np.uint8) if labels.max() < 256 else labels
-    if not (out / LABELS).is_file():
-        _whole(out / LABELS, small.shape, small.dtype, lambda to: np.copyto(to, small))
-    with stop_on_signals() as stop:
+    _check_ours(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out, "making a set"), stop_on_signals() as stop:
+        _begin(out, marker_of(kind, split, seed))
+        labels = np.tile(split.labels.numpy(), times)
+        small = labels.astype(np.uint8) if labels.max() < 256 else labels
+        if not (out / LABELS).is_file():
+            _whole(out / LABELS, small.shape, small.dtype, lambda to: np.copyto(to, small))
         for number, (name, shape) in enumerate(shapes.items()):
             file, total = out / f"{name}.npy", shape[0]
             if file.is_file():
@@ -180,10 +188,17 @@ def _make(
     return out
 
 
+def _check_ours(out: Path) -> None:
+    """Raise where there is something that was not generated here."""
+    beginnings = {LOCK, aside(out / MARKER).name}
+    if (out / MARKER).is_file() or not out.exists():
+        return
+    if not out.is_dir() or any(path.name not in beginnings for path in out.iterdir()):
+        raise RunError(f"{out}: holds files that were not generated here; choose another folder")
+
+
 def _begin(out: Path, marker: dict[str, Any]) -> None:
     old = read_marker(out)
-    if old is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out}: holds files that were not generated here; choose another folder")
     for key in ("kind", "generation", "seed", "images", "source"):
         if old is not None and old.get(key) != marker[key]:
             raise RunError(
@@ -191,7 +206,6 @@ def _begin(out: Path, marker: dict[str, Any]) -> None:
                 "choose another folder, nothing was changed"
             )
     if old is None:
-        out.mkdir(parents=True, exist_ok=True)
         # First of all, so that nothing generated is ever taken for published.
         write_text(out / MARKER, json.dumps(marker, indent=1))
 

@@ -6,8 +6,9 @@ The last two are the same, byte by byte, so it does not matter which of them is 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -19,6 +20,7 @@ from allrounder.corruptions.base import SEVERITIES, Bytes
 from allrounder.corruptions.making import (
     GENERATION,
     LABELS,
+    MARKER,
     NOTES,
     Kind,
     bytes_of,
@@ -37,6 +39,13 @@ SAMPLE = 16
 READ = 64
 """Images of a published file by which it is known again."""
 OFFICIAL, GENERATED = "official", "generated"
+UNMARKED = "unmarked files, taken as official"
+"""What is known of files that nothing says to be generated."""
+
+
+@final
+class Unusable(RunError):
+    """A set that is damaged, or not whole."""
 
 
 @final
@@ -48,6 +57,8 @@ class Fresh:
     kind: Kind
     seed: int = 0
     source: str = GENERATED
+    instead_of: str = ""
+    """Why an official set that was found is not used, if there is one."""
 
     @property
     def about(self) -> str:
@@ -79,14 +90,14 @@ class Stored:
     count: int
     source: str
     about: str
+    instead_of: str = ""
+    """Why an official set that was found is not used, if there is one."""
 
     def known_by(self, name: str) -> str:
         """Of a generated set, how it was made; of a published one, a digest of some of its images."""
         if self.source == GENERATED:
             return self.about
-        file = _opened(self.folder, name)
-        some = file[:: max(len(file) // READ, 1)]
-        return f"{OFFICIAL} {hashlib.sha256(np.ascontiguousarray(some).tobytes()).hexdigest()[:16]}"
+        return f"{OFFICIAL} {_sample(_opened(self.folder, name))}"
 
     def frames(self, name: str) -> int:
         """As many as the file has."""
@@ -105,26 +116,31 @@ def find_set(split: Split, kind: Kind, names: Sequence[str], folder: str | Path 
     """The set of a split's images that has these corruptions ("c") or perturbations ("p").
 
     It is looked for in a folder and up to two levels below it: in the one that is given, which must then have
-    it, or the cache, without which it is made as it is needed. A published set goes before a generated one.
-    One of another seed is not taken from the cache, so that numbers do not depend on what was made before.
+    it, or the cache, without which it is made as it is needed. A published set goes before a generated one;
+    where one in the cache is damaged or not whole, that is said. One of another seed is not taken from the
+    cache, so that numbers do not depend on what was made before.
     """
     where = cache_folder() if folder is None else Path(folder).expanduser()
     known = CORRUPTIONS if kind == "c" else PERTURBATIONS
     places = [where, *(path for deep in ("*", "*/*") for path in sorted(where.glob(deep)) if path.is_dir())]
-    reasons, found = list[str](), list[Stored]()
+    reasons, unusable, found = list[str](), list[str](), list[Stored]()
     for place in places:
         if any(_is_kind(place, name, kind) for name in known):
             try:
                 found.append(_stored(place, kind, names, split))
             except RunError as error:
                 reasons.append(str(error))
+                if isinstance(error, Unusable) and not (place / MARKER).is_file():
+                    unusable.append(str(error))
     fresh = Fresh(split, kind)
     if folder is None:
         found = [one for one in found if one.source == OFFICIAL or one.about == fresh.about]
-    if found:
-        return min(found, key=lambda one: one.source == GENERATED)
-    if folder is None:
-        return fresh
+    best = min(found, key=lambda one: one.source == GENERATED, default=fresh if folder is None else None)
+    if best is not None and best.source == GENERATED and unusable:
+        warnings.warn(f"{unusable[0]}; {GENERATED} images are used in place of official ones", stacklevel=2)
+        return replace(best, instead_of=unusable[0])
+    if best is not None:
+        return best
     layout = f"{next(iter(names))}.npy as in CIFAR-10-{kind.upper()}"
     raise RunError(
         "; ".join(reasons) or f"{where}: no set found, expected {layout} in it or up to two levels below"
@@ -134,33 +150,65 @@ def find_set(split: Split, kind: Kind, names: Sequence[str], folder: str | Path 
 def _stored(folder: Path, kind: Kind, names: Iterable[str], split: Split) -> Stored:
     """A set that is there, checked against the split it must be made of."""
     n, shape = len(split), bytes_of(split, torch.arange(1)).shape[1:]
-    for name in names:
-        got = _opened(folder, name)
+    there, lacking = _readable(folder, names)
+    for name, got in there.items():
         whole = (len(SEVERITIES) * n, *shape) if kind == "c" else (n, *got.shape[1:2], *shape)
         if got.dtype != np.uint8 or got.shape != whole:
             raise RunError(
                 f"{folder / name}.npy: got {got.dtype} of shape {got.shape}, expected uint8 of {whole}; "
                 "evaluate on the images that it was made of"
             )
-    labels = (
-        _opened(folder, LABELS.removesuffix(".npy")) if kind == "c" or (folder / LABELS).is_file() else None
-    )
-    if labels is not None and not np.array_equal(labels, np.tile(split.labels.numpy(), len(labels) // n)):
-        raise RunError(f"{folder / LABELS}: other labels than those of the data; give the set made of it")
+    labels, missing = _readable(folder, [LABELS.removesuffix(".npy")])
+    lacking += missing if kind == "c" or (folder / LABELS).is_file() else []
+    for found in labels.values():
+        if not np.array_equal(found, np.tile(split.labels.numpy(), len(found) // n)):
+            raise RunError(f"{folder / LABELS}: other labels than those of the data; give the set made of it")
     marker = read_marker(folder)
+    if marker is None and there:
+        _check_same_images(folder, kind, next(iter(there)), split)
+    # Last, because of files of other images nobody has to know that they are not whole.
+    if lacking:
+        raise lacking[0]
     if marker is None:
-        _check_same_images(folder, kind, next(iter(names)), split)
-        return Stored(folder, n, OFFICIAL, f"{OFFICIAL} files in the layout of CIFAR-10-{kind.upper()}")
+        return Stored(folder, n, OFFICIAL, f"{UNMARKED} (known by {_digest(folder, kind)})")
     if marker.get("source") != source_digest(split) or marker.get("generation") != GENERATION:
         raise RunError(f"{folder}: generated from other images or in another way; generate it again")
     return Stored(folder, n, GENERATED, _generated(kind, int(marker["seed"])))
 
 
+def _readable(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], list[Unusable]]:
+    """The arrays of these names, and what is wrong with the others."""
+    there, wrong = dict[str, Any](), list[Unusable]()
+    for name in names:
+        try:
+            there[name] = _opened(folder, name)
+        except Unusable as error:
+            wrong.append(error)
+    return there, wrong
+
+
+def _digest(folder: Path, kind: Kind) -> str:
+    """By which a set without a marker is known again: some images of every file of it."""
+    found = hashlib.sha256()
+    for name, file in _readable(folder, CORRUPTIONS if kind == "c" else PERTURBATIONS)[0].items():
+        found.update(f"{name} {_sample(file)} ".encode())
+    return found.hexdigest()[:8]
+
+
+def _sample(file: Any) -> str:
+    some = file[:: max(len(file) // READ, 1)]
+    return hashlib.sha256(np.ascontiguousarray(some).tobytes()).hexdigest()[:16]
+
+
 def _check_same_images(folder: Path, kind: Kind, name: str, split: Split) -> None:
-    """Every image of a sample must be nearer to its own changed copy than to those of the others."""
+    """Every image of a sample must be nearer to its own changed copy than to those of the others.
+
+    Of sequences it is the frame in the middle, because those that move an image begin far from it.
+    """
     rows = torch.arange(len(split))[:: max(len(split) // SAMPLE, 1)][:SAMPLE]
     file = _opened(folder, name)
-    theirs = (file[rows.numpy()] if kind == "c" else file[rows.numpy(), 0]).astype(np.int64)
+    at = rows.numpy()
+    theirs = (file[at] if kind == "c" else file[at, file.shape[1] // 2]).astype(np.int64)
     mine = bytes_of(split, rows).astype(np.int64)
     apart = np.abs(mine[:, None] - theirs[None]).mean(axis=(2, 3, 4))
     right = int((apart.argmin(1) == np.arange(len(rows))).sum())
@@ -189,8 +237,8 @@ def _opened(folder: Path, name: str) -> Any:
     """An array that stays on the disk."""
     file = folder / f"{name}.npy"
     if not file.is_file():
-        raise RunError(f"{folder}: has no {file.name}; make or get it, or give another folder")
+        raise Unusable(f"{folder}: has no {file.name}; make or get it, or give another folder")
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); get or make it again") from None
+        raise Unusable(f"{file}: cannot be read ({error}); get or make it again") from None

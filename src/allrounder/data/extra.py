@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from allrounder.data.base import Batches, Data, DataSpec, Split, Tensors, named, tensor_of
+from allrounder.data.base import AHEAD, Batches, Data, DataSpec, Split, Tensors, named, tensor_of
 from allrounder.data.joined import Joined
 from allrounder.data.npz import Given, Npz, class_names, read_arrays, recognise
 from allrounder.errors import RecipeError
@@ -140,14 +140,23 @@ class ExtraBatches:
         self._extra = _Deal(len(extra), count, draws.at("extra order"))
 
     def at(self, epoch: int, step: int) -> Batch:
-        """The batch of a step: the original images, then the extra ones."""
+        """The batch of a step: the original images, then the extra ones.
+
+        Splits that can prepare images are told which ones come next.
+        """
         if epoch < 1 or not 1 <= step <= self.steps:
             raise ValueError(
                 f"batch: got epoch {epoch}, step {step}; expected epoch from 1, step 1 to {self.steps}"
             )
         t = (epoch - 1) * self.steps + step
-        index = torch.cat([self._original.at(t), self._original.total + self._extra.at(t)])
-        return Batch(x=self.split.fetch(index), y=self._labels[index], index=index)
+        index = self._index(t)
+        batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index)
+        for later in range(t + 1, t + 1 + AHEAD):
+            self.split.expect(self._index(later))
+        return batch
+
+    def _index(self, t: int) -> Tensor:
+        return torch.cat([self._original.at(t), self._original.total + self._extra.at(t)])
 
 
 @final
@@ -156,10 +165,14 @@ class _Deal:
 
     def __init__(self, total: int, hand: int, draws: Draws) -> None:
         self.total, self.hand, self.draws = total, hand, draws
-        self._order = (0, torch.empty(0, dtype=torch.int64))
+        self._orders: dict[int, Tensor] = {}
 
     def at(self, t: int) -> Tensor:
         passes, turn = divmod(t - 1, self.total // self.hand)
-        if self._order[0] != passes + 1:
-            self._order = (passes + 1, self.draws.at(passes + 1).permutation(self.total))
-        return self._order[1][turn * self.hand : (turn + 1) * self.hand]
+        number = passes + 1
+        if number not in self._orders:
+            # Those of the steps ahead are kept beside that of the step itself.
+            near = range(number - AHEAD, number + AHEAD + 1)
+            self._orders = {of: order for of, order in self._orders.items() if of in near}
+            self._orders[number] = self.draws.at(number).permutation(self.total)
+        return self._orders[number][turn * self.hand : (turn + 1) * self.hand]

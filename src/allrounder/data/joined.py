@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from allrounder.data.base import Split
+from allrounder.data.base import Expects, Split
 from allrounder.types import Images, Labels
 
 
@@ -38,3 +38,10 @@ class Joined:
         found = one.new_empty(len(index), *one.shape[1:])
         found[early], found[~early] = one, two
         return found
+
+    def expect(self, index: Labels) -> None:
+        """Hand it on to those that can prepare images."""
+        early = index < len(self.first)
+        for split, some in ((self.first, index[early]), (self.second, index[~early] - len(self.first))):
+            if isinstance(split, Expects) and len(some):
+                split.expect(some)
