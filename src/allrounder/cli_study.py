@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -11,7 +12,7 @@ import typer
 
 from allrounder.campaign import STUDY, Overall, begin, gather, jobs_of
 from allrounder.display import Bars, grid, out, say
-from allrounder.errors import RunError
+from allrounder.errors import Interrupted, RunError
 from allrounder.launchers import SCRIPT, Launcher, run_on_ray, slurm_script, submit
 from allrounder.pool import Job, Note, run_jobs
 from allrounder.results import Results, render, sheet
@@ -143,10 +144,17 @@ def carry_on(
         return
     try:
         watch(chosen, jobs, cast(Launcher, launcher), workers or len(os.sched_getaffinity(0)))
-    finally:
-        results = gather(study, folder)
-        if results.outcomes and only is None:
-            show(results, folder)
+    except (RunError, Interrupted):
+        with suppress(RunError):  # why it stopped matters more
+            _finish(study, folder, only)
+        raise
+    _finish(study, folder, only)
+
+
+def _finish(study: Study, folder: Path, only: int | None) -> None:
+    results = gather(study, folder)
+    if results.outcomes and only is None:
+        show(results, folder)
 
 
 def watch(trials: list[Trial], jobs: dict[str, Job], launcher: Launcher, workers: int) -> None:
