@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from allrounder.demo import RECIPES as SHOWN
 
 from allrounder.data.base import Batches, Data, Subset
 from allrounder.objectives import Adversarial
@@ -121,10 +120,8 @@ def test_the_small_forms_are_small():
 
 def test_the_demonstration_is_a_study():
     rows = {point.recipe: point.label for point in study("embedded/demo").row}
-    assert rows == SHOWN
-    assert {trial.recipe.name: trial.recipe for trial in trials("embedded/demo")}.keys() == {
-        f"{label}, seed 0" for label in SHOWN.values()
-    }
+    assert list(rows.values())[:3] == ["NT", "AT Linf", "AT L2"] and len(rows) == 6
+    assert all(trial.recipe.epochs == 12 for trial in trials("embedded/demo"))
 
 
 @pytest.fixture(scope="module")
