@@ -176,7 +176,7 @@ def report(options: argparse.Namespace) -> None:
     print(
         "          cores  standing %  broken by one only  seconds/image      times faster  passes/image  MB"
     )
-    wanted = [(name, 1) for name in options.attacks.split(",")] + [("aa", 2)] * options.both_cores
+    wanted = [(name, 1) for name in options.attacks.split(",") if name] + [("aa", 2)] * options.both_cores
     for attack, cores in wanted:
         found: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
         for _ in range(options.rounds):
