@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -38,8 +38,9 @@ def _held(path: Path, waits: Callable[[], object]) -> int | None:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-            return handle
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
     except BaseException:
         os.close(handle)
         raise
