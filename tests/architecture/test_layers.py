@@ -67,7 +67,10 @@ ONLY = {
 """Who alone may use what."""
 NEVER = {("attacks", "objectives"), ("objectives", "world")} | {
     (name, "torch")
-    for name in ("certainty", "shifts", "outcome", "reliability", "footnotes", "shift_tables", "tables")
+    for name in (
+        *("certainty", "shifts", "outcome", "reliability"),
+        *("footnotes", "shift_tables", "tables", "results"),
+    )
 }
 DISTRIBUTIONS = {"PIL": "pillow", "tomli_w": "tomli-w", "pydantic_core": "pydantic"}
 
