@@ -131,6 +131,8 @@ def carry_out(name: str, send: Send, *, recipe: str, folder: Path, cost: int, im
         n=images,
         budget="full",
         out=place,
+        # A training that came to nothing is a result too; its findings stand below the table.
+        check="note",
         about=about,
         progress=lambda note: send(replace(note, name=name, what=note.what or "evaluation")),
     )

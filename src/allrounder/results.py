@@ -145,6 +145,7 @@ class Results:
         if any(self.paper.values()):
             lines.append(f"Paper: {self.source or 'as reported'}, in percent; not measured here.")
         lines += footnotes(several) if several else []
+        lines += [f"{name}: {said}" for name, o in several.items() for said in o.facts.get("findings", ())]
         return lines + ([f"MISSING: {'; '.join(self.missing)}."] if self.missing else [])
 
 

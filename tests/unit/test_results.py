@@ -94,6 +94,14 @@ def test_notes_say_what_a_reader_must_know():
         render(results(), "html")
 
 
+def test_findings_of_the_preflight_stand_below_the_table():
+    found = outcome(150, 100, 80)
+    doubtful = Outcome(
+        found.label, found.predicted, {**found.facts, "findings": ["zero-gradient: of 5 images"]}
+    )
+    assert "only, seed 3: zero-gradient: of 5 images" in render(Results({"only": {3: doubtful}}))
+
+
 def test_rows_with_other_probes_or_images_are_not_compared():
     other = Outcome(np.ones(10, np.int64), {"natural": np.ones(10, np.int64)}, {"seed": 0})
     found = Results({"AT": {0: outcome(150, 100, 80)}, "other": {0: other}})
