@@ -28,6 +28,35 @@ class Unfoldable(Tiny):
         return super().forward(x if bool(x.sum() < 1e9) else x / 2)
 
 
+class Tally:
+    """Images that passed through a network, forwards and backwards; shared by copies of the network."""
+
+    def __init__(self) -> None:
+        self.forwards = self.backwards = 0
+
+    def __deepcopy__(self, memo: object) -> Tally:
+        return self
+
+
+class Counting(Unfoldable):
+    """Counts the images of every pass; used plain, so that no pass goes through a folded copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Tally()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits, tally = super().forward(x), self.tally
+        tally.forwards += len(x)
+        if logits.requires_grad:
+
+            def count(g: Tensor) -> None:
+                tally.backwards += len(g)
+
+            logits.register_hook(count)
+        return logits
+
+
 def tiny() -> nn.Module:
     return Tiny()
 

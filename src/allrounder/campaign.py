@@ -59,7 +59,7 @@ class Overall:
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         """Nothing is done yet."""
-        self.size = {trial.folder: float(trial.cost * trial.recipe.epochs) for trial in trials}
+        self.size = {trial.folder: trial.work for trial in trials}
         self.share = dict.fromkeys(self.size, 0.0)
 
     def percent(self, note: Note) -> int:
@@ -91,13 +91,13 @@ def begin(study: Study, folder: Path) -> list[Trial]:
 
 def jobs_of(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[str, Job]:
     """What there is to do, the longest first, so that no long one is left alone at the end."""
-    order = sorted(trials, key=lambda trial: -trial.cost * trial.recipe.epochs)
+    order = sorted(trials, key=lambda trial: -trial.work)
     return {
         trial.folder: partial(
             carry_out,
             recipe=trial.recipe.dump(),
             folder=folder / trial.folder,
-            cost=trial.cost,
+            cost=str(trial.cost),
             images=images,
         )
         for trial in order
@@ -109,7 +109,7 @@ def run_study(study: Study, folder: Path, show: Send, *, workers: int = 2) -> No
     run_jobs(jobs_of(begin(study, folder), folder, study.images), workers, show)
 
 
-def carry_out(name: str, send: Send, *, recipe: str, folder: Path, cost: int, images: int | None) -> None:
+def carry_out(name: str, send: Send, *, recipe: str, folder: Path, cost: str, images: int | None) -> None:
     """Train a recipe and evaluate its selected global weights, unless that was done before."""
     value = Recipe.loads(recipe)
     run = train(value, folder, resume=True, progress=Reporter(name, send))
@@ -178,10 +178,10 @@ def outcome_of(folder: Path, recipe: Recipe, images: int | None) -> Outcome:
 def gather(study: Study, folder: Path) -> Results:
     """What is there of a study: outcomes by row and seed, checked; and what is not."""
     found: dict[str, dict[int, Outcome]] = {label: {} for label in study.labels()}
-    cost: dict[str, int] = {}
+    cost: dict[str, str] = {}
     missing: list[str] = []
     for trial in study.trials():
-        cost[trial.label] = trial.cost
+        cost[trial.label] = str(trial.cost)
         place = folder / trial.folder
         if not (place / EVALUATED / OUTCOME).is_file():
             missing.append(f"{trial.label}, seed {trial.seed}")

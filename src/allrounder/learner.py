@@ -30,7 +30,8 @@ class Learner:
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
-        self.memory = {name: tensor.to(self.device) for name, tensor in task.objective.memory().items()}
+        remembered = task.objective.memory() | task.update.memory(model)
+        self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
         self.live = weights_of(model)
         self.average = snapshot(self.live) if task.average is not None else None
 
@@ -40,7 +41,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
         draws = self.draws.at(task.name, t)
-        ctx = Context(t, epoch, t / self.clock.total, draws, self.memory)
+        ctx = Context(t, self.clock, draws, self.memory)
         try:
             with draws.at("ambient").ambient():
                 loss = task.update.apply(

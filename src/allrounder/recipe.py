@@ -34,6 +34,7 @@ from allrounder.schedules import Schedule, disordered
 from allrounder.task import Task
 from allrounder.threats import Threat
 from allrounder.times import Pace, Span, Time
+from allrounder.types import Passes
 from allrounder.values import Count, Kind, Some, Whole, adapter, deciding, nearest, refuse, value
 
 At = tuple[str | int, ...]
@@ -96,7 +97,16 @@ class Recipe:
     """What tables call it; by default the file's name."""
 
     def __post_init__(self) -> None:
-        refuse(self, [*self._misnamed(), *self._mismixed(), *self._disordered(), *self._misshared()])
+        refuse(
+            self,
+            [
+                *self._misnamed(),
+                *self._mismixed(),
+                *self._disordered(),
+                *self._misshared(),
+                *self._untimely(),
+            ],
+        )
 
     def _misnamed(self) -> list[Problem]:
         names = self.names
@@ -129,6 +139,15 @@ class Recipe:
         count = 1 if self.extra is None else self.extra.count(self.batch)
         said = f"is {count} of the {self.batch} images of a batch; some must be extra and some not"
         return [] if 0 < count < self.batch else [(("extra", "share"), said)]
+
+    def _untimely(self) -> list[Problem]:
+        """What a method asks for and a run of this length, or with this optimiser, cannot give."""
+        found = [(i, problem) for i, task in enumerate(self.task) for problem in task.problems(self.epochs)]
+        return [(("task", i, *at), said) for i, (at, said) in found]
+
+    def passes(self) -> Passes:
+        """What a step of all learners takes, at most."""
+        return sum((task.passes() for task in self.task), Passes())
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -62,8 +62,8 @@ class Results:
 
     outcomes: Mapping[str, Mapping[int, Outcome]]
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, dict[str, float]])
-    cost: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Pairs of passes for every training image and epoch, by row."""
+    cost: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Forward and backward passes of a training step, by row: "11/11"."""
     reference: str = ""
     source: str = ""
     missing: Sequence[str] = ()
@@ -141,7 +141,7 @@ class Results:
                 "between trainings."
             )
         if self.cost:
-            lines.append("Cost: pairs of forward and backward passes for every training image and epoch.")
+            lines.append("Cost: forward/backward passes for every training image and epoch, at most.")
         if any(self.paper.values()):
             lines.append(f"Paper: {self.source or 'as reported'}, in percent; not measured here.")
         lines += footnotes(several) if several else []

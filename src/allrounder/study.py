@@ -30,9 +30,9 @@ from pydantic import Field
 
 from allrounder.decoding import decode
 from allrounder.errors import RecipeError
-from allrounder.objectives.adversarial import Adversarial
 from allrounder.probes import Probe
 from allrounder.recipe import Recipe
+from allrounder.types import Passes
 from allrounder.values import Count, Some, Whole, adapter, nearest, refuse, value
 
 Label = Annotated[str, Field(min_length=1, max_length=80)]
@@ -193,14 +193,14 @@ class Trial:
     """Below the study's folder."""
 
     @property
-    def cost(self) -> int:
-        """Pairs of forward and backward passes for every image of an epoch: crafting steps and the update."""
-        return sum(_passes(task.objective) for task in self.recipe.tasks)
+    def cost(self) -> Passes:
+        """Forward and backward passes of a step of all learners, at most."""
+        return self.recipe.passes()
 
-
-def _passes(objective: object) -> int:
-    attack = objective.attack if isinstance(objective, Adversarial) else None
-    return 1 + (getattr(attack, "steps", 0) if attack is not None else 0)
+    @property
+    def work(self) -> float:
+        """How long it takes, in passes of an epoch."""
+        return float(self.cost.work * self.recipe.epochs)
 
 
 def slug(label: str) -> str:

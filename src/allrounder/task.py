@@ -10,6 +10,7 @@ from allrounder.data.augment import AUGMENTS, Augment, CropFlip
 from allrounder.objectives import OBJECTIVES, Objective
 from allrounder.optimizers import AnyOptimizer, Sgd
 from allrounder.schedules import MaybeDecay, Rate
+from allrounder.types import Passes
 from allrounder.updates import UPDATES, Descend, Update
 from allrounder.values import Kind, Number, value
 
@@ -42,3 +43,14 @@ class Task:
     """Label smoothing: soft targets for the loss, hard labels for attacks."""
     average: MaybeDecay = None
     """Decay of this learner's own weight average, which then is what it gives to the mix; false for none."""
+
+    def passes(self) -> Passes:
+        """What a step takes, at most."""
+        return self.update.passes(self.objective)
+
+    def problems(self, epochs: int) -> list[tuple[tuple[str, str], str]]:
+        """Fields of the objective or the update that make no sense in a run of so many epochs."""
+        of_objective = self.objective.problems(epochs)
+        of_update = self.update.problems(self.objective, self.optimizer, epochs)
+        found = [(("objective", field), said) for field, said in of_objective]
+        return found + [(("update", field), said) for field, said in of_update]

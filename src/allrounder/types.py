@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from allrounder.rng import Draws
+from allrounder.times import Clock
 
 Images: TypeAlias = Float[Tensor, "n c h w"]
 Labels: TypeAlias = Int[Tensor, " n"]
@@ -49,6 +50,8 @@ class Batch:
     """Where images were mixed, the label of the smaller part; `y` and `index` are those of the larger."""
     weight: PerExample | None = None
     """The weight of `y` in the target, from one half to one; the partner has the rest."""
+    extra: PerExampleBool | None = None
+    """Where a second set of images joins the training, which ones are of it."""
 
     def __post_init__(self) -> None:
         assert (self.partner is None) == (self.weight is None), "mixed labels have partners and weights"
@@ -73,6 +76,7 @@ class Batch:
             index=self.index.to(device),
             partner=None if self.partner is None else self.partner.to(device),
             weight=None if self.weight is None else self.weight.to(device, dtype),
+            extra=None if self.extra is None else self.extra.to(device),
         )
 
 
@@ -89,10 +93,20 @@ class Context:
     """Where in a run a step happens, its randomness, and the memory of the method that takes it."""
 
     t: int
-    epoch: int
-    progress: float
+    clock: Clock
     draws: Draws
     memory: dict[str, Tensor]
+    """Changed in place, or by another tensor of the same name, shape and type."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 1."""
+        return self.clock.epoch(self.t)
+
+    @property
+    def epoch_done(self) -> bool:
+        """Whether this is the last step of its epoch."""
+        return self.t == self.epoch * self.clock.steps
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,18 @@ class Passes:
 
     def __add__(self, other: Passes) -> Passes:
         return Passes(self.forwards + other.forwards, self.backwards + other.backwards)
+
+    def __mul__(self, times: int) -> Passes:
+        return Passes(self.forwards * times, self.backwards * times)
+
+    def __str__(self) -> str:
+        """Forwards, then backwards: "11/11"."""
+        return f"{self.forwards}/{self.backwards}"
+
+    @property
+    def work(self) -> int:
+        """In forward passes: a backward pass is two multiplications for every one of a forward pass."""
+        return self.forwards + 2 * self.backwards
 
 
 def device_of(model: Classifier) -> tuple[torch.device, torch.dtype]:

@@ -17,9 +17,9 @@ PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping", "shifts"),
+    ("times",),
     (
         "types",
-        "times",
         "decoding",
         "init",
         "optimizers",

@@ -22,12 +22,13 @@ from allrounder.recipe import Recipe, Validation
 from allrounder.rng import Draws
 from allrounder.schedules import Constant
 from allrounder.task import Task
-from allrounder.times import Time
+from allrounder.times import Clock, Time
 from allrounder.trainer import train
-from allrounder.types import Batch, Context, Loss
+from allrounder.types import Batch, Context, Loss, Passes
 from allrounder.values import Kind, adapter
-from tests.networks import Tiny, blobs, same, tiny
+from tests.networks import Counting, Tiny, blobs, same, tiny
 
+CLOCK = Clock(epochs=10, steps=4)
 DATA = blobs(train=12, test=6)
 FILLED: dict[str, Any] = {"threat": "Linf:0.1", "threats": ["Linf:0.1", "L2:0.5"]}
 """What fields without a default are given here."""
@@ -63,7 +64,7 @@ def step(
 ) -> tuple[Loss, dict[str, Tensor]]:
     """One evaluation of the loss and its gradients, as an update makes it."""
     held = objective.memory() if memory is None else memory
-    ctx = Context(1, 1, 0.1, Draws(0).at("task", 1), held)
+    ctx = Context(1, CLOCK, Draws(0).at("task", 1), held)
     crafted: Crafted | None = objective.craft(model, given, ctx)
     model.train()
     loss = objective.loss(model, given, crafted, ctx)
@@ -98,6 +99,25 @@ def test_mixed_labels_reach_the_loss_and_not_the_accuracy(objective: Objective):
     assert losses[0].parts["accuracy"] == losses[1].parts["accuracy"]
 
 
+def test_the_declared_passes_are_the_counted_ones(objective: Objective):
+    """Of a network that is never wrong, as methods may stop where it is."""
+    with Draws(0).ambient():
+        model = Counting().train()
+    # Labels as predicted, with a wide margin: nothing is fooled inside a small ball.
+    given = batch()
+    model.linear.weight.data.mul_(1e-3)
+    model.linear.bias.data.copy_(torch.tensor([50.0, 0.0, 0.0]))
+    step(objective, model, replace(given, y=torch.zeros_like(given.y)))
+    counted = Passes(*(count // len(given) for count in (model.tally.forwards, model.tally.backwards)))
+    assert counted == objective.passes()
+    assert model.tally.forwards % len(given) == model.tally.backwards % len(given) == 0
+
+
+def test_it_tells_what_lists_show(objective: Objective):
+    assert objective.reference
+    assert {type(threat.norm) for threat in objective.threats()} <= objective.norms
+
+
 def test_a_step_is_deterministic_and_blind_to_ambient_randomness(objective: Objective):
     one, other = network(), network()
     first, gradients = step(objective, one, batch())
@@ -117,7 +137,7 @@ def test_the_global_generator_is_left_alone(objective: Objective):
 def test_another_address_draws_other_numbers_only_where_something_is_crafted(objective: Objective):
     given, model = batch(), network()
     made = [
-        objective.craft(model, given, Context(t, 1, 0.1, Draws(0).at("task", t), objective.memory()))
+        objective.craft(model, given, Context(t, CLOCK, Draws(0).at("task", t), objective.memory()))
         for t in (1, 2)
     ]
     if made[0] is not None and made[1] is not None:

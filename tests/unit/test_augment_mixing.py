@@ -30,6 +30,8 @@ from tests.reference import augment as slow
 BOTH = pytest.mark.parametrize("cls", [Mixup, CutMix])
 SHAPES = {"n": st.integers(0, 5), "h": st.integers(1, 7), "w": st.integers(1, 7)}
 
+CLOCK = Clock(epochs=10, steps=4)
+
 
 def batch(n: int = 12, c: int = 2, h: int = 6, w: int = 7) -> Batch:
     x = Draws(7).at("images").uniform(torch.empty(n, c, h, w))
@@ -212,5 +214,5 @@ def test_a_natural_step_on_mixed_images_descends_the_mixed_loss():
     seen = who.prepare(first(), 1)
     with torch.no_grad():
         expected = F.cross_entropy(who.model.train()(seen.x), seen.targets(3))
-    ctx = Context(1, 1, 0.1, Draws(0), {})
+    ctx = Context(1, CLOCK, Draws(0), {})
     assert torch.allclose(Natural().loss(who.model, seen, None, ctx).total, expected)

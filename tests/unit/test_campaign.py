@@ -237,9 +237,14 @@ def test_weights_without_selection_are_the_last_ones(study: Study, tmp_path: Pat
 def test_cost_travels_with_the_outcome(study: Study, tmp_path: Path):
     trial = study.trials()[0]
     carry_out(
-        "x", lambda note: None, recipe=trial.recipe.dump(), folder=tmp_path / "r", cost=trial.cost, images=6
+        "x",
+        lambda note: None,
+        recipe=trial.recipe.dump(),
+        folder=tmp_path / "r",
+        cost=str(trial.cost),
+        images=6,
     )
     from allrounder.outcome import Outcome
 
     outcome = Outcome.load(tmp_path / "r" / EVALUATED / OUTCOME)
-    assert outcome.facts["cost"] == 2 and len(outcome) == 6
+    assert outcome.facts["cost"] == "2/2" and len(outcome) == 6

@@ -11,10 +11,13 @@ from allrounder.objectives import Adversarial, Natural
 from allrounder.objectives.base import Objective, fit
 from allrounder.rng import Draws
 from allrounder.threats import Threat
+from allrounder.times import Clock
 from allrounder.types import Batch, Context
 from tests.networks import Tiny, blobs
 
 DATA = blobs()
+
+CLOCK = Clock(epochs=10, steps=4)
 
 
 def network() -> nn.Module:
@@ -28,7 +31,7 @@ def batch(smoothing: float = 0.0) -> Batch:
 
 
 def context(t: int = 1) -> Context:
-    return Context(t, 1, 0.5, Draws(3).at("task", t), {})
+    return Context(t, CLOCK, Draws(3).at("task", t), {})
 
 
 def test_natural_training_fits_the_images_as_they_are():

@@ -31,7 +31,12 @@ def results(missing: Sequence[str] = ()) -> Results:
         "alike": {0: outcome(151, 100, 80), 1: outcome(152, 104, 84)},
     }
     return Results(
-        rows, {"AT": {"natural": 84.32, "pgd-20 mean": 51.0}}, {"NT": 1, "AT": 11}, "AT", "Table 1", missing
+        rows,
+        {"AT": {"natural": 84.32, "pgd-20 mean": 51.0}},
+        {"NT": "1/1", "AT": "11/11"},
+        "AT",
+        "Table 1",
+        missing,
     )
 
 
@@ -50,7 +55,7 @@ def test_the_best_is_bold_the_second_underlined_and_the_papers_numbers_stand_apa
     head, rows = sheet(results(), "markdown")
     assert head[:3] == ["row", "natural", "paper"] and [row[2] for row in rows] == ["-", "84.32", "-"]
     assert rows[0][1].startswith("**89.00") and rows[2][1].startswith("<ins>75.75")
-    assert [row[-1] for row in rows] == ["1", "11", "-"]
+    assert [row[-1] for row in rows] == ["1/1", "11/11", "-"]
 
 
 def test_rows_that_differ_from_the_reference_are_marked_by_a_paired_test():

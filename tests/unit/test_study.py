@@ -41,7 +41,7 @@ def test_axes_are_combined_and_rows_stand_beside_them():
     assert len({t.recipe.fingerprint() for t in trials}) == len(trials) == 10
     assert len({t.folder for t in trials}) == 10 and trials[0].folder == "often-thin/seed-0"
     assert all(t.recipe.epochs == 2 and t.recipe.seed == t.seed for t in trials)
-    assert [t.cost for t in trials[::2]] == [12, 12, 12, 12, 11]
+    assert [str(t.cost) for t in trials[::2]] == ["12/12", "12/12", "12/12", "12/12", "11/11"]
     assert study.paper() == {"often, wide": {"natural": 90.5}, "rarely, wide": {"natural": 90.5}}
 
 

@@ -55,6 +55,10 @@ class Attack(ABC):
         """The attacks this one is made of; none by default."""
         return ()
 
+    def passes(self) -> Passes:
+        """What a run on one batch takes, at most; known of attacks that train."""
+        raise ValueError(f"{self}: searches until it succeeds, so its passes are not known; train with Pgd")
+
     def check_supports(self, threat: Threat | AnyOf) -> None:
         """Raise ValueError if this attack, or a part of it, cannot work under a threat."""
         if isinstance(threat, AnyOf) and not self.unions:

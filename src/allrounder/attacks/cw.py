@@ -11,7 +11,7 @@ from allrounder.attacks.pgd import Step, climb
 from allrounder.norms import EVERY_NORM, Norm
 from allrounder.rng import Draws
 from allrounder.threats import Threat
-from allrounder.types import Classifier, Images, Labels
+from allrounder.types import Classifier, Images, Labels, Passes
 from allrounder.values import Count, Positive, value
 
 
@@ -31,6 +31,10 @@ class Cw(Attack):
     """Length of a step, as a fraction of eps."""
     kappa: Positive = 50.0
     """The margin beyond which an example is left alone."""
+
+    def passes(self) -> Passes:
+        """A pair for every step."""
+        return Passes(self.steps, self.steps)
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Climb the margin."""

@@ -10,7 +10,7 @@ from allrounder.attacks.pgd import Step, climb
 from allrounder.norms import EVERY_NORM, Norm
 from allrounder.rng import Draws
 from allrounder.threats import Threat
-from allrounder.types import Classifier, Images, Labels
+from allrounder.types import Classifier, Images, Labels, Passes
 from allrounder.values import Count, Share, value
 
 
@@ -30,6 +30,10 @@ class Mim(Attack):
     """Length of a step, as a fraction of eps."""
     decay: Share = 1.0
     """How much of the sum survives a step; 0 is PGD."""
+
+    def passes(self) -> Passes:
+        """A pair for every step."""
+        return Passes(self.steps, self.steps)
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Climb with momentum."""

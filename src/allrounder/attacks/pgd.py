@@ -48,11 +48,17 @@ class Pgd(Attack):
         if self.loss == "kl" and self.start == "zero":
             raise ValueError("the loss kl is flat at the image itself; start gaussian or random, not zero")
 
+    def passes(self) -> Passes:
+        """A pair for every gradient, and the natural prediction where the loss compares with it."""
+        return Passes(self.steps * self.eot + needs_natural(self._climbed()), self.steps * self.eot)
+
+    def _climbed(self) -> AttackLoss:
+        return self.loss if isinstance(self.loss, CustomLoss) else LOSSES[self.loss]
+
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Climb from the chosen start."""
         d = start_at(self.start, x, threat, draws)
-        loss = self.loss if isinstance(self.loss, CustomLoss) else LOSSES[self.loss]
-        return climb(model, x, y, threat, loss, d, steps=self.steps, step=self.step, eot=self.eot)
+        return climb(model, x, y, threat, self._climbed(), d, steps=self.steps, step=self.step, eot=self.eot)
 
 
 def start_at(start: Start, x: Images, threat: Threat, draws: Draws) -> Images:
@@ -87,8 +93,7 @@ def climb(
     eot: int = 1,
 ) -> Crafted:
     """The loop: gradient; gather it with the earlier ones into m; step up along m; project."""
-    needs_natural = loss.needs_natural if isinstance(loss, CustomLoss) else loss in NEEDS_NATURAL
-    natural = model(x) if needs_natural else None
+    natural = model(x) if needs_natural(loss) else None
     alpha = step * threat.eps
     x_adv, m = threat.project(x, x + start), torch.zeros_like(x)
     for _ in range(steps):
@@ -97,6 +102,11 @@ def climb(
         x_adv = threat.project(x, x_adv + alpha * threat.norm.ascend(m))
     forwards, backwards = steps * eot + (natural is not None), steps * eot
     return Crafted(x=x_adv, passes=Passes(forwards=forwards, backwards=backwards))
+
+
+def needs_natural(loss: AttackLoss) -> bool:
+    """Whether a loss compares with the natural prediction."""
+    return loss.needs_natural if isinstance(loss, CustomLoss) else loss in NEEDS_NATURAL
 
 
 def mean_gradient(

@@ -53,6 +53,10 @@ class Restarts(Attack):
                 break
         return Crafted(x=x_adv, loss=loss, fooled=fooled, passes=passes)
 
+    def passes(self) -> Passes:
+        """Every run, judged; at most, for it stops once all are fooled."""
+        return (self.attack.passes() + Passes(forwards=1)) * self.count
+
     def parts(self) -> tuple[Attack, ...]:
         """The attack that is run."""
         return (self.attack,)

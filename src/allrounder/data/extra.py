@@ -150,7 +150,8 @@ class ExtraBatches:
             )
         t = (epoch - 1) * self.steps + step
         index = self._index(t)
-        batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index)
+        images, extra = self.split.fetch(index), index >= self._original.total
+        batch = Batch(x=images, y=self._labels[index], index=index, extra=extra)
         for later in range(t + 1, t + 1 + AHEAD):
             self.split.expect(self._index(later))
         return batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, final
+from typing import Annotated, ClassVar, final
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.pgd import Pgd
 from allrounder.objectives.base import Objective, fit
 from allrounder.threats import Threat
-from allrounder.types import Batch, Context, Loss, NormLayers
+from allrounder.types import Batch, Context, Loss, NormLayers, Passes
 from allrounder.values import Kind, value
 
 
@@ -24,6 +24,8 @@ class Adversarial(Objective):
     adversarial attacks.
     """
 
+    reference: ClassVar[str] = "Madry et al., 2018"
+
     threat: Threat
     attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
     norm_layers: NormLayers = "eval"
@@ -35,6 +37,10 @@ class Adversarial(Objective):
     def threats(self) -> tuple[Threat, ...]:
         """The one threat."""
         return (self.threat,)
+
+    def passes(self) -> Passes:
+        """The attack's, and one pair."""
+        return self.attack.passes() + Passes(1, 1)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack the current network on hard labels."""

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks.base import Crafted
+from allrounder.norms import EVERY_NORM, Norm
 from allrounder.threats import Threat
-from allrounder.types import Batch, Context, Logits, Loss
+from allrounder.types import Batch, Context, Logits, Loss, Passes
 
 
 class Objective(ABC):
     """A training method that fits `craft`, then `loss`; frozen, with any memory kept by its learner."""
 
+    reference: ClassVar[str]
+    """Authors and year, for lists."""
+    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+    """The norms it can be trained under."""
+
     def threats(self) -> tuple[Threat, ...]:
         """What it trains robustness against; nothing by default."""
         return ()
+
+    @abstractmethod
+    def passes(self) -> Passes:
+        """What a step takes, crafting and loss, counted in whole batches; at most, where it stops early."""
+
+    def problems(self, epochs: int) -> list[tuple[str, str]]:
+        """Fields that make no sense in a run of so many epochs, each with what is wrong."""
+        return []
 
     def memory(self) -> dict[str, Tensor]:
         """Tensors the method carries from step to step; the learner owns and saves them."""

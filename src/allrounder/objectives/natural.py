@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 from torch import nn
 
 from allrounder.attacks.base import Crafted
+from allrounder.norms import Norm
 from allrounder.objectives.base import Objective, fit
-from allrounder.types import Batch, Context, Loss
+from allrounder.types import Batch, Context, Loss, Passes
 from allrounder.values import value
 
 
@@ -16,6 +17,13 @@ from allrounder.values import value
 @value
 class Natural(Objective):
     """Natural training (NT): loss = CE(f(x), y)."""
+
+    reference: ClassVar[str] = "-"
+    norms: ClassVar[frozenset[type[Norm]]] = frozenset()
+
+    def passes(self) -> Passes:
+        """One pair."""
+        return Passes(1, 1)
 
     def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
         """Cross-entropy on the images as they are."""

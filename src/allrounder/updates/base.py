@@ -1,5 +1,4 @@
-"""How a loss becomes motion of the weights; methods that edit gradients or weights are updates of their
-own."""
+"""How a loss becomes motion of the weights."""
 
 from __future__ import annotations
 
@@ -9,16 +8,29 @@ from collections.abc import Callable
 from typing import final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from allrounder.errors import Diverged
 from allrounder.objectives.base import Objective
-from allrounder.types import Batch, Context, Loss
+from allrounder.optimizers import Optimizer
+from allrounder.types import Batch, Context, Loss, Passes
 from allrounder.values import value
 
 
 class Update(ABC):
-    """One optimiser step of one learner."""
+    """One optimiser step of one learner; frozen, with any memory kept by the learner."""
+
+    def memory(self, model: nn.Module) -> dict[str, Tensor]:
+        """Tensors carried from step to step, named apart from those of objectives; none by default."""
+        return {}
+
+    def passes(self, objective: Objective) -> Passes:
+        """What a step with an objective takes, at most; by default what the objective does."""
+        return objective.passes()
+
+    def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
+        """Fields that make no sense with an objective, an optimiser and a length, with what is wrong."""
+        return []
 
     @abstractmethod
     def apply(
@@ -51,9 +63,7 @@ class Descend(Update):
         crafted = objective.craft(model, batch, ctx)
         model.train()
         loss = objective.loss(model, batch, crafted, ctx)
-        total = float(loss.total.detach())
-        if not math.isfinite(total):
-            raise Diverged(f"the loss is {total}; try a smaller learning rate or a warm-up")
+        check_finite(loss)
         optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
         reduce_(model)
@@ -61,4 +71,8 @@ class Descend(Update):
         return loss
 
 
-UPDATES: dict[str, type[Update]] = {"descend": Descend}
+def check_finite(loss: Loss) -> None:
+    """Raise Diverged where there is nothing to descend."""
+    total = float(loss.total.detach())
+    if not math.isfinite(total):
+        raise Diverged(f"the loss is {total}; try a smaller learning rate or a warm-up")

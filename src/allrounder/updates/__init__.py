@@ -1,0 +1,9 @@
+"""The table of updates: a method that edits gradients or weights is one file here and one line below."""
+
+from __future__ import annotations
+
+from allrounder.updates.base import Descend, Update
+
+UPDATES: dict[str, type[Update]] = {"descend": Descend}
+
+__all__ = ["UPDATES", "Descend", "Update"]
