@@ -1,7 +1,7 @@
 """Running a study: what is finished is skipped, what was interrupted goes on, failures stop none of the rest.
 
 study.toml        what is compared
-LABEL/seed-N      a run folder, with its outcome in eval/best, and in evaluated.json what that is of
+LABEL/seed-N      a run folder, with outcomes such as eval/best, and in eval/best.json what that is of
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from allrounder.storage import write_text
 from allrounder.study import Study, Trial
 from allrounder.trainer import train
 
-STUDY, SEAL = "study.toml", "evaluated.json"
-EVALUATED = Path("eval") / "best"
+STUDY, EVALUATED = "study.toml", "eval"
 
 
 @final
@@ -97,6 +96,7 @@ def jobs_of(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[s
             carry_out,
             recipe=trial.recipe.dump(),
             folder=folder / trial.folder,
+            weights=tuple(dict.fromkeys(trial.rows.values())),
             cost=str(trial.cost),
             images=images,
         )
@@ -109,25 +109,51 @@ def run_study(study: Study, folder: Path, show: Send, *, workers: int = 2) -> No
     run_jobs(jobs_of(begin(study, folder), folder, study.images), workers, show)
 
 
-def carry_out(name: str, send: Send, *, recipe: str, folder: Path, cost: str, images: int | None) -> None:
-    """Train a recipe and evaluate its selected global weights, unless that was done before."""
+def carry_out(
+    name: str,
+    send: Send,
+    *,
+    recipe: str,
+    folder: Path,
+    weights: tuple[str, ...],
+    cost: str,
+    images: int | None,
+) -> None:
+    """Train a recipe and evaluate weights of it, unless that was done before."""
     value = Recipe.loads(recipe)
     run = train(value, folder, resume=True, progress=Reporter(name, send))
-    which = "best" if value.validation.images or value.validation.on == "test" else "last"
-    place, seal = folder / EVALUATED, {"recipe": value.fingerprint(), "weights": digest(run, which)}
-    if (place / OUTCOME).exists():
-        outcome_of(folder, value, images)
-        send(Note(name, 1, 1, "was done before"))
-        return
-    about = {"weights": which, "recipe": value.fingerprint(), "cost": cost}
-    about |= {"selected_on": value.validation.on} if which == "best" else {}
-    about |= {} if value.extra is None else {"extra": str(value.extra)}
+    for which in weights:
+        if (place_of(folder, which) / OUTCOME).exists():
+            outcome_of(folder, value, which, images)
+            send(Note(name, 1, 1, "was done before"))
+        else:
+            _evaluate(name, send, run, value, which, cost, images)
+
+
+def place_of(folder: Path, which: str) -> Path:
+    """Where the outcome of weights of a run stands."""
+    return folder / EVALUATED / which
+
+
+def seal_of(place: Path) -> Path:
+    """The file beside an outcome that says what it is of."""
+    return place.with_name(f"{place.name}.json")
+
+
+def _evaluate(
+    name: str, send: Send, run: Run, recipe: Recipe, which: str, cost: str, images: int | None
+) -> None:
+    place = place_of(run.folder, which)
+    about = {"weights": which, "recipe": recipe.fingerprint(), "cost": cost}
+    about |= {"selected_on": recipe.validation.on} if which == "best" else {}
+    about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
     place.mkdir(parents=True, exist_ok=True)
-    write_text(folder / SEAL, json.dumps({**seal, "which": which}))
+    seal = {"recipe": recipe.fingerprint(), "weights": digest(run, which)}
+    write_text(seal_of(place), json.dumps(seal))
     evaluate(
         load(run.folder, which),
-        value.read_data(),
-        probes=value.probes,
+        recipe.read_data(),
+        probes=recipe.probes,
         n=images,
         budget="full",
         out=place,
@@ -146,16 +172,15 @@ def digest(run: Run, which: str) -> str:
     return found.hexdigest()[:16]
 
 
-def outcome_of(folder: Path, recipe: Recipe, images: int | None) -> Outcome:
+def outcome_of(folder: Path, recipe: Recipe, which: str, images: int | None) -> Outcome:
     """The outcome of a run, which must be of this recipe and of the weights that are there now."""
-    run = Run(folder)
+    run, place = Run(folder), place_of(folder, which)
+    file = seal_of(place)
     try:
-        seal = json.loads((folder / SEAL).read_text(encoding="utf-8"))
-        now = {"recipe": run.recipe.fingerprint(), "weights": digest(run, seal["which"])}
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(
-            f"{folder / SEAL}: cannot be read ({error}); remove {folder}, and call again"
-        ) from None
+        seal = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); remove {folder}, and call again") from None
+    now = {"recipe": run.recipe.fingerprint(), "weights": digest(run, which)}
     for key, got in now.items():
         if seal.get(key) != got:
             raise RunError(
@@ -167,7 +192,7 @@ def outcome_of(folder: Path, recipe: Recipe, images: int | None) -> Outcome:
             f"{folder}: holds a run of another recipe ({now['recipe']}, the study says "
             f"{recipe.fingerprint()}); remove it, or ask for the study that it is of"
         )
-    outcome = Outcome.load(folder / EVALUATED / OUTCOME)
+    outcome = Outcome.load(place / OUTCOME)
     if images is not None and len(outcome) != images:
         raise RunError(
             f"{folder}: was evaluated on {len(outcome)} images, expected {images}; remove its eval"
@@ -181,11 +206,12 @@ def gather(study: Study, folder: Path) -> Results:
     cost: dict[str, str] = {}
     missing: list[str] = []
     for trial in study.trials():
-        cost[trial.label] = str(trial.cost)
-        place = folder / trial.folder
-        if not (place / EVALUATED / OUTCOME).is_file():
-            missing.append(f"{trial.label}, seed {trial.seed}")
-            continue
-        found[trial.label][trial.seed] = outcome_of(place, trial.recipe, study.images)
+        folder_ = folder / trial.folder
+        for label, which in trial.rows.items():
+            cost[label] = str(trial.cost)
+            if (place_of(folder_, which) / OUTCOME).is_file():
+                found[label][trial.seed] = outcome_of(folder_, trial.recipe, which, study.images)
+            else:
+                missing.append(f"{label}, seed {trial.seed}")
     there = {label: seeds for label, seeds in found.items() if seeds}
     return Results(there, study.paper(), cost, study.reference, study.source, missing)

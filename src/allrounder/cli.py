@@ -26,7 +26,7 @@ from allrounder.doctor import Unfit
 from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
 from allrounder.init import INITS
 from allrounder.models import MODELS
-from allrounder.objectives import OBJECTIVES
+from allrounder.objectives import OBJECTIVES, facts
 from allrounder.optimizers import OPTIMIZERS
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
@@ -139,7 +139,10 @@ def list_(
         out.print(listing("studies", {name: Study.load(name).about for name in shipped_studies()}))
     for title, entries in TABLES.items():
         if what in (None, title):
-            out.print(listing(title, {name: _first_sentence(cls) for name, cls in entries.items()}))
+            lines = {name: _first_sentence(cls) for name, cls in entries.items()}
+            if entries is TABLES["objectives"]:
+                lines = {name: f"{line} ({facts(name)})" for name, line in lines.items()}
+            out.print(listing(title, lines))
 
 
 @app.command()

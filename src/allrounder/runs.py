@@ -169,8 +169,10 @@ class Run:
 
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
         """Saved weights and their facts: "global" or "last" (both the final global weights), "best" (the
-        selected global weights), a learner's name, or a learner's at the best point ("linf@best")."""
+        selected global weights), a learner's name (its average if it keeps one; "linf.live" without),
+        "live" (of the only learner), or any of them at the best point ("linf@best")."""
         name, _, point = {"last": "global", "best": "global@best"}.get(which, which).partition("@")
+        name = self._live() if name == "live" else name
         if point not in ("", "best", "last"):
             raise RunError(f"{which}: expected global, best, last, a learner's name, or NAME@best")
         folder = newest(self.folder / "weights", point or "last")
@@ -182,6 +184,13 @@ class Run:
             )
             raise RunError(f"{self.folder}: has no {point or 'last'} weights: {why}")
         return read_tensors(folder, name), read_facts(folder)
+
+    def _live(self) -> str:
+        """What the live weights of the only learner are called."""
+        if len(self.recipe.tasks) > 1:
+            raise RunError(f"{self.folder}: live: has {len(self.recipe.tasks)} learners; name one: NAME.live")
+        (task,) = self.recipe.tasks
+        return task.name if task.average is None else f"{task.name}.live"
 
 
 def load(

@@ -50,6 +50,9 @@ class Point:
     """Overrides, `a.b=c`."""
     recipe: str = ""
     """Another recipe than the base."""
+    weights: str = ""
+    """Which weights are evaluated: "last", "live" (of the only learner, without its average), a learner's
+    name, ...; by default the selected global ones. Rows that differ in this alone share a training."""
     paper: Mapping[str, Percent] = Field(default_factory=dict[str, float])  # pyright: ignore[reportAssignmentType]
     """What a paper reports for it, in percent by probe ("natural", "aa@Linf:8/255") or attack with "worst" or
     "mean" ("aa mean")."""
@@ -133,8 +136,9 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Every training, read and checked, so that what is wrong is said before the first begins."""
-        found: list[Trial] = []
+        found: dict[tuple[str, int], Trial] = {}
         for label, recipe, points in self._rows():
+            weights = next((point.weights for point in points if point.weights), "")
             changes = [*self.sets, *(text for point in points for text in point.sets)]
             for seed in self.seeds:
                 try:
@@ -142,8 +146,10 @@ class Study:
                 except RecipeError as error:
                     raise RecipeError(f'row "{label}": {error}') from None
                 asked = replace(read, probes=self.probes or read.probes, name=f"{label}, seed {seed}")
-                found.append(Trial(label, seed, asked, f"{slug(label)}/seed-{seed}"))
-        return found
+                new = Trial(seed, asked, f"{slug(label)}/seed-{seed}", {})
+                trial = found.setdefault((asked.fingerprint(), seed), new)
+                trial.rows[label] = weights or trial.selected
+        return list(found.values())
 
     def dump(self) -> str:
         """The study as TOML; `Study.loads(dump())` is the study again."""
@@ -186,11 +192,23 @@ class Study:
 class Trial:
     """One training of a study."""
 
-    label: str
     seed: int
     recipe: Recipe
     folder: str
-    """Below the study's folder."""
+    """Below the study's folder, called after its first row."""
+    rows: dict[str, str]
+    """The rows of the table that it gives, each with the weights that are evaluated for it."""
+
+    @property
+    def label(self) -> str:
+        """Its rows."""
+        return " / ".join(self.rows)
+
+    @property
+    def selected(self) -> str:
+        """The weights that its recipe selects."""
+        validation = self.recipe.validation
+        return "best" if validation.images or validation.on == "test" else "last"
 
     @property
     def cost(self) -> Passes:

@@ -14,7 +14,7 @@ from allrounder.types import Passes
 from allrounder.updates import UPDATES, Descend, Update
 from allrounder.values import Kind, Number, value
 
-RESERVED = ("global", "best", "last")
+RESERVED = ("global", "best", "last", "live")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 

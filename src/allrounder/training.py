@@ -128,7 +128,9 @@ class Training:
         self.run.keep_best(best["t"] if best else None)
 
     def _all_weights(self, theta: Weights) -> dict[str, Weights]:
-        return {"global": theta, **{learner.task.name: learner.weights() for learner in self.learners}}
+        own = {learner.task.name: learner.weights() for learner in self.learners}
+        averaged = [learner for learner in self.learners if learner.average is not None]
+        return {"global": theta, **own, **{f"{learner.task.name}.live": learner.live for learner in averaged}}
 
     def _card(self) -> dict[str, Any]:
         extra = self.recipe.extra

@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allrounder.campaign import EVALUATED, SEAL, STUDY, begin, carry_out, gather, jobs_of, run_study
+from allrounder.campaign import EVALUATED, STUDY, begin, carry_out, gather, jobs_of, place_of, run_study
 from allrounder.errors import RunError, WorldError
 from allrounder.evaluation import OUTCOME
 from allrounder.launchers import slurm_script, submit
 from allrounder.pool import Note
 from allrounder.results import render
-from allrounder.study import Study
+from allrounder.runs import Run
+from allrounder.study import Point, Study
+from tests.networks import same
 
 RECIPE = """
 epochs = 2
@@ -110,13 +112,14 @@ def test_what_was_changed_by_hand_is_reported(study: Study, tmp_path: Path):
         with pytest.raises(RunError, match=r"global.safetensors: differs from its manifest; it was changed"):
             use()
     (best / "global.safetensors").write_bytes(kept)
-    seal = (run / SEAL).read_text(encoding="utf-8")
-    (run / SEAL).write_text(json.dumps({**json.loads(seal), "weights": "0" * 16}), encoding="utf-8")
+    seal_file = run / EVALUATED / "best.json"
+    seal = seal_file.read_text(encoding="utf-8")
+    seal_file.write_text(json.dumps({**json.loads(seal), "weights": "0" * 16}), encoding="utf-8")
     with pytest.raises(
         RunError, match=r"fast/seed-0: was evaluated with weights 0+, .*changed by hand; remove it"
     ):
         gather(replace(study, seeds=(0,)), folder)
-    (run / SEAL).write_text(seal, encoding="utf-8")
+    seal_file.write_text(seal, encoding="utf-8")
     recipe = (run / "recipe.toml").read_text(encoding="utf-8")
     (run / "recipe.toml").write_text(recipe.replace("0.05", "0.06"), encoding="utf-8")
     with pytest.raises(RunError, match=r"was evaluated with recipe .*changed by hand"):
@@ -124,8 +127,8 @@ def test_what_was_changed_by_hand_is_reported(study: Study, tmp_path: Path):
     with pytest.raises(RunError, match="holds a run of another recipe"):
         ran(replace(study, seeds=(0,)), folder)
     (run / "recipe.toml").write_text(recipe, encoding="utf-8")
-    (run / SEAL).write_text("{}", encoding="utf-8")
-    with pytest.raises(RunError, match=r"evaluated.json: cannot be read"):
+    seal_file.write_text("[1]", encoding="utf-8")
+    with pytest.raises(RunError, match=r"best.json: cannot be read"):
         gather(replace(study, seeds=(0,)), folder)
 
 
@@ -174,7 +177,7 @@ def test_a_full_disk_loses_nothing(study: Study, tmp_path: Path, monkeypatch: py
 
 def tables(study: Study, folder: Path) -> list[bytes]:
     """Every outcome, byte by byte."""
-    return [(folder / trial.folder / EVALUATED / OUTCOME).read_bytes() for trial in study.trials()]
+    return [(place_of(folder / trial.folder, "best") / OUTCOME).read_bytes() for trial in study.trials()]
 
 
 @pytest.mark.slow
@@ -202,7 +205,7 @@ def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, k
             start_new_session=True,
         )
         wanted = 8 * (number + 1)
-        while process.poll() is None and len(list(broken.glob(f"*/*/{EVALUATED}/{OUTCOME}"))) < wanted:
+        while process.poll() is None and len(list(broken.glob(f"*/*/{EVALUATED}/best/{OUTCOME}"))) < wanted:
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -229,9 +232,8 @@ def test_a_script_for_slurm_runs_every_training(
 def test_weights_without_selection_are_the_last_ones(study: Study, tmp_path: Path):
     plain = replace(study, seeds=(0,), sets=("validation.images=0",))
     ran(plain, tmp_path / "out")
-    seal = json.loads((tmp_path / "out" / "fast" / "seed-0" / SEAL).read_text(encoding="utf-8"))
     (label,) = gather(plain, tmp_path / "out").outcomes["fast"].values()
-    assert seal["which"] == "last" == label.facts["weights"] and "selected_on" not in label.facts
+    assert label.facts["weights"] == "last" and "selected_on" not in label.facts
 
 
 def test_cost_travels_with_the_outcome(study: Study, tmp_path: Path):
@@ -241,10 +243,30 @@ def test_cost_travels_with_the_outcome(study: Study, tmp_path: Path):
         lambda note: None,
         recipe=trial.recipe.dump(),
         folder=tmp_path / "r",
+        weights=("best",),
         cost=str(trial.cost),
         images=6,
     )
     from allrounder.outcome import Outcome
 
-    outcome = Outcome.load(tmp_path / "r" / EVALUATED / OUTCOME)
+    outcome = Outcome.load(place_of(tmp_path / "r", "best") / OUTCOME)
     assert outcome.facts["cost"] == "2/2" and len(outcome) == 6
+
+
+def test_rows_that_differ_in_their_weights_share_a_training(study: Study, tmp_path: Path):
+    averaged = "task.linf.average=0.9"
+    points = (
+        Point(label="averaged", sets=(averaged,), weights="last"),
+        Point(label="live", sets=(averaged,), weights="live"),
+        Point(label="selected", sets=(averaged,)),
+    )
+    both = replace(study, axis=(), row=points, seeds=(0, 1))
+    assert [trial.label for trial in both.trials()] == ["averaged / live / selected"] * 2
+    ran(both, tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["averaged"]
+    found = gather(both, tmp_path / "out")
+    assert not found.missing and list(found.outcomes) == ["averaged", "live", "selected"]
+    run = Run(tmp_path / "out" / "averaged" / "seed-0")
+    live, average = (run.weights(which)[0] for which in ("live", "last"))
+    assert not same(live, average) and same(average, run.weights("linf")[0])
+    assert [found.outcomes[row][0].facts["weights"] for row in found.outcomes] == ["last", "live", "best"]

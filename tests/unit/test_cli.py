@@ -171,6 +171,11 @@ def test_every_entry_of_every_table_is_listed_with_a_line(allrounder: Command):
         assert flat(alone.out) in flat(answer.out)
 
 
+def test_objectives_are_listed_with_reference_norms_and_passes(allrounder: Command):
+    listed = flat(allrounder("list", "objectives").out)
+    assert "(Madry et al., 2018; Linf L2 L1; 11/11 forward/backward passes)" in listed
+
+
 def test_recipes_are_listed_with_what_they_are_about(allrounder: Command):
     answer = allrounder("list", "recipes")
     assert answer.code == 0

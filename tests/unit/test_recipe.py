@@ -191,7 +191,7 @@ def test_a_mistake_is_refused_at_its_path(path: str, written: str, said: str):
         ("task.linf.name=natural", 'task: two learners are called "natural"; names must differ'),
         (
             "task.linf.name=best",
-            'task.best.name: "best" is taken: a learner may not be called global, best, last',
+            'task.best.name: "best" is taken: a learner may not be called global, best, last, live',
         ),
         ("task.linf.name=global", 'task.global.name: "global" is taken'),
         ("task.linf.name=last", 'task.last.name: "last" is taken'),

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
+from typing import Any
+
+from allrounder.norms import NORMS
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.objectives.natural import Natural
+from allrounder.values import adapter
 
 OBJECTIVES: dict[str, type[Objective]] = {"natural": Natural, "adversarial": Adversarial}
 
-__all__ = ["OBJECTIVES", "Adversarial", "Natural", "Objective"]
+FILLED: dict[str, Any] = {"threat": "Linf:8/255", "threats": ["Linf:8/255", "L2:128/255"]}
+"""What lists show of methods that need to be told the threats: those of the papers on CIFAR-10."""
+
+
+def facts(kind: str) -> str:
+    """Where a method is from, the norms it trains under, and its passes of a step with its defaults."""
+    cls: Any = OBJECTIVES[kind]
+    needed = [field.name for field in fields(cls) if field.default is field.default_factory is MISSING]
+    value: Objective = adapter(cls).validate_python({name: FILLED[name] for name in needed})
+    norms = " ".join(name for name, norm in NORMS.items() if norm in cls.norms) or "no norm"
+    return f"{cls.reference}; {norms}; {value.passes()} forward/backward passes"
+
+
+__all__ = ["OBJECTIVES", "Adversarial", "Natural", "Objective", "facts"]
