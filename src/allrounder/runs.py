@@ -189,7 +189,7 @@ class Run:
         """What the live weights of the only learner are called."""
         if len(self.recipe.tasks) > 1:
             raise RunError(f"{self.folder}: live: has {len(self.recipe.tasks)} learners; name one: NAME.live")
-        (task,) = self.recipe.tasks
+        task = self.recipe.tasks[0]
         return task.name if task.average is None else f"{task.name}.live"
 
 
