@@ -187,9 +187,9 @@ class Run:
 
     def _live(self) -> str:
         """What the live weights of the only learner are called."""
-        if len(self.recipe.tasks) > 1:
-            raise RunError(f"{self.folder}: live: has {len(self.recipe.tasks)} learners; name one: NAME.live")
-        task = self.recipe.tasks[0]
+        task, *others = self.recipe.tasks
+        if others:
+            raise RunError(f"{self.folder}: live: has {1 + len(others)} learners; name one: NAME.live")
         return task.name if task.average is None else f"{task.name}.live"
 
 

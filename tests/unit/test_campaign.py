@@ -18,7 +18,7 @@ import pytest
 from allrounder.campaign import EVALUATED, STUDY, begin, carry_out, gather, jobs_of, place_of, run_study
 from allrounder.errors import RunError, WorldError
 from allrounder.evaluation import OUTCOME
-from allrounder.launchers import slurm_script, submit
+from allrounder.launchers import run_on_ray, slurm_script, submit
 from allrounder.pool import Note
 from allrounder.results import render
 from allrounder.runs import Run
@@ -227,6 +227,26 @@ def test_a_script_for_slurm_runs_every_training(
     fake.write_text("#!/bin/sh\necho Submitted batch job 7\n", encoding="utf-8")
     fake.chmod(0o755)
     assert submit(tmp_path / "slurm.sh") == "Submitted batch job 7"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
+    pytest.importorskip("ray", reason="ray is an extra: pip install 'allrounder[ray]'")
+    one = replace(study, seeds=(0,))
+    ran(one, tmp_path / "here")
+    told: list[Note] = []
+    run_on_ray(jobs_of(begin(one, tmp_path / "ray"), tmp_path / "ray", None), told.append)
+    assert sorted((note.name, note.what) for note in told) == [
+        ("fast/seed-0", "done"),
+        ("slow/seed-0", "done"),
+    ]
+    assert tables(one, tmp_path / "ray") == tables(one, tmp_path / "here")
+    (tmp_path / "ray" / "fast" / "seed-0" / EVALUATED / "best.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(
+        RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*fast/seed-0: .*changed by hand"
+    ):
+        run_on_ray(jobs_of(one.trials(), tmp_path / "ray", None), told.append)
 
 
 def test_weights_without_selection_are_the_last_ones(study: Study, tmp_path: Path):
