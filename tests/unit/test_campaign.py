@@ -181,6 +181,7 @@ def tables(study: Study, folder: Path) -> list[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [3])
 def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, kills: int, tmp_path: Path):
     many = replace(study, seeds=tuple(range(25)))
