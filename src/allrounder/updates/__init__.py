@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from allrounder.updates.base import Descend, Update
+from allrounder.updates.reconstructed import Reconstructed
 
-UPDATES: dict[str, type[Update]] = {"descend": Descend}
+UPDATES: dict[str, type[Update]] = {"descend": Descend, "reconstructed": Reconstructed}
 
-__all__ = ["UPDATES", "Descend", "Update"]
+__all__ = ["UPDATES", "Descend", "Reconstructed", "Update"]
