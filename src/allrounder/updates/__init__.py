@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from allrounder.updates.base import Descend, Update
+from allrounder.updates.perturbed import WeightPerturbed
 from allrounder.updates.reconstructed import Reconstructed
 
-UPDATES: dict[str, type[Update]] = {"descend": Descend, "reconstructed": Reconstructed}
+UPDATES: dict[str, type[Update]] = {
+    "descend": Descend,
+    "reconstructed": Reconstructed,
+    "awp": WeightPerturbed,
+}
 
-__all__ = ["UPDATES", "Descend", "Reconstructed", "Update"]
+__all__ = ["UPDATES", "Descend", "Reconstructed", "Update", "WeightPerturbed"]
