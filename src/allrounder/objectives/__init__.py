@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
+from allrounder.objectives.fast import Fast
 from allrounder.objectives.natural import Natural
 
-OBJECTIVES: dict[str, type[Objective]] = {"natural": Natural, "adversarial": Adversarial}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "natural": Natural,
+    "adversarial": Adversarial,
+    "fast": Fast,
+}
 
-__all__ = ["OBJECTIVES", "Adversarial", "Natural", "Objective"]
+__all__ = ["OBJECTIVES", "Adversarial", "Fast", "Natural", "Objective"]

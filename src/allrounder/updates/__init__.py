@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allrounder.updates.base import Descend, Update
+from allrounder.updates.guarded import Guarded
 from allrounder.updates.perturbed import WeightPerturbed
 from allrounder.updates.reconstructed import Reconstructed
 
@@ -10,6 +11,7 @@ UPDATES: dict[str, type[Update]] = {
     "descend": Descend,
     "reconstructed": Reconstructed,
     "awp": WeightPerturbed,
+    "guarded": Guarded,
 }
 
-__all__ = ["UPDATES", "Descend", "Reconstructed", "Update", "WeightPerturbed"]
+__all__ = ["UPDATES", "Descend", "Guarded", "Reconstructed", "Update", "WeightPerturbed"]
