@@ -6,11 +6,13 @@ from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.objectives.fast import Fast
 from allrounder.objectives.natural import Natural
+from allrounder.objectives.part import Part
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "natural": Natural,
     "adversarial": Adversarial,
     "fast": Fast,
+    "part": Part,
 }
 
-__all__ = ["OBJECTIVES", "Adversarial", "Fast", "Natural", "Objective"]
+__all__ = ["OBJECTIVES", "Adversarial", "Fast", "Natural", "Objective", "Part"]
