@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 from torch import nn
+from torch.linalg import vector_norm
 
 from allrounder.modes import buffers_restored
 from allrounder.objectives.base import Objective
@@ -93,7 +94,7 @@ def perturbed(model: nn.Module, gamma: float) -> Generator[None]:
     try:
         with torch.no_grad():
             for parameter, before, g in moved:
-                parameter.add_(g * (gamma * before.norm() / (g.norm() + TINY)))
+                parameter.add_(g * (gamma * vector_norm(before) / (vector_norm(g) + TINY)))
         yield
     finally:
         with torch.no_grad():
