@@ -59,7 +59,7 @@ def test_each_of_our_networks_says_its_last_stage(kind: str):
     model, x = built(kind).eval(), images()
     held: list[Tensor] = []
     hook = model.get_submodule(STAGE.get(kind, "layer4")).register_forward_hook(
-        lambda module, inputs, output: held.append(output)
+        lambda module, inputs, output: held.append(output)  # pyright: ignore[reportArgumentType]
     )
     logits = model(x.requires_grad_())
     hook.remove()
@@ -80,7 +80,7 @@ def test_an_image_has_its_map_whoever_its_neighbours_are():
 
 def test_the_network_is_left_as_it_was_also_after_an_error():
     model = built("resnet18").train()
-    model.layer1.eval()  # pyright: ignore[reportCallIssue]
+    model.get_submodule("layer1").eval()
     next(model.parameters()).requires_grad_(False)
     modes = [module.training for module in model.modules()]
     flags = [p.requires_grad for p in model.parameters()]

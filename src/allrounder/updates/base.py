@@ -84,3 +84,8 @@ def too_late(start: Time, epochs: int) -> list[tuple[str, str]]:
     if start.epochs(epochs) < epochs:
         return []
     return [("start", f"is {start}, which never comes in a run of {epochs} epochs; choose an earlier time")]
+
+
+def length(tensor: Tensor) -> Tensor:
+    """The Euclidean norm of a tensor, as a tensor on its device."""
+    return tensor.square().sum().sqrt()

@@ -9,14 +9,13 @@ from typing import final
 
 import torch
 from torch import nn
-from torch.linalg import vector_norm
 
 from allrounder.modes import buffers_restored
 from allrounder.objectives.base import Objective
 from allrounder.optimizers import Optimizer
 from allrounder.times import Time
 from allrounder.types import Batch, Context, Loss, Passes
-from allrounder.updates.base import Descend, Update, check_finite, too_late
+from allrounder.updates.base import Descend, Update, check_finite, length, too_late
 from allrounder.values import Positive, value
 
 TINY = 1e-20
@@ -94,7 +93,7 @@ def perturbed(model: nn.Module, gamma: float) -> Generator[None]:
     try:
         with torch.no_grad():
             for parameter, before, g in moved:
-                parameter.add_(g * (gamma * vector_norm(before) / (vector_norm(g) + TINY)))
+                parameter.add_(g * (gamma * length(before) / (length(g) + TINY)))
         yield
     finally:
         with torch.no_grad():

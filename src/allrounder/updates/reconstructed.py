@@ -7,14 +7,13 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 
 from allrounder.objectives.base import Objective, fit
 from allrounder.objectives.natural import Natural
 from allrounder.optimizers import Optimizer
 from allrounder.times import Time
 from allrounder.types import Batch, Context, Loss, Passes
-from allrounder.updates.base import Descend, Update, check_finite, too_late
+from allrounder.updates.base import Descend, Update, check_finite, length, too_late
 from allrounder.values import Positive, value
 
 TINY = 1e-20
@@ -92,10 +91,10 @@ def reconstruct(g1: Tensor, g2: Tensor, clip: float) -> Tensor:
     Where g2 is zero there is nothing to be against, and g1 is only clipped. (The released code divides by
     zero there.)
     """
-    dot, n1, n2 = (g1 * g2).sum(), vector_norm(g1), vector_norm(g2)
+    dot, n1, n2 = (g1 * g2).sum(), length(g1), length(g2)
     cosine = dot / (n1 * n2 + TINY)
     against = cosine <= 0
     # Not <g1, g2> / |g2|^2 at once: the square of a small norm is zero.
     along = torch.where(n2 > 0, dot / n2.clamp(min=torch.finfo(n2.dtype).tiny) / n2.clamp(min=TINY), 0)
     g = torch.where(against, 1, 1 - cosine) * g1 + torch.where(against, -along, cosine) * g2
-    return g * (clip / vector_norm(g).clamp(min=TINY)).clamp(max=1)
+    return g * (clip / length(g).clamp(min=TINY)).clamp(max=1)
