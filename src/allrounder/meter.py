@@ -27,11 +27,16 @@ class Meter:
         sums["loss"] += float(loss.total.detach()) * images
         sums["accuracy"] += (0.0 if accuracy is None else float(accuracy)) * images
         sums["images"] += images
+        if "stopped" in loss.parts:
+            sums["stopped"] = sums.get("stopped", 0.0) + float(loss.parts["stopped"]) * images
 
     def means(self, name: str) -> dict[str, float]:
-        """A learner's loss and accuracy per image since the last time they were asked for."""
+        """A learner's loss and accuracy per image since the last time they were asked for.
+
+        Of one that may stop itself also the share of images that it was shown in vain.
+        """
         sums, self.sums[name] = self.sums[name], _nothing()
-        return {key: sums[key] / sums["images"] for key in ("loss", "accuracy")}
+        return {key: sums[key] / sums["images"] for key in sums if key != "images"}
 
     def seconds(self) -> float:
         """The time since the last time it was asked for."""

@@ -60,11 +60,11 @@ def batch(dtype: torch.dtype = torch.float32, smoothing: float = 0.0) -> Batch:
 
 
 def step(
-    objective: Objective, model: nn.Module, given: Batch, memory: dict[str, Tensor] | None = None
+    objective: Objective, model: nn.Module, given: Batch, memory: dict[str, Tensor] | None = None, t: int = 1
 ) -> tuple[Loss, dict[str, Tensor]]:
     """One evaluation of the loss and its gradients, as an update makes it."""
     held = objective.memory() if memory is None else memory
-    ctx = Context(1, CLOCK, Draws(0).at("task", 1), held)
+    ctx = Context(t, CLOCK, Draws(0).at("task", t), held)
     crafted: Crafted | None = objective.craft(model, given, ctx)
     model.train()
     loss = objective.loss(model, given, crafted, ctx)
@@ -100,17 +100,29 @@ def test_mixed_labels_reach_the_loss_and_not_the_accuracy(objective: Objective):
 
 
 def test_the_declared_passes_are_the_counted_ones(objective: Objective):
-    """Of a network that is never wrong, as methods may stop where it is."""
+    """Of a network that is never wrong, as methods may stop where it is, at the end, as some begin late."""
     with Draws(0).ambient():
         model = Counting().train()
     # Labels as predicted, with a wide margin: nothing is fooled inside a small ball.
     given = batch()
     model.linear.weight.data.mul_(1e-3)
     model.linear.bias.data.copy_(torch.tensor([50.0, 0.0, 0.0]))
-    step(objective, model, replace(given, y=torch.zeros_like(given.y)))
+    step(objective, model, replace(given, y=torch.zeros_like(given.y)), t=CLOCK.total)
     counted = Passes(*(count // len(given) for count in (model.tally.forwards, model.tally.backwards)))
     assert counted == objective.passes()
     assert model.tally.forwards % len(given) == model.tally.backwards % len(given) == 0
+
+
+def test_the_passes_of_crafting_are_told_apart(objective: Objective):
+    with Draws(0).ambient():
+        model = Counting().train()
+    given = replace(batch(), y=torch.zeros(12, dtype=torch.long))
+    model.linear.weight.data.mul_(1e-3)
+    model.linear.bias.data.copy_(torch.tensor([50.0, 0.0, 0.0]))
+    ctx = Context(CLOCK.total, CLOCK, Draws(0).at("task", CLOCK.total), objective.memory())
+    objective.craft(model, given, ctx)
+    counted = Passes(*(count // len(given) for count in (model.tally.forwards, model.tally.backwards)))
+    assert counted == objective.craft_passes()
 
 
 def test_it_tells_what_lists_show(objective: Objective):

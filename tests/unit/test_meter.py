@@ -23,6 +23,15 @@ def test_means_are_over_images_and_start_anew():
     assert meter.means("a")["loss"] == 1.0
 
 
+def test_a_learner_that_may_stop_itself_tells_whether_it_did():
+    meter = Meter(["a"])
+    for stopped, images in ((0.0, 3), (1.0, 1)):
+        meter.count("a", Loss(torch.ones(()), {"stopped": torch.tensor(stopped)}), images)
+    assert meter.means("a") == {"loss": 1.0, "accuracy": 0.0, "stopped": 0.25}
+    meter.count("a", Loss(torch.ones(())), 1)
+    assert "stopped" not in meter.means("a")
+
+
 def test_sums_come_back_from_json_to_the_bit():
     meter, again = Meter(["a"]), Meter(["a"])
     for number in range(1, 8):

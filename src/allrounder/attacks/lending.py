@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import get_args
 
 from torch import Tensor, nn
 
 from allrounder import folding
-from allrounder.modes import modes_restored
+from allrounder.modes import buffers_restored, gradients_off, modes_restored
 from allrounder.types import Classifier, NormLayers
 
 
@@ -29,28 +29,8 @@ def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Cla
             raise ValueError(f"norm_layers is {norm_layers!r}, expected eval: a plain function has no modes")
         yield model
         return
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    buffers = _buffers(model) if norm_layers == "train_frozen" else []
-    with modes_restored(model):
-        try:
-            model.train(norm_layers != "eval")
-            for parameter, _ in flags:
-                parameter.requires_grad_(False)
-            folded = folding.frozen(model, x) if norm_layers == "eval" else None
-            yield model if folded is None else folded
-        finally:
-            for parameter, flag in flags:
-                parameter.requires_grad_(flag)
-            for module, name, buffer, before in buffers:
-                module._buffers[name] = buffer
-                buffer.copy_(before)
-
-
-def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
-    """Every buffer with its place and a copy, so that one that was replaced is found again too."""
-    return [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    frozen = buffers_restored(model) if norm_layers == "train_frozen" else nullcontext()
+    with modes_restored(model), gradients_off(model), frozen:
+        model.train(norm_layers != "eval")
+        folded = folding.frozen(model, x) if norm_layers == "eval" else None
+        yield model if folded is None else folded

@@ -50,15 +50,16 @@ class Pgd(Attack):
 
     def passes(self) -> Passes:
         """A pair for every gradient, and the natural prediction where the loss compares with it."""
-        return Passes(self.steps * self.eot + needs_natural(self._climbed()), self.steps * self.eot)
+        return Passes(self.steps * self.eot + needs_natural(self.climbed()), self.steps * self.eot)
 
-    def _climbed(self) -> AttackLoss:
+    def climbed(self) -> AttackLoss:
+        """The loss as a function."""
         return self.loss if isinstance(self.loss, CustomLoss) else LOSSES[self.loss]
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Climb from the chosen start."""
         d = start_at(self.start, x, threat, draws)
-        return climb(model, x, y, threat, self._climbed(), d, steps=self.steps, step=self.step, eot=self.eot)
+        return climb(model, x, y, threat, self.climbed(), d, steps=self.steps, step=self.step, eot=self.eot)
 
 
 def start_at(start: Start, x: Images, threat: Threat, draws: Draws) -> Images:

@@ -43,6 +43,8 @@ class Bottleneck(nn.Module):
 class LargeResNet(nn.Module):
     """Stem, max-pooling, four stages of bottlenecks, average, linear."""
 
+    last_stage = "layer4"
+
     def __init__(self, normalise: nn.Module, channels: int, width: int, widen: int, classes: int) -> None:
         super().__init__()
 

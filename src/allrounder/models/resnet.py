@@ -41,6 +41,8 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """Stem, four stages of basic blocks of width 1, 2, 4 and 8 times the first, average, linear."""
 
+    last_stage = "layer4"
+
     def __init__(self, normalise: nn.Module, channels: int, width: int, depths: Depths, classes: int) -> None:
         super().__init__()
         self.normalise = normalise
@@ -86,6 +88,8 @@ class PreActBlock(nn.Module):
 @final
 class PreActResNet(nn.Module):
     """Stem, four stages of two pre-activation blocks, batch-norm and ReLU if asked for, average, linear."""
+
+    last_stage = "layer4"
 
     def __init__(self, spec: PreActResNet18, normalise: nn.Module, channels: int, classes: int) -> None:
         super().__init__()

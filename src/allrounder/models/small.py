@@ -16,6 +16,8 @@ from allrounder.values import Count, value
 class Small(nn.Module):
     """Four convolutions, each with batch-norm and ReLU, and a linear layer over a 2x2 average."""
 
+    last_stage = "bn4"
+
     def __init__(self, normalise: nn.Module, channels: int, width: int, classes: int) -> None:
         super().__init__()
         self.normalise = normalise

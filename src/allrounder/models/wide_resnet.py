@@ -43,6 +43,8 @@ class WideBlock(nn.Module):
 class Wide(nn.Module):
     """Stem, three stages, batch-norm and ReLU, average, linear."""
 
+    last_stage = "block3"
+
     def __init__(self, spec: WideResNet, normalise: nn.Module, channels: int, classes: int) -> None:
         super().__init__()
 

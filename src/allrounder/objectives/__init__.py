@@ -8,10 +8,17 @@ from typing import Any
 from allrounder.norms import NORMS
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
+from allrounder.objectives.fast import Fast
 from allrounder.objectives.natural import Natural
+from allrounder.objectives.part import Part
 from allrounder.values import adapter
 
-OBJECTIVES: dict[str, type[Objective]] = {"natural": Natural, "adversarial": Adversarial}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "natural": Natural,
+    "adversarial": Adversarial,
+    "part": Part,
+    "fast": Fast,
+}
 
 FILLED: dict[str, Any] = {"threat": "Linf:8/255", "threats": ["Linf:8/255", "L2:128/255"]}
 """What lists show of methods that need to be told the threats: those of the papers on CIFAR-10."""
@@ -26,4 +33,12 @@ def facts(kind: str) -> str:
     return f"{cls.reference}; {norms}; {value.passes()} forward/backward passes"
 
 
-__all__ = ["OBJECTIVES", "Adversarial", "Natural", "Objective", "facts"]
+__all__ = [
+    "OBJECTIVES",
+    "Adversarial",
+    "Fast",
+    "Natural",
+    "Objective",
+    "Part",
+    "facts",
+]

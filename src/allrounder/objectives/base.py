@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allrounder.attacks.base import Crafted
+from allrounder.attacks.base import Attack, Crafted
 from allrounder.norms import EVERY_NORM, Norm
 from allrounder.threats import Threat
 from allrounder.types import Batch, Context, Logits, Loss, Passes
@@ -29,6 +29,11 @@ class Objective(ABC):
     @abstractmethod
     def passes(self) -> Passes:
         """What a step takes, crafting and loss, counted in whole batches; at most, where it stops early."""
+
+    def craft_passes(self) -> Passes:
+        """What of it crafting takes; by default what `attack` does, once, where there is one."""
+        attack = getattr(self, "attack", None)
+        return attack.passes() if isinstance(attack, Attack) else Passes()
 
     def problems(self, epochs: int) -> list[tuple[str, str]]:
         """Fields that make no sense in a run of so many epochs, each with what is wrong."""

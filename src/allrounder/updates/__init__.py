@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from allrounder.updates.base import Descend, Update
+from allrounder.updates.guarded import Guarded
+from allrounder.updates.perturbed import WeightPerturbed
+from allrounder.updates.reconstructed import Reconstructed
 
-UPDATES: dict[str, type[Update]] = {"descend": Descend}
+UPDATES: dict[str, type[Update]] = {
+    "descend": Descend,
+    "reconstructed": Reconstructed,
+    "awp": WeightPerturbed,
+    "guarded": Guarded,
+}
 
-__all__ = ["UPDATES", "Descend", "Update"]
+__all__ = [
+    "UPDATES",
+    "Descend",
+    "Guarded",
+    "Reconstructed",
+    "Update",
+    "WeightPerturbed",
+]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from allrounder.errors import Diverged
 from allrounder.objectives.base import Objective
 from allrounder.optimizers import Optimizer
+from allrounder.times import Time
 from allrounder.types import Batch, Context, Loss, Passes
 from allrounder.values import value
 
@@ -76,3 +77,15 @@ def check_finite(loss: Loss) -> None:
     total = float(loss.total.detach())
     if not math.isfinite(total):
         raise Diverged(f"the loss is {total}; try a smaller learning rate or a warm-up")
+
+
+def too_late(start: Time, epochs: int) -> list[tuple[str, str]]:
+    """The problem of a `start` that never comes in a run of so many epochs, if it is one."""
+    if start.epochs(epochs) < epochs:
+        return []
+    return [("start", f"is {start}, which never comes in a run of {epochs} epochs; choose an earlier time")]
+
+
+def length(tensor: Tensor) -> Tensor:
+    """The Euclidean norm of a tensor, as a tensor on its device."""
+    return tensor.square().sum().sqrt()

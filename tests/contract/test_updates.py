@@ -1,0 +1,190 @@
+"""What every update of the table owes, with a natural and with an adversarial objective, whoever adds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from allrounder.attacks import Pgd
+from allrounder.data.augment import NoAugment
+from allrounder.learner import Learner
+from allrounder.objectives import Adversarial, Natural, Objective
+from allrounder.optimizers import Sgd
+from allrounder.rng import Draws
+from allrounder.schedules import Constant
+from allrounder.task import Task
+from allrounder.threats import Threat
+from allrounder.times import Clock
+from allrounder.types import Batch, Context, Loss, Passes
+from allrounder.updates import UPDATES, Update
+from allrounder.values import Kind, adapter
+from allrounder.world import Seat
+from tests.interruptions import STEP, Killed, Point, give_up, struck
+from tests.networks import Counting, Tiny, blobs, same
+from tests.trainings import PAIR, go, recipe, remains
+
+CLOCK = Clock(epochs=10, steps=4)
+LAST = CLOCK.total
+"""The last step of a run and of an epoch: what begins late, or ends an epoch, happens here."""
+DATA = blobs(train=12, test=6)
+FILLED: dict[str, Any] = {}
+"""What fields without a default are given here."""
+OBJECTIVES: dict[str, Objective] = {
+    "natural": Natural(),
+    "adversarial": Adversarial(threat=Threat.read("Linf:0.1"), attack=Pgd(steps=2)),
+}
+
+
+def example(kind: str) -> Update:
+    cls: Any = UPDATES[kind]
+    missing = dataclasses.MISSING
+    open_ = [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]
+    return adapter(cls).validate_python({name: FILLED[name] for name in open_})
+
+
+@pytest.fixture(params=UPDATES)
+def update(request: pytest.FixtureRequest) -> Update:
+    return example(request.param)
+
+
+@pytest.fixture(params=OBJECTIVES)
+def objective(request: pytest.FixtureRequest, update: Update) -> Objective:
+    """Those that the update takes."""
+    of = OBJECTIVES[request.param]
+    if problems := update.problems(of, Sgd(), CLOCK.epochs):
+        pytest.skip("; ".join(said for _, said in problems))
+    return of
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    with Draws(0).ambient():
+        return Tiny().to(dtype).train()
+
+
+def batch(dtype: torch.dtype = torch.float32) -> Batch:
+    index = torch.arange(12)
+    return Batch(DATA.train.fetch(index).to(dtype), DATA.train.labels[index], index)
+
+
+def nothing(model: nn.Module) -> None:
+    """A group of one has nothing to average."""
+
+
+def step(
+    update: Update,
+    objective: Objective,
+    model: nn.Module,
+    memory: dict[str, Tensor] | None = None,
+    given: Batch | None = None,
+    t: int = LAST,
+) -> Loss:
+    held = objective.memory() | update.memory(model) if memory is None else memory
+    ctx = Context(t, CLOCK, Draws(0).at("task", t), held)
+    optimizer = Sgd(momentum=0.9, weight_decay=1e-3).build(model.parameters())
+    optimizer.param_groups[0]["lr"] = 0.05
+    return update.apply(model, optimizer, objective, given or batch(), ctx, nothing)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("t", [1, LAST])
+def test_a_step_moves_the_weights_and_all_stays_finite(
+    update: Update, objective: Objective, dtype: torch.dtype, t: int
+):
+    model = network(dtype)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    loss = step(update, objective, model, given=batch(dtype), t=t)
+    assert math.isfinite(float(loss.total.detach()))
+    assert "accuracy" in loss.parts
+    assert not any(part.requires_grad for part in loss.parts.values())
+    after = {name: p.detach() for name, p in model.named_parameters()}
+    assert all(bool(p.isfinite().all()) and p.dtype == dtype for p in after.values())
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_step_is_deterministic_and_blind_to_ambient_randomness(update: Update, objective: Objective):
+    one, other = network(), network()
+    first = step(update, objective, one)
+    torch.rand(7)
+    before = torch.get_rng_state()
+    second = step(update, objective, other)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.total, second.total)
+    assert same(one.state_dict(), other.state_dict())
+
+
+def test_the_declared_passes_are_the_counted_ones(update: Update, objective: Objective):
+    """Of a network that is never wrong, at the end of a run."""
+    with Draws(0).ambient():
+        model = Counting().train()
+    model.linear.weight.data.mul_(1e-3)
+    model.linear.bias.data.copy_(torch.tensor([50.0, 0.0, 0.0]))
+    given = replace(batch(), y=torch.zeros(12, dtype=torch.long))
+    step(update, objective, model, given=given)
+    counted = Passes(*(count // 12 for count in (model.tally.forwards, model.tally.backwards)))
+    assert counted == update.passes(objective)
+    assert model.tally.forwards % 12 == model.tally.backwards % 12 == 0
+
+
+def test_the_batch_is_left_alone(update: Update, objective: Objective):
+    given = batch()
+    x, y = given.x.clone(), given.y.clone()
+    step(update, objective, network(), given=given)
+    assert torch.equal(given.x, x) and torch.equal(given.y, y)
+
+
+def test_the_memory_keeps_its_names_shapes_and_types_and_does_not_meet_the_objectives(
+    update: Update, objective: Objective
+):
+    model = network()
+    assert not update.memory(model).keys() & objective.memory().keys()
+    memory = objective.memory() | update.memory(model)
+    assert not {t.data_ptr() for t in memory.values()} & {t.data_ptr() for t in model.state_dict().values()}
+    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in memory.items()}
+    step(update, objective, model, memory)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in memory.items()} == shapes
+
+
+def test_a_learner_saves_and_restores_all_that_a_step_needs(update: Update, objective: Objective):
+    def learner() -> Learner:
+        task = Task(
+            name="one", objective=objective, update=update, lr=Constant(value=0.05), augment=NoAugment()
+        )
+        return Learner(task, network(), Seat(), 0, CLOCK)
+
+    first, second = learner(), learner()
+    for t in range(LAST - 5, LAST - 1):
+        first.step(batch(), t)
+    second.restore({name: tensor.clone() for name, tensor in first.state().items()})
+    for t in (LAST - 1, LAST):
+        assert torch.equal(first.step(batch(), t).total, second.step(batch(), t).total)
+    assert same(first.state(), second.state())
+
+
+def test_it_is_a_value_that_is_written_and_read_again(update: Update):
+    table = Kind(lambda: UPDATES)
+    assert table.read(table.write(update)) == update
+    assert (type(update).__doc__ or "").strip()
+
+
+def test_it_trains_in_a_generalist_mix_and_goes_on_to_the_bit_after_a_kill(update: Update, tmp_path: Path):
+    plain = recipe(PAIR)
+    linf, natural = plain.tasks
+    if problems := update.problems(linf.objective, linf.optimizer, plain.epochs):
+        pytest.skip("; ".join(said for _, said in problems))
+    value = replace(plain, task=(replace(linf, update=update), natural))
+    whole = go(value, tmp_path / "whole")
+    losses = [event["loss"] for event in whole.metrics() if event["event"] == "epoch"]
+    assert len(losses) == 6 and all(math.isfinite(loss) for loss in losses)
+    # In step 8 of 9, two steps after the last checkpoint: what begins late has begun.
+    with struck(Point(STEP, 15, after=True), give_up), pytest.raises(Killed):
+        go(value, tmp_path / "run")
+    run = go(value, tmp_path / "run", resume=True)
+    assert remains(run.folder) == remains(whole.folder)
