@@ -24,6 +24,7 @@ ABLATIONS = [
 ]
 EMBEDDED = [f"embedded/{name}" for name in ABLATIONS]
 MISPRINTED = {
+    ("cifar10/plus-table1-resnet18", "AGR"),
     ("cifar100/plus-table2-resnet18", "Generalist-D Linf+L2"),
     ("imagenet/plus-table3-wrn", "Generalist-D Linf+L2"),
 }
