@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from allrounder.updates.base import Descend, Update
+from allrounder.updates.projected import Projected
 
-UPDATES: dict[str, type[Update]] = {"descend": Descend}
+UPDATES: dict[str, type[Update]] = {"descend": Descend, "projected": Projected}
 
-__all__ = ["UPDATES", "Descend", "Update"]
+__all__ = ["UPDATES", "Descend", "Projected", "Update"]
