@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Annotated, final
+from typing import Annotated, Literal, final
 
 import torch
 from pydantic import Field
@@ -27,21 +27,31 @@ class Optimizer(ABC):
 @final
 @value
 class Sgd(Optimizer):
-    """Stochastic gradient descent with momentum; weight decay applies to every parameter, as in the
-    papers."""
+    """Stochastic gradient descent with momentum; weight decay applies to every parameter, as in the papers,
+    unless it is told to leave biases and batch-norm alone."""
 
     momentum: Share = 0.9
     weight_decay: NonNegative = 0.0
     nesterov: Flag = False
+    # Left out of recipes where it is all: those from before it keep their fingerprint.
+    decay_on: Annotated[
+        Literal["all", "weights"], Field(exclude_if=lambda decay_on: decay_on == "all")  # pyright: ignore[reportUnknownLambdaType]
+    ] = "all"
+    """What weight decay applies to: all parameters, or those of more than one dimension, which leaves out
+    biases and the scales of batch-norm."""
 
     def __post_init__(self) -> None:
         if self.nesterov and self.momentum == 0:
             refuse(self, [(("nesterov",), "needs momentum, and there is none; set one of them")])
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """torch.optim.SGD over lists of tensors."""
+        """torch.optim.SGD over lists of tensors; a second group holds what does not decay, if anything."""
+        everything = list(parameters)
+        bare = [p for p in everything if self.decay_on == "weights" and p.dim() < 2]
+        decaying = [p for p in everything if self.decay_on == "all" or p.dim() >= 2]
+        groups = [{"params": decaying}, {"params": bare, "weight_decay": 0.0}]
         return torch.optim.SGD(
-            parameters,
+            [group for group in groups if group["params"]],
             lr=0.0,
             momentum=self.momentum,
             weight_decay=self.weight_decay,

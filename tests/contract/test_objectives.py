@@ -30,7 +30,8 @@ from tests.networks import Counting, Tiny, blobs, same, tiny
 
 CLOCK = Clock(epochs=10, steps=4)
 DATA = blobs(train=12, test=6)
-FILLED: dict[str, Any] = {"threat": "Linf:0.1", "threats": ["Linf:0.1", "L2:0.5"]}
+FILLED: dict[str, Any] = {"threat": "Linf:0.1", "against": ["Linf:0.1", "L2:0.5"]}
+FILLED |= {"source": "Linf:0.1", "target": "L2:0.5"}
 """What fields without a default are given here."""
 
 
@@ -146,14 +147,24 @@ def test_the_global_generator_is_left_alone(objective: Objective):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_another_address_draws_other_numbers_only_where_something_is_crafted(objective: Objective):
-    given, model = batch(), network()
+def test_another_address_crafts_other_images_exactly_where_something_is_drawn(
+    objective: Objective, monkeypatch: pytest.MonkeyPatch
+):
+    given, model, drawn = batch(), network(), list[Draws]()
+    generator = Draws.generator
+
+    def noted(draws: Draws) -> torch.Generator:
+        drawn.append(draws)
+        return generator(draws)
+
+    objective.craft(model, given, Context(1, CLOCK, Draws(0), objective.memory()))  # folds, which draws
+    monkeypatch.setattr(Draws, "generator", noted)
     made = [
         objective.craft(model, given, Context(t, CLOCK, Draws(0).at("task", t), objective.memory()))
-        for t in (1, 2)
+        for t in range(1, 9)
     ]
-    if made[0] is not None and made[1] is not None:
-        assert not torch.equal(made[0].x, made[1].x)
+    images = [one.x for one in made if one is not None]
+    assert any(not torch.equal(images[0], other) for other in images) == bool(drawn)
 
 
 def test_the_batch_and_the_parameters_are_left_alone(objective: Objective):

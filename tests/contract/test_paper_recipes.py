@@ -83,6 +83,21 @@ FALL = {1: 1, 40: 1, 50: 0.55, 60: 0.1, 90: 0.055, 120: 0.01}
 """A.1: flat to epoch 40, a tenth at 60, a hundredth at 120, linear between; as factors, by epochs of 120."""
 SHARE = {1: 1, 40: 1, 80: 1, 100: 0.5, 110: 0.25, 120: 0}
 """CVPR 4.2.1: (1, 1, 1, 0) at epochs 0, 40, 80, 120."""
+SEVERAL_NORMS = ("avg-linf-l2", "max-linf-l2", "msd-linf-l2", "e-at", "e-at-linf-l2", "ramp")
+"""Baselines that train against several norms at once, in the papers' common setting."""
+UNIFIED = {
+    f"{data}/{method}{network}": f"{data}/at-linf{network}"
+    for data in ("cifar10", "cifar100")
+    for method in SEVERAL_NORMS
+    for network in ("", "-wrn")
+}
+BEYOND = {"cifar10/generalist-msd-nt", "cifar10/generalist-four"}
+"""Mixtures that the papers do not have."""
+BASELINES = (
+    *("half-half", "trades", "mart", "fat", "iat", "rst", "score", "agr", "part", "awp", "fast"),
+    *("avg", "max", "msd", "e-at", "ramp", "rmc", "soup", "at-salman"),
+)
+"""Other methods, which tests of their own hold to what is said of them."""
 STEPS = 6
 """Of an epoch, so that a third of a run of 200 epochs is a whole number of steps."""
 
@@ -109,8 +124,11 @@ def restarts(recipe: Recipe) -> list[int]:
     return [t for t in range(1, clock.total + 1) if recipe.mixing.due(t, clock)]
 
 
-def test_these_recipes_are_shipped():
-    assert NAMES.keys() | TWINS.keys() <= shipped().keys()
+def test_these_recipes_are_shipped_and_no_others():
+    papers = {name for name in shipped() if not name.startswith("embedded/")}
+    others = {name for name in papers if name.partition("/")[2].startswith(BASELINES)}
+    assert papers - others == NAMES.keys() | TWINS.keys() | BEYOND
+    assert UNIFIED.keys() <= others
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,6 +168,22 @@ def test_learners_are_trained_as_in_the_papers(name: str):
         assert attack.step * threat.eps == pytest.approx(length)
         assert (attack.steps, attack.loss, attack.start) == (said.steps, "ce", "random")
         assert task.objective.norm_layers == "eval"
+
+
+@pytest.mark.parametrize("name", UNIFIED)
+def test_baselines_of_several_norms_differ_from_adversarial_training_in_their_objective_alone(name: str):
+    recipe, plain = Recipe.load(name), Recipe.load(UNIFIED[name])
+    (task,), (simple,) = recipe.tasks, plain.tasks
+    assert {(threat.norm.name, threat.eps) for threat in task.objective.threats()} <= {
+        ("Linf", 8 * E),
+        ("L2", 128 * E),
+        ("L1", 12),
+    }
+    same = replace(task, name=simple.name, objective=simple.objective, update=simple.update)
+    assert same == simple
+    assert recipe.passes().work > plain.passes().work
+    shown = {"about": plain.about, "name": plain.name, "probes": plain.probes}
+    assert replace(recipe, task=plain.task, validation=plain.validation, **shown) == plain
 
 
 @pytest.mark.parametrize("name", NAMES)

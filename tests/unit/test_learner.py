@@ -34,6 +34,7 @@ OPTIMIZERS = [
     Sgd(momentum=0.9, weight_decay=5e-4),
     Sgd(momentum=0.9, nesterov=True),
     Sgd(momentum=0.0),
+    Sgd(weight_decay=5e-4, decay_on="weights"),
     Adam(),
     AdamW(),
 ]

@@ -90,3 +90,24 @@ def test_every_optimiser_is_a_value_that_is_written_and_read_again(kind: str):
 def test_settings_that_torch_would_refuse_are_refused_when_they_are_written(make: Any, field: str):
     with pytest.raises(ValidationError, match=field):
         make()
+
+
+def test_decay_may_leave_biases_and_scales_alone():
+    mine, theirs, bare = parameters(), parameters(), parameters()
+    steps(Sgd(weight_decay=0.3, decay_on="weights").build(iter(mine)), mine, lr=0.05)
+    steps(Sgd(weight_decay=0.3).build(theirs), theirs, lr=0.05)
+    steps(Sgd().build(bare), bare, lr=0.05)
+    assert torch.equal(mine[0], theirs[0]) and torch.equal(mine[1], bare[1])
+    assert not torch.equal(mine[0], bare[0]) and not torch.equal(mine[1], theirs[1])
+
+
+@pytest.mark.parametrize("dims", [0, 1], ids=["weights alone", "biases alone"])
+def test_decay_on_weights_needs_no_parameters_of_both_kinds(dims: int):
+    given = [parameters()[dims]]
+    assert len(Sgd(decay_on="weights").build(given).param_groups) == 1
+
+
+def test_recipes_from_before_the_choice_of_decay_read_and_write_the_same():
+    table = Kind(lambda: OPTIMIZERS)
+    assert "decay_on" not in str(table.write(Sgd()))
+    assert table.read(table.write(Sgd(decay_on="weights"))) == Sgd(decay_on="weights")

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from allrounder.attacks.adaptive import Bpda, CustomLoss
 from allrounder.attacks.apgd import Apgd
+from allrounder.attacks.apgd_train import ApgdTrain
 from allrounder.attacks.autoattack import AutoAttack, Cascade, Version
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.cw import Cw
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.mim import Mim
+from allrounder.attacks.msd import MultiSteepest
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.restarts import Restarts
 from allrounder.attacks.square import Square
@@ -26,7 +28,14 @@ from allrounder.threats import Threat
 from allrounder.types import Classifier
 from allrounder.values import adapter, nearest
 
-ATTACKS: dict[str, type[Attack]] = {"pgd": Pgd, "mim": Mim, "cw": Cw, "restarts": Restarts}
+ATTACKS: dict[str, type[Attack]] = {
+    "pgd": Pgd,
+    "mim": Mim,
+    "cw": Cw,
+    "restarts": Restarts,
+    "apgd-train": ApgdTrain,
+    "msd": MultiSteepest,
+}
 
 SEARCHES: dict[str, type[Attack]] = {
     "apgd": Apgd,
@@ -102,6 +111,7 @@ __all__ = [
     "ATTACKS",
     "SEARCHES",
     "Apgd",
+    "ApgdTrain",
     "Attack",
     "AutoAttack",
     "Bpda",
@@ -111,6 +121,7 @@ __all__ = [
     "Cw",
     "Fab",
     "Mim",
+    "MultiSteepest",
     "Pgd",
     "Restarts",
     "Square",

@@ -86,19 +86,24 @@ class Apgd(Search):
 
     def begin(self, question: Question) -> State:
         """At a random point on the boundary of the first ball."""
-        x, y, threat = question.x, question.y, question.threat
-        told, draws, sparse = torch.zeros_like(y), question.draws.at("start"), isinstance(threat.norm, L1)
-        at = plan(self.schedule, self.steps, sparse, y.device)
-        eps = at.radii[0] * threat.eps
+        x, threat = question.x, question.threat
+        draws, sparse = question.draws.at("start"), isinstance(threat.norm, L1)
+        eps = plan(self.schedule, self.steps, sparse, x.device).radii[0] * threat.eps
         # In L1, noise that the projection makes sparse: `boundary` would move every coordinate a little.
         d = draws.normal(x) if sparse else threat.norm.boundary(x, eps, draws)
-        now, nothing = threat.norm.project(x, x + d, eps), torch.zeros_like(x[:, 0, 0, 0])
-        # Whatever is best at the first checkpoint counts as sparser; until then a fifth is moved.
-        changed, kept = told + x[0].numel(), told + (x[0].numel() + 4) // 5
+        now = threat.norm.project(x, x + d, eps)
+        # Until the first checkpoint a fifth of the coordinates is moved.
+        return self.begin_at(now, question, self._target(question), kept=(x[0].numel() + 4) // 5)
+
+    def begin_at(self, now: Images, question: Question, target: Labels, kept: int) -> State:
+        """At a given point, with so many coordinates to move at first in L1."""
+        x, y, threat = question.x, question.y, question.threat
+        told, sparse = torch.zeros_like(y), isinstance(threat.norm, L1)
+        at, nothing = plan(self.schedule, self.steps, sparse, y.device), torch.zeros_like(x[:, 0, 0, 0])
         return {
             "x": x,
             "y": y,
-            "target": self._target(question),
+            "target": target,
             "told": told,
             "now": now,
             "before": now.clone(),
@@ -107,7 +112,8 @@ class Apgd(Search):
             "best_loss": nothing,
             "last_loss": nothing.clone(),
             "checked_loss": nothing.clone(),
-            **_start(changed, kept, at.eps(told, threat.eps).to(x), sparse),
+            # Whatever is best at the first checkpoint counts as sparser.
+            **_start(told + x[0].numel(), told + kept, at.eps(told, threat.eps).to(x), sparse),
         }
 
     def ask(self, state: State, threat: Threat) -> Images:

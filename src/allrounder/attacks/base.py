@@ -34,6 +34,8 @@ class Crafted:
     """The attack's own loss at x."""
     fooled: PerExampleBool | None = None
     """Whether the prediction at x differs from the label."""
+    ever_fooled: PerExampleBool | None = None
+    """Whether it differs at any point of the search, x or another; None where the attack does not say."""
 
 
 class Attack(ABC):
@@ -106,6 +108,7 @@ def perturb(
         passes=found.passes,
         loss=None if found.loss is None else found.loss.detach(),
         fooled=found.fooled,
+        ever_fooled=found.ever_fooled,
     )
 
 

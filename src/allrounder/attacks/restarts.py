@@ -16,7 +16,8 @@ from allrounder.types import Classifier, Images, Labels, Passes, PerExample, Per
 from allrounder.values import Count, Kind, value
 
 
-def _table() -> Mapping[str, type[Attack]]:
+def attack_table() -> Mapping[str, type[Attack]]:
+    """The table of attacks, looked up when it is needed: it mentions the attacks made of attacks."""
     from allrounder.attacks import ATTACKS
 
     return ATTACKS
@@ -32,7 +33,7 @@ class Restarts(Attack):
 
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
 
-    attack: Annotated[Attack, Kind(_table)]
+    attack: Annotated[Attack, Kind(attack_table)]
     """What to run; it is asked for the norms it can work in."""
     count: Count = 5
     """The number of runs, the first one included."""

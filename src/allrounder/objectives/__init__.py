@@ -8,15 +8,24 @@ from typing import Any
 from allrounder.norms import NORMS
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
+from allrounder.objectives.eat import Eat
 from allrounder.objectives.fast import Fast
+from allrounder.objectives.msd import Msd
+from allrounder.objectives.multi import Average, Worst
 from allrounder.objectives.natural import Natural
 from allrounder.objectives.part import Part
+from allrounder.objectives.ramp import Ramp
 from allrounder.values import adapter
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "natural": Natural,
     "adversarial": Adversarial,
     "part": Part,
+    "avg": Average,
+    "max": Worst,
+    "msd": Msd,
+    "e-at": Eat,
+    "ramp": Ramp,
     "fast": Fast,
 }
 
@@ -36,9 +45,14 @@ def facts(kind: str) -> str:
 __all__ = [
     "OBJECTIVES",
     "Adversarial",
+    "Average",
+    "Eat",
     "Fast",
+    "Msd",
     "Natural",
     "Objective",
     "Part",
+    "Ramp",
+    "Worst",
     "facts",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from allrounder.updates.base import Descend, Update
 from allrounder.updates.guarded import Guarded
 from allrounder.updates.perturbed import WeightPerturbed
+from allrounder.updates.projected import Projected
 from allrounder.updates.reconstructed import Reconstructed
 
 UPDATES: dict[str, type[Update]] = {
@@ -12,12 +13,14 @@ UPDATES: dict[str, type[Update]] = {
     "reconstructed": Reconstructed,
     "awp": WeightPerturbed,
     "guarded": Guarded,
+    "projected": Projected,
 }
 
 __all__ = [
     "UPDATES",
     "Descend",
     "Guarded",
+    "Projected",
     "Reconstructed",
     "Update",
     "WeightPerturbed",
