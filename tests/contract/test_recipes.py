@@ -15,10 +15,9 @@ from allrounder.data.base import Batches, Data, Subset
 from allrounder.data.store import VARIABLE
 from allrounder.models import ModelSpec
 from allrounder.models.bottleneck import ResNet50, WideResNet50
-from allrounder.models.resnet import ResNet18
+from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.small import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
-from allrounder.objectives import Adversarial
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
 from allrounder.selection import split_off
@@ -33,6 +32,7 @@ STEPS = 6
 THIN: dict[type[ModelSpec], list[str]] = {
     SmallCnn: ["model.width=2"],
     ResNet18: ["model.width=8"],
+    PreActResNet18: ["model.width=8"],
     WideResNet: ["model.width=8", "model.widen=1", "model.depth=10"],
     ResNet50: ["model.width=2"],
     WideResNet50: ["model.width=2"],
@@ -70,7 +70,7 @@ def small(name: str) -> Recipe:
     sets += ["validation.attack={ kind = 'pgd', steps = 1 }"]
     sets += THIN[type(recipe.model)]
     for task in recipe.tasks:
-        if isinstance(task.objective, Adversarial):
+        if hasattr(task.objective, "attack"):
             sets.append(f"task.{task.name}.objective.attack.steps=2")
     return Recipe.load(name, sets)
 
@@ -102,7 +102,7 @@ def test_it_is_written_and_read_again(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_selected_and_evaluated_under_what_it_is_trained_for(name: str):
     recipe = Recipe.load(name)
-    trained = {str(t.objective.threat) for t in recipe.tasks if isinstance(t.objective, Adversarial)}
+    trained = {str(threat) for task in recipe.tasks for threat in task.objective.threats()}
     assert {str(threat) for threat in recipe.selection_threats} == trained
     assert trained <= {str(probe.threat) for probe in recipe.probes}
     assert recipe.probes
@@ -153,6 +153,7 @@ def test_every_time_is_a_share_of_the_run_or_a_rhythm(name: str):
     """So that `--set epochs=2` shortens everything alike."""
     raw = tomllib.loads(Recipe.load(name).dump())
     times = [time for task in raw["task"] for time in task["lr"].get("at", [])]
+    times += [time for task in raw["task"] for time in task["objective"].get("tau", {}).get("at", [])]
     mix = raw.get("mix", {})
     times += mix.get("shares", {}).get("curve", {}).get("at", [])
     times += [mix["exchange"][key] for key in ("start", "every")] if "exchange" in mix else []

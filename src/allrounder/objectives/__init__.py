@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
+from allrounder.objectives.half_half import HalfHalf
 from allrounder.objectives.natural import Natural
 
-OBJECTIVES: dict[str, type[Objective]] = {"natural": Natural, "adversarial": Adversarial}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "natural": Natural,
+    "adversarial": Adversarial,
+    "half-half": HalfHalf,
+}
 
-__all__ = ["OBJECTIVES", "Adversarial", "Natural", "Objective"]
+__all__ = [
+    "OBJECTIVES",
+    "Adversarial",
+    "HalfHalf",
+    "Natural",
+    "Objective",
+]
