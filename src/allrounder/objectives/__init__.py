@@ -6,11 +6,13 @@ from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.objectives.half_half import HalfHalf
 from allrounder.objectives.natural import Natural
+from allrounder.objectives.trades import Trades
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "natural": Natural,
     "adversarial": Adversarial,
     "half-half": HalfHalf,
+    "trades": Trades,
 }
 
 __all__ = [
@@ -19,4 +21,5 @@ __all__ = [
     "HalfHalf",
     "Natural",
     "Objective",
+    "Trades",
 ]
