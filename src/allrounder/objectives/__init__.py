@@ -5,6 +5,7 @@ from __future__ import annotations
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.objectives.half_half import HalfHalf
+from allrounder.objectives.mart import Mart
 from allrounder.objectives.natural import Natural
 from allrounder.objectives.trades import Trades
 
@@ -13,12 +14,14 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "adversarial": Adversarial,
     "half-half": HalfHalf,
     "trades": Trades,
+    "mart": Mart,
 }
 
 __all__ = [
     "OBJECTIVES",
     "Adversarial",
     "HalfHalf",
+    "Mart",
     "Natural",
     "Objective",
     "Trades",
