@@ -15,6 +15,7 @@ from allrounder.attacks.autoattack import AutoAttack, Cascade, Version
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.cw import Cw
 from allrounder.attacks.fab import Fab
+from allrounder.attacks.friendly import Friendly
 from allrounder.attacks.mim import Mim
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.restarts import Restarts
@@ -26,7 +27,13 @@ from allrounder.threats import Threat
 from allrounder.types import Classifier
 from allrounder.values import adapter, nearest
 
-ATTACKS: dict[str, type[Attack]] = {"pgd": Pgd, "mim": Mim, "cw": Cw, "restarts": Restarts}
+ATTACKS: dict[str, type[Attack]] = {
+    "pgd": Pgd,
+    "mim": Mim,
+    "cw": Cw,
+    "friendly": Friendly,
+    "restarts": Restarts,
+}
 
 SEARCHES: dict[str, type[Attack]] = {
     "apgd": Apgd,
@@ -110,6 +117,7 @@ __all__ = [
     "CustomLoss",
     "Cw",
     "Fab",
+    "Friendly",
     "Mim",
     "Pgd",
     "Restarts",

@@ -34,6 +34,8 @@ class Crafted:
     """The attack's own loss at x."""
     fooled: PerExampleBool | None = None
     """Whether the prediction at x differs from the label."""
+    steps: Labels | None = None
+    """The steps that every image took, of an attack that stops early."""
 
 
 class Attack(ABC):
@@ -106,6 +108,7 @@ def perturb(
         passes=found.passes,
         loss=None if found.loss is None else found.loss.detach(),
         fooled=found.fooled,
+        steps=found.steps,
     )
 
 
