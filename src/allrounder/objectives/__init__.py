@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
+from allrounder.objectives.fat import Fat
 from allrounder.objectives.half_half import HalfHalf
 from allrounder.objectives.mart import Mart
 from allrounder.objectives.natural import Natural
@@ -15,11 +16,13 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "half-half": HalfHalf,
     "trades": Trades,
     "mart": Mart,
+    "fat": Fat,
 }
 
 __all__ = [
     "OBJECTIVES",
     "Adversarial",
+    "Fat",
     "HalfHalf",
     "Mart",
     "Natural",
