@@ -6,6 +6,7 @@ from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.objectives.fat import Fat
 from allrounder.objectives.half_half import HalfHalf
+from allrounder.objectives.iat import Iat
 from allrounder.objectives.mart import Mart
 from allrounder.objectives.natural import Natural
 from allrounder.objectives.trades import Trades
@@ -17,6 +18,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "trades": Trades,
     "mart": Mart,
     "fat": Fat,
+    "iat": Iat,
 }
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Adversarial",
     "Fat",
     "HalfHalf",
+    "Iat",
     "Mart",
     "Natural",
     "Objective",
