@@ -9,6 +9,7 @@ from allrounder.objectives.half_half import HalfHalf
 from allrounder.objectives.iat import Iat
 from allrounder.objectives.mart import Mart
 from allrounder.objectives.natural import Natural
+from allrounder.objectives.score import Score
 from allrounder.objectives.trades import Trades
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -19,6 +20,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mart": Mart,
     "fat": Fat,
     "iat": Iat,
+    "score": Score,
 }
 
 __all__ = [
@@ -30,5 +32,6 @@ __all__ = [
     "Mart",
     "Natural",
     "Objective",
+    "Score",
     "Trades",
 ]
