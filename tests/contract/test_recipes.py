@@ -153,6 +153,7 @@ def test_every_time_is_a_share_of_the_run_or_a_rhythm(name: str):
     """So that `--set epochs=2` shortens everything alike."""
     raw = tomllib.loads(Recipe.load(name).dump())
     times = [time for task in raw["task"] for time in task["lr"].get("at", [])]
+    times += [time for task in raw["task"] for time in task["objective"].get("tau", {}).get("at", [])]
     mix = raw.get("mix", {})
     times += mix.get("shares", {}).get("curve", {}).get("at", [])
     times += [mix["exchange"][key] for key in ("start", "every")] if "exchange" in mix else []

@@ -152,11 +152,11 @@ def test_a_recipe_cannot_hold_a_custom_loss_and_says_so():
 
 @pytest.mark.parametrize(("written", "got"), [("{name='gap'}", "a table"), ("gap", "'gap'")])
 def test_recipes_and_their_schema_know_the_names_alone(written, got):
-    expected = "expected 'ce', 'margin', 'cw' or 'kl'"
+    expected = "expected 'ce', 'margin', 'cw', 'kl', 'lse' or 'lse-drift'"
     with pytest.raises(RecipeError, match=rf"task\.linf\.objective\.attack\.loss: {expected}, got {got}$"):
         Recipe.load("embedded/at-linf", [f"task.linf.objective.attack.loss={written}"])
     loss = json_schema(Recipe)["$defs"]["allrounder.attacks.pgd.Pgd.pgd"]["properties"]["loss"]
-    assert loss["enum"] == ["ce", "margin", "cw", "kl"] and "anyOf" not in loss
+    assert loss["enum"] == ["ce", "margin", "cw", "kl", "lse", "lse-drift"] and "anyOf" not in loss
     dumped = tomllib.loads(Recipe.load("embedded/at-linf").dump())["task"][0]["objective"]["attack"]
     assert dumped["loss"] == "ce" and dumped["eot"] == 1
 

@@ -16,6 +16,7 @@ from allrounder.attacks.autoattack import AutoAttack, Cascade, Version
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.cw import Cw
 from allrounder.attacks.fab import Fab
+from allrounder.attacks.friendly import Friendly
 from allrounder.attacks.mim import Mim
 from allrounder.attacks.msd import MultiSteepest
 from allrounder.attacks.pgd import Pgd
@@ -32,9 +33,10 @@ ATTACKS: dict[str, type[Attack]] = {
     "pgd": Pgd,
     "mim": Mim,
     "cw": Cw,
-    "restarts": Restarts,
-    "apgd-train": ApgdTrain,
+    "friendly": Friendly,
     "msd": MultiSteepest,
+    "apgd-train": ApgdTrain,
+    "restarts": Restarts,
 }
 
 SEARCHES: dict[str, type[Attack]] = {
@@ -120,6 +122,7 @@ __all__ = [
     "CustomLoss",
     "Cw",
     "Fab",
+    "Friendly",
     "Mim",
     "MultiSteepest",
     "Pgd",

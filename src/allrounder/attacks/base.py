@@ -36,6 +36,8 @@ class Crafted:
     """Whether the prediction at x differs from the label."""
     ever_fooled: PerExampleBool | None = None
     """Whether it differs at any point of the search, x or another; None where the attack does not say."""
+    steps: Labels | None = None
+    """The steps that every image took, of an attack that stops early."""
 
 
 class Attack(ABC):
@@ -109,6 +111,7 @@ def perturb(
         loss=None if found.loss is None else found.loss.detach(),
         fooled=found.fooled,
         ever_fooled=found.ever_fooled,
+        steps=found.steps,
     )
 
 

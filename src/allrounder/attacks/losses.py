@@ -15,7 +15,7 @@ from torch import Tensor
 from allrounder.types import Labels, Logits, PerExample
 
 AttackLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-LossName: TypeAlias = Literal["ce", "margin", "cw", "kl"]
+LossName: TypeAlias = Literal["ce", "margin", "cw", "kl", "lse", "lse-drift"]
 
 
 def cross_entropy(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:
@@ -53,6 +53,18 @@ def kl(p: Logits, q: Logits) -> PerExample:
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=1)
 
 
+def squared(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:
+    """||q - e_y||^2, of probabilities: the squared error of the label (LSE)."""
+    probabilities = logits.softmax(dim=1)
+    return (probabilities - F.one_hot(y, logits.shape[1]).to(logits.dtype)).square().sum(dim=1)
+
+
+def squared_drift(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:
+    """||q - p(x)||^2, of probabilities: how far the prediction has moved; the label plays no part."""
+    assert natural is not None, "squared_drift is in NEEDS_NATURAL"
+    return (logits.softmax(dim=1) - natural.softmax(dim=1)).square().sum(dim=1)
+
+
 def dlr(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:
     """The difference of logits ratio (DLR): the margin over z_(1) - z_(3), with z sorted downwards.
 
@@ -80,5 +92,12 @@ def dlr_towards(logits: Logits, y: Labels, target: Labels) -> PerExample:
 TINY = 1e-12
 """Keeps the ratios of logits finite where the largest ones are equal."""
 
-LOSSES: dict[LossName, AttackLoss] = {"ce": cross_entropy, "margin": margin, "cw": hinge, "kl": drift}
-NEEDS_NATURAL: frozenset[AttackLoss] = frozenset({drift})
+LOSSES: dict[LossName, AttackLoss] = {
+    "ce": cross_entropy,
+    "margin": margin,
+    "cw": hinge,
+    "kl": drift,
+    "lse": squared,
+    "lse-drift": squared_drift,
+}
+NEEDS_NATURAL: frozenset[AttackLoss] = frozenset({drift, squared_drift})

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, final
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from allrounder.attacks.adaptive import CustomLoss, OrCustom
 from allrounder.attacks.base import Attack, Crafted
@@ -38,15 +39,17 @@ class Pgd(Attack):
     step: Step = 0.25
     """Length of a step, as a fraction of eps."""
     loss: Annotated[LossName | CustomLoss, OrCustom()] = "ce"
-    """What to climb: ce (cross-entropy), margin, cw (its hinge), kl (from the natural prediction)."""
+    """What to climb: ce (cross-entropy), margin, cw (its hinge), kl (from the natural prediction), lse (the
+    squared error of probabilities), lse-drift (the same from the natural prediction)."""
     start: Start = "random"
     """random (in the ball), boundary (on it), gaussian (0.001 * noise, as in TRADES), zero (the image)."""
     eot: Count = 1
     """How many gradients of a random network to average in a step (expectation over transformations)."""
 
     def __post_init__(self) -> None:
-        if self.loss == "kl" and self.start == "zero":
-            raise ValueError("the loss kl is flat at the image itself; start gaussian or random, not zero")
+        if self.loss in ("kl", "lse-drift") and self.start == "zero":
+            said = "is flat at the image itself; start gaussian or random, not zero"
+            raise ValueError(f"the loss {self.loss} {said}")
 
     def passes(self) -> Passes:
         """A pair for every gradient, and the natural prediction where the loss compares with it."""
@@ -129,7 +132,12 @@ def gradient(model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         total = loss(model(x), y, natural).sum()
-        g = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
+    return slope(total, x)
+
+
+def slope(total: Tensor, x: Images) -> Images:
+    """The gradient of a sum of losses with respect to the images that they were computed from."""
+    g = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
     if g is None:
         raise ValueError(
             "no gradient reaches the images; remove no_grad, detach or rounding from the network, or wrap "

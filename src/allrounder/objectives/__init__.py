@@ -10,16 +10,28 @@ from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.objectives.eat import Eat
 from allrounder.objectives.fast import Fast
+from allrounder.objectives.fat import Fat
+from allrounder.objectives.half_half import HalfHalf
+from allrounder.objectives.iat import Iat
+from allrounder.objectives.mart import Mart
 from allrounder.objectives.msd import Msd
 from allrounder.objectives.multi import Average, Worst
 from allrounder.objectives.natural import Natural
 from allrounder.objectives.part import Part
 from allrounder.objectives.ramp import Ramp
+from allrounder.objectives.score import Score
+from allrounder.objectives.trades import Trades
 from allrounder.values import adapter
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "natural": Natural,
     "adversarial": Adversarial,
+    "half-half": HalfHalf,
+    "trades": Trades,
+    "mart": Mart,
+    "fat": Fat,
+    "iat": Iat,
+    "score": Score,
     "part": Part,
     "avg": Average,
     "max": Worst,
@@ -48,11 +60,17 @@ __all__ = [
     "Average",
     "Eat",
     "Fast",
+    "Fat",
+    "HalfHalf",
+    "Iat",
+    "Mart",
     "Msd",
     "Natural",
     "Objective",
     "Part",
     "Ramp",
+    "Score",
+    "Trades",
     "Worst",
     "facts",
 ]

@@ -1,0 +1,129 @@
+"""Recipes that trade natural for robust accuracy: the papers' common setting, and each method's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from allrounder.attacks import Friendly, Pgd
+from allrounder.models.resnet import PreActResNet18, ResNet18
+from allrounder.models.wide_resnet import WideResNet
+from allrounder.objectives import Fat, HalfHalf, Iat, Mart, Objective, Score, Trades
+from allrounder.optimizers import Sgd
+from allrounder.recipe import Recipe, shipped
+from allrounder.rng import Draws
+from allrounder.schedules import Step
+from allrounder.threats import Threat
+from allrounder.times import Clock, Time
+from allrounder.types import Context
+
+RISING = Step(at=tuple(map(Time.read, (0, "125/3%", "75%"))), to=(0, 1, 2))
+METHODS = ("half-half", "trades-1", "trades-6", "mart", "fat", "iat", "score")
+
+
+def said(method: str, threat: str, step: float, *, steps: int = 10, lam: float = 5) -> Objective:
+    """What the sources say of a method."""
+    near, within = Pgd(steps=steps, step=step, start="gaussian"), Threat.read(threat)
+    match method:
+        case "half-half":
+            return HalfHalf(threat=within, beta=0.5, attack=Pgd(steps=steps, step=step))
+        case "mart":
+            return Mart(threat=within, lam=lam, attack=near)
+        case "fat":
+            return Fat(threat=within, attack=Friendly(steps=steps, step=step, omega=0.001), tau=RISING)
+        case "iat":
+            return Iat(threat=within, alpha=1, attack=Pgd(steps=steps, step=step))
+        case "score":
+            return Score(threat=within, beta=6, attack=replace(near, loss="lse-drift"))
+        case _:
+            return Trades(
+                threat=within, beta=float(method.partition("-")[2]), attack=replace(near, loss="kl")
+            )
+
+
+NETWORKS = {"": 5, "-wrn": 6}
+"""What is behind a name that tells the network, and MART's lam for it."""
+COMMON: dict[str, tuple[str, Objective]] = {
+    **{
+        f"{data}/{method}{wide}": (f"{data}/at-linf{wide}", said(method, "Linf:8/255", 0.25, lam=lam))
+        for data in ("cifar10", "cifar100")
+        for wide, lam in NETWORKS.items()
+        for method in METHODS
+    },
+    **{f"embedded/{method}": ("embedded/at-linf", said(method, "Linf:0.1", 0.25)) for method in METHODS},
+    "cifar10/trades-matched": ("cifar10/at-linf", said("trades-0.2", "Linf:8/255", 0.25)),
+    "mnist/trades": ("mnist/at-linf", said("trades-6", "Linf:0.3", 0.1)),
+    "mnist/fat": ("mnist/at-linf", said("fat", "Linf:0.3", 0.1)),
+    "svhn/trades": ("svhn/at-linf", said("trades-6", "Linf:8/255", 0.25)),
+    "svhn/fat": ("svhn/at-linf", said("fat", "Linf:8/255", 0.25)),
+}
+"""By name: the recipe it differs from by nothing but its objective, and the objective."""
+OWN: dict[str, tuple[Objective, type[Any], float, dict[int, float]]] = {
+    "cifar10/trades-official": (
+        *(said("trades-6", "Linf:0.031", 7 / 31), WideResNet, 2e-4),
+        {1: 0.1, 74: 0.1, 75: 0.01, 76: 0.01},
+    ),
+    "cifar10/mart-official": (
+        *(said("mart", "Linf:0.031", 7 / 31), ResNet18, 3.5e-3),
+        {1: 0.01, 74: 0.01, 75: 1e-3, 89: 1e-3, 90: 1e-4, 99: 1e-4, 100: 1e-5, 120: 1e-5},
+    ),
+    "cifar10/mart-wrn-official": (
+        *(said("mart", "Linf:0.031", 7 / 31, lam=6), WideResNet, 7e-4),
+        {1: 0.1, 74: 0.1, 75: 0.01, 89: 0.01, 90: 0.001},
+    ),
+    "cifar10/fat-official": (
+        *(said("fat", "Linf:0.031", 7 / 31), WideResNet, 2e-4),
+        {1: 0.1, 59: 0.1, 60: 0.01, 89: 0.01, 90: 1e-3, 109: 1e-3, 110: 5e-4, 120: 5e-4},
+    ),
+    "cifar10/iat-official": (
+        *(said("iat", "Linf:8/255", 0.25, steps=7), ResNet18, 2e-4),
+        {1: 0.1, 99: 0.1, 100: 0.01, 149: 0.01, 150: 0.001, 200: 0.001},
+    ),
+    "cifar10/score-official": (
+        *(said("score", "Linf:8/255", 0.25), PreActResNet18, 5e-4),
+        {1: 0.05, 99: 0.05, 100: 5e-3, 104: 5e-3, 105: 5e-4, 110: 5e-4},
+    ),
+}
+"""By name: objective, network, weight decay, and rates by epoch, the last epoch included."""
+
+
+def test_these_recipes_are_shipped_and_no_others_of_their_methods():
+    kinds = ("half-half", "trades", "mart", "fat", "iat", "score")
+    found = {name for name in shipped() if name.partition("/")[2].startswith(kinds)}
+    assert found == COMMON.keys() | OWN.keys()
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_a_recipe_in_the_common_setting_differs_from_at_by_its_objective_alone(name: str):
+    base, objective = COMMON[name]
+    recipe, at = Recipe.load(name), Recipe.load(base)
+    expected = replace(at.task[0], objective=objective)
+    assert recipe == replace(at, task=(expected,), name=recipe.name, about=recipe.about)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_official_recipe_has_the_methods_own_setting(name: str):
+    objective, network, decay, rates = OWN[name]
+    recipe = Recipe.load(name)
+    clock, task = Clock(recipe.epochs, 6, recipe.pace), recipe.task[0]
+    assert task.objective == objective
+    assert isinstance(recipe.model, network)
+    assert task.optimizer == Sgd(momentum=0.9, weight_decay=decay)
+    assert {epoch: task.lr(clock.reading(epoch * 6), clock) for epoch in rates} == pytest.approx(rates)
+    assert recipe.epochs == max(rates)
+    assert (recipe.batch, task.average, recipe.mix) == (128, None, None)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in (*COMMON, *OWN) if name.partition("/")[2].startswith("fat")]
+)
+def test_the_written_tau_is_the_default_one(name: str):
+    recipe = Recipe.load(name)
+    objective, clock = recipe.task[0].objective, Clock(recipe.epochs, 2, recipe.pace)
+    assert isinstance(objective, Fat)
+    assert objective.search == replace(Friendly(), step=objective.search.step)
+    for t in range(1, clock.total + 1):
+        ctx = Context(t, clock, Draws(0), {})
+        assert objective.spared(ctx) == replace(objective, tau=None).spared(ctx)
