@@ -41,7 +41,10 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "fast": Fast,
 }
 
-FILLED: dict[str, Any] = {"threat": "Linf:8/255", "threats": ["Linf:8/255", "L2:128/255"]}
+FILLED: dict[str, Any] = {
+    **{"threat": "Linf:8/255", "against": ["Linf:8/255", "L2:128/255"]},
+    **{"source": "Linf:8/255", "target": "L2:128/255"},
+}
 """What lists show of methods that need to be told the threats: those of the papers on CIFAR-10."""
 
 
