@@ -20,7 +20,7 @@ from allrounder.recipe import Recipe
 from allrounder.rng import Draws
 from allrounder.runs import Run
 from allrounder.selection import Selector, split_off
-from allrounder.starting import starting_network
+from allrounder.starting import members_of, starting_network
 from allrounder.storage import read_tensors
 from allrounder.times import Clock
 from allrounder.weights import Weights, copy_, under, weights_of
@@ -42,7 +42,7 @@ class Training:
         self.clock = Clock(recipe.epochs, self.batches.steps, recipe.pace)
         # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
         fresh = recipe if run.latest() is None else replace(recipe, init=Random())
-        start = starting_network(fresh, model, data).to(world.device)
+        start = starting_network(fresh, model, data, run.folder.parent).to(world.device)
         self.scratch = copy.deepcopy(start)
         placement = Placement.alone(recipe.names)
         self.learners = [
@@ -50,6 +50,8 @@ class Training:
             for task in recipe.tasks
             if task.name in placement.local(world.rank)
         ]
+        for learner in self.learners:
+            learner.begin(members_of(fresh.init, run.folder.parent))
         self.mixer = Mixer(recipe.mixing, placement, weights_of(start), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock)
         self.meter = Meter(recipe.names)

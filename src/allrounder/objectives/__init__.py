@@ -5,7 +5,12 @@ from __future__ import annotations
 from allrounder.objectives.adversarial import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.objectives.natural import Natural
+from allrounder.objectives.rst import RobustSelfTraining
 
-OBJECTIVES: dict[str, type[Objective]] = {"natural": Natural, "adversarial": Adversarial}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "natural": Natural,
+    "adversarial": Adversarial,
+    "rst": RobustSelfTraining,
+}
 
-__all__ = ["OBJECTIVES", "Adversarial", "Natural", "Objective"]
+__all__ = ["OBJECTIVES", "Adversarial", "Natural", "Objective", "RobustSelfTraining"]

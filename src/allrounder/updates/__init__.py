@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from allrounder.updates.base import Descend, Update
+from allrounder.updates.curve import OnCurve
 
-UPDATES: dict[str, type[Update]] = {"descend": Descend}
+UPDATES: dict[str, type[Update]] = {"descend": Descend, "curve": OnCurve}
 
-__all__ = ["UPDATES", "Descend", "Update"]
+__all__ = ["UPDATES", "Descend", "OnCurve", "Update"]
