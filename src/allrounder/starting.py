@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
@@ -15,27 +16,28 @@ from allrounder.rng import Draws
 from allrounder.runs import Run, check_fits
 from allrounder.weights import Weights, blend_, copy_, weights_of, zeros_like
 
+Members: TypeAlias = list[tuple[Path, Weights]]
+"""Run folders and weights of theirs."""
+
 
 def starting_network(
-    recipe: Recipe, model: Callable[[], nn.Module] | None, data: Data, beside: Path = Path()
+    recipe: Recipe, model: Callable[[], nn.Module] | None, data: Data, members: Members | None = None
 ) -> nn.Module:
-    """Drawn from the seed, then overwritten where the recipe starts from other runs.
-
-    `beside` is the folder in which the run's own folder lies.
-    """
+    """Drawn from the seed, then overwritten by the average of the runs that the recipe starts from."""
     with Draws(recipe.seed).at("init").ambient():
         network = model() if model is not None else _built(recipe, data)
-    members = members_of(recipe.init, beside)
-    for (run, _), weights in zip(recipe.init.sources(beside), members, strict=True):
+    found = members_of(recipe.init) if members is None else members
+    for run, weights in found:
         check_fits(run, weights, network)
-    if members:
-        copy_(weights_of(network), soup(members))
+    if found:
+        copy_(weights_of(network), soup([weights for _, weights in found]))
     return network
 
 
-def members_of(init: Init, beside: Path) -> list[Weights]:
-    """The weights that a starting point is the average of; none of a fresh one."""
-    return [Run(run).weights(which)[0] for run, which in init.sources(beside)]
+def members_of(init: Init, beside: Path = Path()) -> Members:
+    """What a starting point is the average of, nothing for a fresh one; `beside` is the folder in which the
+    run's own folder lies."""
+    return [(run, Run(run).weights(which)[0]) for run, which in init.sources(beside)]
 
 
 def _built(recipe: Recipe, data: Data) -> nn.Module:

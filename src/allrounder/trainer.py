@@ -18,7 +18,7 @@ from allrounder.progress import Progress, Silent
 from allrounder.recipe import Recipe
 from allrounder.runs import Run
 from allrounder.selection import split_off
-from allrounder.starting import starting_network
+from allrounder.starting import members_of, starting_network
 from allrounder.stopping import stop_on_signals
 from allrounder.training import Training
 from allrounder.world import World
@@ -67,7 +67,7 @@ def _begin(
         data = recipe.with_extra(data or recipe.read_data())
         recipe.batches(split_off(recipe, data)[0], data.extra)
         check(recipe, data)
-        starting_network(recipe, model, data, out.parent)
+        starting_network(recipe, model, data, members_of(recipe.init, out.parent))
     return Run.begin(out, recipe, resume=resume), data
 
 

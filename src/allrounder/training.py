@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, final
 
 from torch import nn
 
 from allrounder.data.base import Data
 from allrounder.data.known import check_same, facts_of
-from allrounder.init import Random
 from allrounder.learner import Learner
 from allrounder.meter import Meter
 from allrounder.mixing import Mixer
@@ -41,8 +39,8 @@ class Training:
         self.shown = facts_of(self.train_split, data.extra if recipe.extra else None)
         self.clock = Clock(recipe.epochs, self.batches.steps, recipe.pace)
         # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
-        fresh = recipe if run.latest() is None else replace(recipe, init=Random())
-        start = starting_network(fresh, model, data, run.folder.parent).to(world.device)
+        members = members_of(recipe.init, run.folder.parent) if run.latest() is None else []
+        start = starting_network(recipe, model, data, members).to(world.device)
         self.scratch = copy.deepcopy(start)
         placement = Placement.alone(recipe.names)
         self.learners = [
@@ -51,7 +49,7 @@ class Training:
             if task.name in placement.local(world.rank)
         ]
         for learner in self.learners:
-            learner.begin(members_of(fresh.init, run.folder.parent))
+            learner.begin([weights for _, weights in members])
         self.mixer = Mixer(recipe.mixing, placement, weights_of(start), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock)
         self.meter = Meter(recipe.names)

@@ -83,5 +83,6 @@ def weighted(logits: Logits, batch: Batch, weight: float) -> torch.Tensor:
         losses = F.cross_entropy(logits, batch.targets(logits.shape[1]), reduction="none")
     if batch.extra is None:
         return losses.mean()
-    counts: PerExample = torch.where(batch.extra, weight, 1 - weight).to(losses)
+    second, first = losses.new_tensor(weight), losses.new_tensor(1 - weight)
+    counts: PerExample = torch.where(batch.extra, second, first)
     return (counts * losses).sum() / counts.sum()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from torch import nn
 
 from allrounder.data.base import Data
-from allrounder.init import PHASES, Random
+from allrounder.init import PHASES
 from allrounder.progress import Progress
 from allrounder.recipe import Recipe
 from allrounder.runs import Run
@@ -89,8 +88,8 @@ class Stage:
 
     def network(self) -> nn.Module:
         """A network whose weights may be overwritten."""
-        fresh = replace(self.recipe, init=Random())  # the runs that the first phase starts from may be gone
-        return starting_network(fresh, self.model, self.data).to(self.world.device)
+        # Not from the runs that the first phase starts from, which may be gone.
+        return starting_network(self.recipe, self.model, self.data, []).to(self.world.device)
 
     def clock(self) -> Clock:
         """The time of the last training."""
