@@ -28,6 +28,8 @@ LEARNERS = {
     "generalist-t": ("linf", "natural", "l2"),
 }
 METHODS = list(LEARNERS)
+BASELINES = ("rmc", "soup", "rst")
+"""Other methods, which tests of their own hold to what is said of them."""
 GENERALISTS = [method for method in METHODS if method.startswith("generalist")]
 
 
@@ -110,7 +112,8 @@ def restarts(recipe: Recipe) -> list[int]:
 
 
 def test_these_recipes_are_shipped_and_no_others():
-    assert {name for name in shipped() if not name.startswith("embedded/")} == NAMES.keys() | TWINS.keys()
+    ours = {name for name in shipped() if not name.partition("/")[2].startswith(BASELINES)}
+    assert {name for name in ours if not name.startswith("embedded/")} == NAMES.keys() | TWINS.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
