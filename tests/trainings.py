@@ -94,10 +94,10 @@ def remains(folder: Path) -> dict[str, object]:
     left: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_dir() or name in (".lock", "env.json"):
+        if path.is_dir() or path.name in (".lock", "env.json"):
             continue
-        if name == "metrics.jsonl":
-            left[name] = [without(event, "seconds") for event in Run(folder).metrics()]
+        if path.name == "metrics.jsonl":
+            left[name] = [without(event, "seconds") for event in Run(path.parent).metrics()]
         elif path.name == "manifest.json":
             left[name] = without(json.loads(path.read_text()), "metrics_bytes")
         else:

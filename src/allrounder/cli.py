@@ -28,6 +28,7 @@ from allrounder.init import INITS
 from allrounder.models import MODELS
 from allrounder.objectives import OBJECTIVES, facts
 from allrounder.optimizers import OPTIMIZERS
+from allrounder.program import PROGRAMS
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
 from allrounder.runs import Run, environment
@@ -50,6 +51,7 @@ TABLES: dict[str, dict[str, type[Any]]] = {
     "augmentations": dict(AUGMENTS),
     "updates": dict(UPDATES),
     "inits": dict(INITS),
+    "programs": dict(PROGRAMS),
 }
 
 app = typer.Typer(
@@ -150,6 +152,8 @@ def show(recipe: RecipeArgument, sets: Sets = None) -> None:
     """Print the resolved recipe as TOML, with remarks on what it does that may surprise."""
     value = Recipe.load(recipe, sets or ())
     print(f"# {' '.join(value.name.split())}, fingerprint {value.fingerprint()}")
+    for name, one in value.trainings().items() if value.program is not None else ():
+        print(f"# training {name}: {one.epochs} epochs, {one.passes()} passes a step")
     try:
         data = value.read_data()
     except RecipeError as error:

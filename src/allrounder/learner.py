@@ -3,7 +3,7 @@ weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast, final
 
@@ -34,6 +34,11 @@ class Learner:
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
         self.live = weights_of(model)
         self.average = snapshot(self.live) if task.average is not None else None
+
+    def begin(self, members: Sequence[Mapping[str, Tensor]]) -> None:
+        """Hear what runs the training starts from, if it does, before its first step."""
+        if members:
+            self.task.update.begin_(self.memory, members)
 
     def step(self, batch: Batch, t: int) -> Loss:
         """Take step t on a mini-batch: augment, craft, descend, average."""

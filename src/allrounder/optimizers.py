@@ -10,9 +10,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from allrounder.values import Flag, Kind, Number, Positive, Share, refuse, value
+from allrounder.values import Flag, Kind, NonNegative, Number, Positive, Share, refuse, value
 
-NonNegative = Annotated[Number, Field(ge=0)]
 Beta = Annotated[Number, Field(ge=0, lt=1)]
 
 

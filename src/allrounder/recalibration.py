@@ -18,15 +18,20 @@ IMAGES = 2048
 
 
 def recalibrated(
-    weights: Mapping[str, Tensor], network: nn.Module, split: Split, draws: Draws, size: int
+    weights: Mapping[str, Tensor],
+    network: nn.Module,
+    split: Split,
+    draws: Draws,
+    size: int,
+    count: int = IMAGES,
 ) -> Weights:
-    """The weights with statistics of their own, from up to 2048 images of a split, the same every time.
+    """The weights with statistics of their own, from up to `count` images of a split, the same every time.
 
     `network` is one whose weights may be overwritten.
     """
     copy_(weights_of(network), weights)
     device, dtype = device_of(network)
-    recalibrate_(network, (x.to(device, dtype) for x in some_images(split, IMAGES, draws, size)))
+    recalibrate_(network, (x.to(device, dtype) for x in some_images(split, count, draws, size)))
     return snapshot(weights_of(network))
 
 

@@ -8,18 +8,13 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib import resources
-from importlib.resources.abc import Traversable
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, final
 
 import tomli_w
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack
-from allrounder.attacks.pgd import Pgd
 from allrounder.data import DATASETS
 from allrounder.data.base import Batches, Data, DataSpec, Split
 from allrounder.data.extra import Extra, ExtraBatches, check_fits
@@ -29,41 +24,20 @@ from allrounder.init import INITS, Init, Random
 from allrounder.mixing import Mix
 from allrounder.models import MODELS, ModelSpec
 from allrounder.probes import Probe
+from allrounder.program import PROGRAMS, Program
 from allrounder.rng import Draws
 from allrounder.schedules import Schedule, disordered
+from allrounder.shelf import beside, locate, parse, read
+from allrounder.shelf import shipped as shipped
 from allrounder.task import Task
 from allrounder.threats import Threat
 from allrounder.times import Pace, Span, Time
 from allrounder.types import Passes
-from allrounder.values import Count, Kind, Some, Whole, adapter, deciding, nearest, refuse, value
+from allrounder.validation import Validation as Validation
+from allrounder.values import Count, Kind, Some, Whole, adapter, deciding, refuse, value
 
 At = tuple[str | int, ...]
 Problem = tuple[At, str]
-
-
-@final
-@value
-class Validation:
-    """How the best weights are chosen: natural plus robust accuracy of the global weights, a few times in a
-    run."""
-
-    on: Literal["validation", "test"] = "validation"
-    """A split cut from the training set; "test" selects on the test set, as the papers did, and every table
-    made from the run says so."""
-    images: Whole = 500
-    """Images cut from the training set; 0 trains on all of it and selects nothing."""
-    train_images: Whole = 200
-    """Training images on which the same accuracies are logged, so that robust overfitting shows."""
-    every: Span = Time.read("20%")
-    attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
-    threats: tuple[Threat, ...] | None = None
-    """Robust accuracy is the mean over these; by default over those the tasks train on."""
-    also: tuple[Threat, ...] = ()
-    """Threats that are measured and logged too, but do not count in the choice."""
-
-    def __post_init__(self) -> None:
-        for threat in (*(self.threats or ()), *self.also):
-            self.attack.check_supports(threat)
 
 
 @final
@@ -85,6 +59,9 @@ class Recipe:
     pace: Pace = "epoch"
     """Learning rates and shares hold for an epoch (as released), or follow every step."""
     init: Annotated[Init, Kind(lambda: INITS)] = Random()
+    program: Annotated[Program | None, Kind(lambda: PROGRAMS, optional=True)] = None
+    """For methods of several trainings: those before the last, which the other fields describe; false for
+    none."""
     validation: Validation = Validation()
     checkpoint: Span = Time.read(1)
     """How often the state is saved for resuming."""
@@ -97,16 +74,8 @@ class Recipe:
     """What tables call it; by default the file's name."""
 
     def __post_init__(self) -> None:
-        refuse(
-            self,
-            [
-                *self._misnamed(),
-                *self._mismixed(),
-                *self._disordered(),
-                *self._misshared(),
-                *self._untimely(),
-            ],
-        )
+        found = [*self._misnamed(), *self._mismixed(), *self._disordered(), *self._misshared()]
+        refuse(self, [*found, *self._untimely(), *self._unfounded()] or self._unprogrammed())
 
     def _misnamed(self) -> list[Problem]:
         names = self.names
@@ -118,7 +87,8 @@ class Recipe:
     def _mismixed(self) -> list[Problem]:
         names, found = list(self.names), list[Problem]()
         if self.mix is None:
-            return [(("mix",), f"missing; say how {names} are mixed")] if len(names) > 1 else []
+            needed = len(names) > 1 and not (self.program is not None and self.program.joins)
+            return [(("mix",), f"missing; say how {names} are mixed")] if needed else []
         if len(names) == 1 and self.mix.exchange is not None:
             found.append((("mix", "exchange"), "an exchange needs at least two learners; there is one"))
         if len(names) > 1 and self.mix.shares is None:
@@ -145,9 +115,61 @@ class Recipe:
         found = [(i, problem) for i, task in enumerate(self.task) for problem in task.problems(self.epochs)]
         return [(("task", i, *at), said) for i, (at, said) in found]
 
+    def _unfounded(self) -> list[Problem]:
+        """Updates that need the weights of runs, or objectives a second set of images, that are not there."""
+        found, runs = list[Problem](), len(self.init.sources(Path()))
+        for i, task in enumerate(self.task):
+            needed = task.update.members
+            if needed is not None and needed != runs and self.program is None:
+                said = f"starts from {runs} runs; the update of {task.name} needs {needed} to start from"
+                found.append((("init",), said))
+            weighed = self.extra is None and not (self.program is not None and self.program.extra)
+            if weighed and (said := task.objective.without_extra()) is not None:
+                found.append((("task", i, "objective", said[0]), said[1]))
+        return found
+
+    def _unprogrammed(self) -> list[Problem]:
+        """What is wrong with the trainings of a program; asked where the recipe itself is right."""
+        if self.program is None:
+            return []
+        found = self.program.problems(self.task, self.mix, self.validation, self.extra)
+        names = [*(phase.name for phase in self.program.phases()), *self.program.lasts(self.task)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        found += [(("program",), f'two trainings are called "{name}"; names must differ') for name in twice]
+        for name in () if found else self.changes():
+            try:
+                self.training(name)
+            except ValidationError as error:
+                found += [(("program", name, *item["loc"]), str(item["msg"])) for item in error.errors()]
+        return found
+
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """The trainings of a program, each with the fields that differ; of a plain recipe, only itself."""
+        if self.program is None:
+            return {"": {}}
+        return self.program.changes(self.task, self.epochs, self.validation)
+
+    def training(self, name: str) -> Recipe:
+        """One training of a program as a recipe of its own."""
+        told = {"program": None, "name": f"{self.name}, {name}".strip(" ,"), **self.changes()[name]}
+        return replace(self, **told)
+
+    def trainings(self) -> dict[str, Recipe]:
+        """Every training of a program by name, in order; a plain recipe is its only one."""
+        return {"": self} if self.program is None else {name: self.training(name) for name in self.changes()}
+
+    @property
+    def longest(self) -> int:
+        """The epochs of its longest training."""
+        return max(recipe.epochs for recipe in self.trainings().values())
+
     def passes(self) -> Passes:
-        """What a step of all learners takes, at most."""
-        return sum((task.passes() for task in self.task), Passes())
+        """What a step of all learners takes, at most; all of a program, spread over its longest training."""
+        if self.program is None:
+            return sum((task.passes() for task in self.task), Passes())
+        every = [recipe.passes() * recipe.epochs for recipe in self.trainings().values()]
+        total = sum(every, Passes())
+        return Passes(-(-total.forwards // self.longest), -(-total.backwards // self.longest))
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -174,11 +196,11 @@ class Recipe:
     @classmethod
     def load(cls, source: str | Path, sets: Sequence[str] = ()) -> Recipe:
         """Read a TOML file, or a shipped recipe by its name, with `a.b=c` overrides."""
-        file = _locate(source)
-        raw = _read(file)
+        file = locate(source)
+        raw = read(file)
         base = raw.pop(EXTENDS, None)
         if base is not None:
-            raw = merge(_read(_beside(source, file, base)), raw)
+            raw = merge(read(beside(source, file, base)), raw)
             if EXTENDS in raw:
                 raise RecipeError(f"{source}: {base} extends yet another recipe; one level is allowed")
         raw.setdefault("name", str(source) if str(source) in shipped() else Path(source).stem)
@@ -192,7 +214,7 @@ class Recipe:
     @classmethod
     def loads(cls, text: str, source: str = "recipe") -> Recipe:
         """Read a resolved recipe from TOML text."""
-        return decode(cls, _parse(text, source), source)
+        return decode(cls, parse(text, source), source)
 
     def read_data(self) -> Data:
         """The dataset, read; what is wrong with it is a mistake of the recipe."""
@@ -240,50 +262,3 @@ class Recipe:
 
     def _table(self) -> Table:
         return adapter(type(self)).dump_python(self, mode="json", exclude_none=True)
-
-
-def shipped() -> dict[str, Traversable]:
-    """The recipes inside the package, by name."""
-    root = resources.files("allrounder") / "recipes"
-    found: dict[str, Traversable] = {}
-    for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
-        if folder.is_dir():
-            for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-                if file.name.endswith(".toml") and not file.name.startswith("_"):
-                    found[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
-    return found
-
-
-def _locate(source: str | Path) -> Traversable:
-    known = shipped()
-    if str(source) in known:
-        return known[str(source)]
-    path = Path(source)
-    if path.is_file():
-        return path
-    hint = nearest(str(source), known)
-    raise RecipeError(
-        f"{source}: no such file, and no shipped recipe of that name{hint} (see: allrounder list recipes)"
-    )
-
-
-def _beside(source: str | Path, file: Traversable, base: object) -> Traversable:
-    if isinstance(file, Path):
-        return file.parent / str(base)
-    return resources.files("allrounder") / "recipes" / str(source).split("/")[0] / str(base)
-
-
-def _read(file: Traversable) -> Table:
-    try:
-        return _parse(file.read_text(encoding="utf-8"), str(file))
-    except FileNotFoundError:
-        raise RecipeError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file}: cannot be read: {error}") from None
-
-
-def _parse(text: str, source: str) -> Table:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{source}: not TOML: {error}") from None

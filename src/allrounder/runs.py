@@ -2,6 +2,7 @@
 
 recipe.toml     everything that decides the result      env.json    versions, device, threads, per session
 metrics.jsonl   one object per event                    checkpoints/step-N   everything to resume from
+phases/NAME     the trainings of a program, each a run folder like this one
 weights/best-N  weights/last-N    global weights and every learner's, each folder with its manifest
 """
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.errors import RunError
+from allrounder.init import PHASES
 from allrounder.recipe import Recipe
 from allrounder.storage import (
     LOCK,
@@ -67,7 +69,8 @@ class Run:
                 f"{folder}: holds a run of another recipe ({run.recipe.name} {run.recipe.fingerprint()}, "
                 f"asked for {recipe.name} {recipe.fingerprint()}); choose another --out, nothing was changed"
             )
-        if not resume and not run.finished and run.latest() is not None:
+        begun = run.latest() is not None or (folder / PHASES).exists()
+        if not resume and not run.finished and begun:
             raise RunError(
                 f"{folder}: was begun and not finished; continue it with --resume, or choose another --out"
             )
@@ -92,6 +95,11 @@ class Run:
         path = self.folder / "metrics.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         return [json.loads(line) for line in text.split("\n")[:-1]]
+
+    def keep_metrics(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Forget all events but some, and a line without its end."""
+        lines = [json.dumps(event) for event in self.metrics() if wanted(event)]
+        write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
 
     def record_session(self, device: torch.device) -> list[str]:
         """Add this process to env.json; say what differs from earlier ones and may change bits."""

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
 from allrounder.data.base import Data
 from allrounder.errors import RecipeError
-from allrounder.init import FromRun, Init, Soup
+from allrounder.init import Init
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
 from allrounder.runs import Run, check_fits
 from allrounder.weights import Weights, blend_, copy_, weights_of, zeros_like
 
+Members: TypeAlias = list[tuple[Path, Weights]]
+"""Run folders and weights of theirs."""
 
-def starting_network(recipe: Recipe, model: Callable[[], nn.Module] | None, data: Data) -> nn.Module:
-    """Drawn from the seed, then overwritten where the recipe starts from other runs."""
+
+def starting_network(
+    recipe: Recipe, model: Callable[[], nn.Module] | None, data: Data, members: Members | None = None
+) -> nn.Module:
+    """Drawn from the seed, then overwritten by the average of the runs that the recipe starts from."""
     with Draws(recipe.seed).at("init").ambient():
         network = model() if model is not None else _built(recipe, data)
-    members = [(run, Run(Path(run)).weights(which)[0]) for run, which in _sources(recipe.init)]
-    for run, weights in members:
+    found = members_of(recipe.init) if members is None else members
+    for run, weights in found:
         check_fits(run, weights, network)
-    if members:
-        copy_(weights_of(network), soup([weights for _, weights in members]))
+    if found:
+        copy_(weights_of(network), soup([weights for _, weights in found]))
     return network
+
+
+def members_of(init: Init, beside: Path = Path()) -> Members:
+    """What a starting point is the average of, nothing for a fresh one; `beside` is the folder in which the
+    run's own folder lies."""
+    return [(run, Run(run).weights(which)[0]) for run, which in init.sources(beside)]
 
 
 def _built(recipe: Recipe, data: Data) -> nn.Module:
@@ -37,19 +49,10 @@ def _built(recipe: Recipe, data: Data) -> nn.Module:
         raise RecipeError(f"model: {error}") from error
 
 
-def soup(members: Sequence[Mapping[str, Tensor]]) -> Weights:
-    """The plain average of several sets of weights of one network."""
-    total = zeros_like(members[0])
-    for number, member in enumerate(members, start=1):
-        blend_(total, member, decay=1 - 1 / number)
+def soup(members: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | None = None) -> Weights:
+    """The average of several sets of weights of one network: plain, or with shares above 0."""
+    total, seen = zeros_like(members[0]), 0.0
+    for member, share in zip(members, shares or [1.0] * len(members), strict=True):
+        seen += share
+        blend_(total, member, decay=1 - share / seen)
     return total
-
-
-def _sources(init: Init) -> list[tuple[str, str]]:
-    match init:
-        case FromRun(run=run, which=which):
-            return [(run, which)]
-        case Soup(runs=runs, which=which):
-            return [(run, which) for run in runs]
-        case _:
-            return []

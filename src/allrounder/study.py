@@ -218,7 +218,7 @@ class Trial:
     @property
     def work(self) -> float:
         """How long it takes, in passes of an epoch."""
-        return float(self.cost.work * self.recipe.epochs)
+        return float(self.cost.work * self.recipe.longest)
 
 
 def slug(label: str) -> str:

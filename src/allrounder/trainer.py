@@ -13,11 +13,12 @@ from allrounder.data import Given as GivenData
 from allrounder.data.base import Data
 from allrounder.errors import Interrupted
 from allrounder.models import Given as GivenModel
+from allrounder.programs import Stage, check, perform
 from allrounder.progress import Progress, Silent
 from allrounder.recipe import Recipe
 from allrounder.runs import Run
 from allrounder.selection import split_off
-from allrounder.starting import starting_network
+from allrounder.starting import members_of, starting_network
 from allrounder.stopping import stop_on_signals
 from allrounder.training import Training
 from allrounder.world import World
@@ -39,14 +40,46 @@ def train(
     """
     progress, world = progress or Silent(), world or World.from_env()
     recipe = _with_given(recipe, model, data)
-    if not Path(out).exists():  # what cannot be run leaves no folder behind
-        data = recipe.with_extra(data or recipe.read_data())
-        recipe.batches(split_off(recipe, data)[0], data.extra)
-        starting_network(recipe, model, data)
-    run = Run.begin(Path(out), recipe, resume=resume)
+    run, data = _begin(recipe, Path(out), resume, model, data)
     if run.finished:
         progress.say(f"{run.folder}: already finished")
         return run
+    if recipe.program is None:
+        return _train(recipe, run, model, data, world, progress)
+
+    def phase(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
+        run, _ = _begin(recipe, out, True, model, data)
+        return run if run.finished else _train(recipe, run, model, data, world, progress)
+
+    with run.locked():
+        for line in run.record_session(world.device):
+            progress.say(line)
+        data = recipe.with_extra(data or recipe.read_data())
+        perform(Stage(recipe, run, model, data, world, progress, phase))
+    return run
+
+
+def _begin(
+    recipe: Recipe, out: Path, resume: bool, model: Callable[[], nn.Module] | None, data: Data | None
+) -> tuple[Run, Data | None]:
+    """The run folder, and the data if it was read."""
+    if not out.exists():  # what cannot be run leaves no folder behind
+        data = recipe.with_extra(data or recipe.read_data())
+        recipe.batches(split_off(recipe, data)[0], data.extra)
+        check(recipe, data)
+        starting_network(recipe, model, data, members_of(recipe.init, out.parent))
+    return Run.begin(out, recipe, resume=resume), data
+
+
+def _train(
+    recipe: Recipe,
+    run: Run,
+    model: Callable[[], nn.Module] | None,
+    data: Data | None,
+    world: World,
+    progress: Progress,
+) -> Run:
+    """Take the steps that a plain recipe's run still lacks."""
     with run.locked(), stop_on_signals() as stop:
         data = recipe.with_extra(data or recipe.read_data())
         training = Training(recipe, run, model, data, world)

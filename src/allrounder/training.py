@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, final
 
 from torch import nn
 
 from allrounder.data.base import Data
 from allrounder.data.known import check_same, facts_of
-from allrounder.init import Random
 from allrounder.learner import Learner
 from allrounder.meter import Meter
 from allrounder.mixing import Mixer
@@ -20,7 +18,7 @@ from allrounder.recipe import Recipe
 from allrounder.rng import Draws
 from allrounder.runs import Run
 from allrounder.selection import Selector, split_off
-from allrounder.starting import starting_network
+from allrounder.starting import members_of, starting_network
 from allrounder.storage import read_tensors
 from allrounder.times import Clock
 from allrounder.weights import Weights, copy_, under, weights_of
@@ -41,8 +39,8 @@ class Training:
         self.shown = facts_of(self.train_split, data.extra if recipe.extra else None)
         self.clock = Clock(recipe.epochs, self.batches.steps, recipe.pace)
         # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
-        fresh = recipe if run.latest() is None else replace(recipe, init=Random())
-        start = starting_network(fresh, model, data).to(world.device)
+        members = members_of(recipe.init, run.folder.parent) if run.latest() is None else []
+        start = starting_network(recipe, model, data, members).to(world.device)
         self.scratch = copy.deepcopy(start)
         placement = Placement.alone(recipe.names)
         self.learners = [
@@ -50,6 +48,8 @@ class Training:
             for task in recipe.tasks
             if task.name in placement.local(world.rank)
         ]
+        for learner in self.learners:
+            learner.begin([weights for _, weights in members])
         self.mixer = Mixer(recipe.mixing, placement, weights_of(start), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock)
         self.meter = Meter(recipe.names)

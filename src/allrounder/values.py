@@ -196,6 +196,7 @@ def _some(items: tuple[T, ...]) -> tuple[T, ...]:
 
 Number = Annotated[float, Strict(), AllowInfNan(False)]
 Positive = Annotated[Number, Field(gt=0)]
+NonNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Whole = Annotated[int, Strict(), Field(ge=0)]
 Count = Annotated[int, Strict(), Field(ge=1)]

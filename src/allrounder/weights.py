@@ -58,6 +58,20 @@ def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     torch._foreach_add_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
 
 
+def bezier(
+    s: float, first: Mapping[str, Tensor], bend: Mapping[str, Tensor], second: Mapping[str, Tensor]
+) -> Weights:
+    """(1-s)^2 first + 2s(1-s) bend + s^2 second: a curve from s = 0 to 1; counters are the bend's."""
+    _check_fit(first, bend)
+    _check_fit(bend, second)
+    return {
+        name: (1 - s) ** 2 * first[name] + 2 * s * (1 - s) * tensor + s**2 * second[name]
+        if tensor.is_floating_point()
+        else tensor.clone()
+        for name, tensor in bend.items()
+    }
+
+
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The Euclidean distance between two sets of weights, counters left out."""
     _check_fit(a, b)

@@ -13,13 +13,16 @@ import torch
 from allrounder.advice import advice
 from allrounder.data.base import Batches, Data, Subset
 from allrounder.data.store import VARIABLE
+from allrounder.init import PHASES
 from allrounder.models import ModelSpec
 from allrounder.models.bottleneck import ResNet50, WideResNet50
 from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.small import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
+from allrounder.program import Curve, SelfTraining
 from allrounder.recipe import Recipe, shipped
 from allrounder.rng import Draws
+from allrounder.runs import Run
 from allrounder.selection import split_off
 from allrounder.times import Clock
 from allrounder.trainer import train
@@ -69,10 +72,23 @@ def small(name: str) -> Recipe:
     sets += ["validation.images=10", "validation.train_images=0", "validation.every=1"]
     sets += ["validation.attack={ kind = 'pgd', steps = 1 }"]
     sets += THIN[type(recipe.model)]
-    for task in recipe.tasks:
-        if "attack" in getattr(type(task.objective), "__pydantic_fields__", {}):
-            sets.append(f"task.{task.name}.objective.attack.steps=2")
+    sets += [f"{place}.objective.attack.steps=2" for place in attacked(recipe)]
+    if isinstance(recipe.program, Curve):
+        sets.append("program.points=2")
     return Recipe.load(name, sets)
+
+
+def attacked(recipe: Recipe) -> list[str]:
+    """Where the tasks stand that attack, also those of the phases of a program."""
+    raw = tomllib.loads(recipe.dump())
+    places = {"task": raw["task"]}
+    for key, phases in raw.get("program", {}).items():
+        for phase in phases if isinstance(phases, list) else [phases]:
+            if isinstance(phase, dict) and "task" in phase:
+                member = f".{phase['name']}" if isinstance(phases, list) else ""
+                places[f"program.{key}{member}.task"] = phase["task"]
+    every = [(f"{place}.{task['name']}", task) for place, tasks in places.items() for task in tasks]
+    return [place for place, task in every if "steps" in task["objective"].get("attack", {})]
 
 
 def often(name: str) -> bool:
@@ -118,16 +134,18 @@ def test_it_trains_two_steps(name: str, few: dict[str, Data], tmp_path: Path):
     assert run.finished
     kept, _ = split_off(recipe, data)
     assert Batches(kept, recipe.batch, Draws(recipe.seed)).steps == 2
-    events = run.metrics()
-    epochs = [event for event in events if event["event"] == "epoch"]
-    assert [event["learner"] for event in epochs] == list(recipe.names)
-    assert all(math.isfinite(event["loss"]) for event in epochs)
+    for phase, training in recipe.trainings().items():
+        events = (run if recipe.program is None else Run(run.folder / PHASES / phase)).metrics()
+        epochs = [event for event in events if event["event"] == "epoch"]
+        assert [event["learner"] for event in epochs] == list(training.names) * training.epochs
+        assert all(math.isfinite(event["loss"]) for event in epochs)
     theta, facts = run.weights()
-    assert facts["t"] == 2
+    # With half of the labels hidden, there is one batch of images with labels.
+    assert facts["t"] == (1 if isinstance(recipe.program, SelfTraining) and recipe.program.hidden else 2)
     assert all(bool(tensor.isfinite().all()) for tensor in theta.values() if tensor.is_floating_point())
     best, _ = run.weights("best")
     assert best.keys() == theta.keys()
-    if len(recipe.names) == 1 and recipe.mix is None:
+    if len(recipe.names) == 1 and recipe.mix is None and not isinstance(recipe.program, Curve):
         assert distance(theta, run.weights(recipe.names[0])[0]) == 0
 
 

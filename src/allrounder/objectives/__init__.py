@@ -19,6 +19,7 @@ from allrounder.objectives.multi import Average, Worst
 from allrounder.objectives.natural import Natural
 from allrounder.objectives.part import Part
 from allrounder.objectives.ramp import Ramp
+from allrounder.objectives.rst import RobustSelfTraining
 from allrounder.objectives.score import Score
 from allrounder.objectives.trades import Trades
 from allrounder.values import adapter
@@ -31,6 +32,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mart": Mart,
     "fat": Fat,
     "iat": Iat,
+    "rst": RobustSelfTraining,
     "score": Score,
     "part": Part,
     "avg": Average,
@@ -72,6 +74,7 @@ __all__ = [
     "Objective",
     "Part",
     "Ramp",
+    "RobustSelfTraining",
     "Score",
     "Trades",
     "Worst",

@@ -39,6 +39,10 @@ class Objective(ABC):
         """Fields that make no sense in a run of so many epochs, each with what is wrong."""
         return []
 
+    def without_extra(self) -> tuple[str, str] | None:
+        """A field that makes no sense without a second set of images, and why; none by default."""
+        return None
+
     def memory(self) -> dict[str, Tensor]:
         """Tensors the method carries from step to step; the learner owns and saves them."""
         return {}

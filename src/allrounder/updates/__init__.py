@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allrounder.updates.base import Descend, Update
+from allrounder.updates.curve import OnCurve
 from allrounder.updates.guarded import Guarded
 from allrounder.updates.perturbed import WeightPerturbed
 from allrounder.updates.projected import Projected
@@ -14,12 +15,14 @@ UPDATES: dict[str, type[Update]] = {
     "awp": WeightPerturbed,
     "guarded": Guarded,
     "projected": Projected,
+    "curve": OnCurve,
 }
 
 __all__ = [
     "UPDATES",
     "Descend",
     "Guarded",
+    "OnCurve",
     "Projected",
     "Reconstructed",
     "Update",

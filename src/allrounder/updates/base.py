@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,17 @@ from allrounder.values import value
 class Update(ABC):
     """One optimiser step of one learner; frozen, with any memory kept by the learner."""
 
+    members: ClassVar[int | None] = None
+    """How many runs a training must start from, where the update needs their weights."""
+
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
         """Tensors carried from step to step, named apart from those of objectives; none by default."""
         return {}
+
+    def begin_(  # noqa: B027
+        self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        """Take the weights of the runs that a training starts from into the memory; nothing by default."""
 
     def passes(self, objective: Objective) -> Passes:
         """What a step with an objective takes, at most; by default what the objective does."""

@@ -1,0 +1,64 @@
+"""Robust mode connectivity: the most robust network of a curve between two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allrounder.data.base import Split
+from allrounder.errors import Interrupted
+from allrounder.evaluation import evaluate
+from allrounder.probes import Probe
+from allrounder.program import CURVE, Curve
+from allrounder.programs.base import Stage
+from allrounder.recalibration import recalibrated
+from allrounder.rng import Draws
+from allrounder.selection import split_off
+from allrounder.stopping import stop_on_signals
+from allrounder.weights import Weights, bezier, copy_, weights_of
+
+
+def choose_point(stage: Stage, program: Curve) -> None:
+    """Train both ends and the bend, measure points of the curve, and keep the best; the first, of equals."""
+    first, second = (stage.train(phase.name).weights(program.which)[0] for phase in program.end)
+    bend, card = stage.train(CURVE).weights()
+    recipe, network = stage.recipe, stage.network()
+    train, held_out = split_off(recipe, stage.data)
+    tested = stage.data.test if recipe.validation.on == "test" else held_out
+    assert tested is not None, "a recipe without them is refused"
+
+    def point(place: float) -> Weights:
+        """phi(place), with batch-norm statistics of its own."""
+        draws = Draws(recipe.seed).at("recalibrate")
+        theta = bezier(place, first, bend, second)
+        return recalibrated(theta, network, train, draws, recipe.batch, program.images or len(train))
+
+    found = {event["place"]: event for event in stage.logged("point")}
+    with stop_on_signals() as stop:
+        for place in places(program.points):
+            if place not in found:
+                copy_(weights_of(network), point(place))
+                found[place] = {"place": place, **_accuracies(stage, network, tested)}
+                stage.run.log("point", **found[place])
+            if stop.signal is not None:
+                told = f"{stop.signal} after place {place:g} of the curve; continue with --resume"
+                raise Interrupted(f"{stage.run.folder}: {told}")
+    best = max(found.values(), key=lambda event: (event[program.choose], event["natural"], -event["place"]))
+    theta = point(best["place"])
+    measured = {key: best[key] for key in ("place", "natural", "robust")}
+    told = {**measured, "score": best[program.choose], "selected_on": recipe.validation.on}
+    weights = {"global": theta, recipe.names[0]: bend}
+    stage.finish(weights, card, told)
+
+
+def places(count: int) -> list[float]:
+    """So many places, evenly from 0 to 1."""
+    return [number / (count - 1) for number in range(count)]
+
+
+def _accuracies(stage: Stage, network: Any, split: Split) -> dict[str, Any]:
+    recipe = stage.recipe
+    probes = [Probe("validation", recipe.validation.attack, threat) for threat in recipe.selection_threats]
+    outcome = evaluate(network, split, probes=probes, seed=recipe.seed, check="skip")
+    robust = {str(probe.threat): outcome.accuracy("validation", str(probe.threat)) for probe in probes}
+    worst, mean = outcome.worst("validation"), outcome.mean("validation")
+    return {"natural": outcome.accuracy(), "robust": robust, "worst": worst, "mean": mean}

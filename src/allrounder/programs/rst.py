@@ -1,0 +1,106 @@
+"""Self-training: labels from a network that was trained before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from allrounder.data.base import Data, Split
+from allrounder.data.npz import Given
+from allrounder.data.relabelled import Relabelled
+from allrounder.data.subset import hold_out
+from allrounder.errors import RecipeError
+from allrounder.program import FINAL, SelfTraining
+from allrounder.programs.base import Stage, plain
+from allrounder.recipe import Recipe
+from allrounder.rng import Draws
+from allrounder.runs import Run
+from allrounder.selection import split_off
+from allrounder.storage import read_tensors, write_folder
+from allrounder.types import Labels, device_of
+from allrounder.weights import copy_, weights_of
+
+LABELS = "labels"
+SIZE = 256
+"""Images that are labelled at once."""
+
+
+def self_train(stage: Stage, program: SelfTraining) -> None:
+    """Train the teacher, let it label, train on both sets, and take over what comes of it."""
+    recipe, name = stage.recipe, program.teacher.name
+    data, pool = cut(recipe, stage.data, program.hidden)
+    teacher, final = (_on(recipe.training(phase), data, program.hidden > 0) for phase in (name, FINAL))
+    weights, _ = stage.train(name, teacher, data).weights(program.which)
+    labels = _labels(stage, weights, pool)
+    run = stage.train(FINAL, final, replace(data, extra=Relabelled(pool, labels)))
+    for event in run.metrics():
+        if event["event"] == "validation":
+            stage.run.log(**event)
+    for which in ("best", "last"):
+        _take_over(stage.run, run, which)
+
+
+def cut(recipe: Recipe, data: Data, hidden: float) -> tuple[Data, Split]:
+    """The data whose labels are known, and the images that are to be labelled.
+
+    Where none are hidden, those are the images that are trained on; held-out images are among neither. Where
+    some are, the part with labels is a dataset of its own, from which images are held out.
+    """
+    if hidden == 0:
+        return data, split_off(recipe, data)[0]
+    count = int(hidden * len(data.train) + 0.5)
+    try:
+        known, pool = hold_out(data.train, count, Draws(recipe.seed).at("hidden labels"))
+    except ValueError as error:
+        raise RecipeError(f"program.hidden: {error}") from None
+    return Data(f"{data.name}, {len(known)} labels", known, data.test, data.classes), pool
+
+
+def check_dealt(recipe: Recipe, data: Data, hidden: float) -> None:
+    """Raise RecipeError unless there are images enough, with and without labels, for a batch."""
+    known, pool = cut(recipe, data, hidden)
+    recipe.training(FINAL).batches(split_off(recipe, known)[0], pool)
+
+
+def label(network: nn.Module, split: Split) -> Labels:
+    """The classes that a network sees in the images of a split."""
+    device, dtype = device_of(network)
+    network.eval()
+    with torch.no_grad():
+        found = [
+            network(split.fetch(rows).to(device, dtype)).argmax(1).cpu()
+            for rows in torch.split(torch.arange(len(split)), SIZE)
+        ]
+    return torch.cat(found)
+
+
+def _on(recipe: Recipe, data: Data, named: bool) -> Recipe:
+    """A recipe that says it is trained on a part of its data, where it is."""
+    return replace(recipe, data=Given(name=data.name)) if named else recipe
+
+
+def _labels(stage: Stage, weights: Mapping[str, Tensor], pool: Split) -> Labels:
+    """The teacher's labels, kept in the run folder: they stay when bits of another machine differ."""
+    folder = stage.run.folder / LABELS
+    if not folder.exists():
+        network = stage.network()
+        copy_(weights_of(network), weights)
+        found = label(network, pool)
+        agree = float((found == pool.labels).float().mean())
+        write_folder(folder, {LABELS: {LABELS: found}}, {"images": len(found), "agree": agree})
+    return read_tensors(folder, LABELS)[LABELS]
+
+
+def _take_over(run: Run, source: Run, which: str) -> None:
+    """Make a phase's weights those of the program."""
+    names = ("global", *source.recipe.names)
+    if which == "best" and not (source.recipe.validation.images or source.recipe.validation.on == "test"):
+        return
+    found = {name: source.weights(f"{name}@{which}") for name in names}
+    facts = found["global"][1]
+    score = {"score": facts["score"]} if "score" in facts else {}
+    weights = {name: tensors for name, (tensors, _) in found.items()}
+    run.save_weights(which, facts["t"], weights, plain(facts) | score)
