@@ -119,9 +119,6 @@ class Passes:
     def __add__(self, other: Passes) -> Passes:
         return Passes(self.forwards + other.forwards, self.backwards + other.backwards)
 
-    def __sub__(self, other: Passes) -> Passes:
-        return Passes(self.forwards - other.forwards, self.backwards - other.backwards)
-
     def __mul__(self, times: int) -> Passes:
         return Passes(self.forwards * times, self.backwards * times)
 

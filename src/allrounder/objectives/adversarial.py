@@ -38,9 +38,9 @@ class Adversarial(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's, and one pair."""
-        return self.attack.passes() + Passes(1, 1)
+    def craft_passes(self) -> Passes:
+        """The attack's."""
+        return self.attack.passes()
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack the current network on hard labels."""

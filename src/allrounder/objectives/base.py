@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allrounder.attacks.base import Attack, Crafted
+from allrounder.attacks.base import Crafted
 from allrounder.norms import EVERY_NORM, Norm
 from allrounder.threats import Threat
 from allrounder.types import Batch, Context, Logits, Loss, Passes
@@ -26,14 +26,17 @@ class Objective(ABC):
         """What it trains robustness against; nothing by default."""
         return ()
 
-    @abstractmethod
-    def passes(self) -> Passes:
-        """What a step takes, crafting and loss, counted in whole batches; at most, where it stops early."""
-
     def craft_passes(self) -> Passes:
-        """What of it crafting takes; by default what `attack` does, once, where there is one."""
-        attack = getattr(self, "attack", None)
-        return attack.passes() if isinstance(attack, Attack) else Passes()
+        """What crafting takes, counted in whole batches; at most, where it stops early."""
+        return Passes()
+
+    def loss_passes(self) -> Passes:
+        """What the loss takes; by default a pair."""
+        return Passes(1, 1)
+
+    def passes(self) -> Passes:
+        """What a step takes."""
+        return self.craft_passes() + self.loss_passes()
 
     def problems(self, epochs: int) -> list[tuple[str, str]]:
         """Fields that make no sense in a run of so many epochs, each with what is wrong."""

@@ -44,9 +44,9 @@ class Eat(Objective):
         """Those it chooses from."""
         return self.against
 
-    def passes(self) -> Passes:
-        """The attack's under the one threat, and one pair."""
-        return self.attack.passes() + Passes(1, 1)
+    def craft_passes(self) -> Passes:
+        """The attack's under the one threat."""
+        return self.attack.passes()
 
     def memory(self) -> dict[str, Tensor]:
         """Training images per threat, and those of them that were not fooled."""

@@ -43,9 +43,9 @@ class Fast(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """Two pairs: of the step, and of the loss."""
-        return self.attack.passes() + Passes(1, 1)
+    def craft_passes(self) -> Passes:
+        """One pair."""
+        return self.attack.passes()
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """One step, on hard labels."""

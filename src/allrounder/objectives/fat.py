@@ -93,9 +93,13 @@ class Fat(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's, where nothing stops early, and one pair; two for the variant trades."""
-        return self.search.passes() + Passes(1, 1) * (2 if self.variant == "trades" else 1)
+    def craft_passes(self) -> Passes:
+        """The attack's, where nothing stops early."""
+        return self.search.passes()
+
+    def loss_passes(self) -> Passes:
+        """One pair; two for the variant trades."""
+        return Passes(1, 1) * (2 if self.variant == "trades" else 1)
 
     def problems(self, epochs: int) -> list[tuple[str, str]]:
         """Times of tau that the run does not reach, or that are out of order in it."""

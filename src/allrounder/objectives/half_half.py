@@ -44,11 +44,13 @@ class HalfHalf(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's and two pairs; one pair for weights of which one is zero."""
-        if self.beta == 0:
-            return Passes(1, 1)
-        return self.attack.passes() + Passes(1, 1) * (1 if self.beta == 1 else 2)
+    def craft_passes(self) -> Passes:
+        """The attack's, unless nothing depends on it."""
+        return Passes() if self.beta == 0 else self.attack.passes()
+
+    def loss_passes(self) -> Passes:
+        """Two pairs; one for weights of which one is zero."""
+        return Passes(1, 1) * (1 if self.beta in (0, 1) else 2)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted | None:
         """Attack the current network on hard labels, unless nothing depends on it."""

@@ -46,9 +46,13 @@ class Iat(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's, and two pairs."""
-        return self.attack.passes() + Passes(2, 2)
+    def craft_passes(self) -> Passes:
+        """The attack's."""
+        return self.attack.passes()
+
+    def loss_passes(self) -> Passes:
+        """Two pairs."""
+        return Passes(2, 2)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack the current network on images and hard labels that are not mixed."""

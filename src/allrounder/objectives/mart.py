@@ -47,9 +47,13 @@ class Mart(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's and two pairs; one pair where the divergence has no weight."""
-        return self.attack.passes() + Passes(1, 1) * (1 if self.lam == 0 else 2)
+    def craft_passes(self) -> Passes:
+        """The attack's."""
+        return self.attack.passes()
+
+    def loss_passes(self) -> Passes:
+        """Two pairs; one where the divergence has no weight."""
+        return Passes(1, 1) * (1 if self.lam == 0 else 2)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack the current network on hard labels."""

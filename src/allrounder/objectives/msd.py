@@ -38,9 +38,9 @@ class Msd(Objective):
         """Those of the union."""
         return self.against
 
-    def passes(self) -> Passes:
-        """The search's, and one pair."""
-        return self.attack.passes_under(len(self.against)) + Passes(1, 1)
+    def craft_passes(self) -> Passes:
+        """The search's."""
+        return self.attack.passes_under(len(self.against))
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Search the union around every image."""

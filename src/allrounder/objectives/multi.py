@@ -57,9 +57,13 @@ class Average(Objective):
         """Those it averages over."""
         return self.against
 
-    def passes(self) -> Passes:
-        """An attack and a pair for every threat."""
-        return (self.attack.passes() + Passes(1, 1)) * len(self.against)
+    def craft_passes(self) -> Passes:
+        """An attack for every threat."""
+        return self.attack.passes() * len(self.against)
+
+    def loss_passes(self) -> Passes:
+        """A pair for every threat."""
+        return Passes(1, 1) * len(self.against)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """The images of all threats, one threat after the other."""
@@ -107,9 +111,9 @@ class Worst(Objective):
         """Those of which the worst counts."""
         return self.against
 
-    def passes(self) -> Passes:
-        """For every threat an attack and a comparison; one pair."""
-        return Hardest(attack=self.attack).passes_under(len(self.against)) + Passes(1, 1)
+    def craft_passes(self) -> Passes:
+        """For every threat an attack and a comparison."""
+        return Hardest(attack=self.attack).passes_under(len(self.against))
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """The hardest image of all threats."""

@@ -9,7 +9,7 @@ from torch import nn
 from allrounder.attacks.base import Crafted
 from allrounder.norms import Norm
 from allrounder.objectives.base import Objective, fit
-from allrounder.types import Batch, Context, Loss, Passes
+from allrounder.types import Batch, Context, Loss
 from allrounder.values import value
 
 
@@ -20,10 +20,6 @@ class Natural(Objective):
 
     reference: ClassVar[str] = "-"
     norms: ClassVar[frozenset[type[Norm]]] = frozenset()
-
-    def passes(self) -> Passes:
-        """One pair."""
-        return Passes(1, 1)
 
     def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
         """Cross-entropy on the images as they are."""

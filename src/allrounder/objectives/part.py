@@ -68,9 +68,9 @@ class Part(Objective):
         """The map's, after the warm-up, and the attack's."""
         return PASSES + self.attack.passes()
 
-    def passes(self) -> Passes:
-        """Those of crafting, and one pair or two."""
-        return self.craft_passes() + Passes(1, 1) * (1 if self.outer == "at" else 2)
+    def loss_passes(self) -> Passes:
+        """One pair, or two."""
+        return Passes(1, 1) * (1 if self.outer == "at" else 2)
 
     def problems(self, epochs: int) -> list[tuple[str, str]]:
         """A warm-up that never ends."""

@@ -57,10 +57,13 @@ class Ramp(Objective):
         """Source and target."""
         return (self.source, self.target)
 
-    def passes(self) -> Passes:
-        """Two attacks, a pair at the images of each and at the harder ones; another for the trades
-        variant."""
-        return self.attack.passes() * 2 + Passes(1, 1) * (3 if self.variant == "plain" else 4)
+    def craft_passes(self) -> Passes:
+        """Two attacks."""
+        return self.attack.passes() * 2
+
+    def loss_passes(self) -> Passes:
+        """A pair at the images of each and at the harder ones; another for the trades variant."""
+        return Passes(1, 1) * (3 if self.variant == "plain" else 4)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """The images of target and source, and the harder ones, one behind the other."""

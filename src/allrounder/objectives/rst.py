@@ -49,9 +49,13 @@ class RobustSelfTraining(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's, and two pairs."""
-        return self.attack.passes() + Passes(2, 2)
+    def craft_passes(self) -> Passes:
+        """The attack's."""
+        return self.attack.passes()
+
+    def loss_passes(self) -> Passes:
+        """Two pairs."""
+        return Passes(2, 2)
 
     def without_extra(self) -> tuple[str, str] | None:
         """Weights of images that are not there."""

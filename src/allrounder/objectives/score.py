@@ -65,9 +65,13 @@ class Score(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's, and a pair for crafted and, in trades-lse, one for natural images."""
-        return self.search.passes() + Passes(1, 1) * (2 if self.variant == "trades-lse" else 1)
+    def craft_passes(self) -> Passes:
+        """The attack's."""
+        return self.search.passes()
+
+    def loss_passes(self) -> Passes:
+        """A pair for crafted and, in trades-lse, one for natural images."""
+        return Passes(1, 1) * (2 if self.variant == "trades-lse" else 1)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack the current network on hard labels."""

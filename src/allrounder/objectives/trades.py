@@ -46,9 +46,13 @@ class Trades(Objective):
         """The one threat."""
         return (self.threat,)
 
-    def passes(self) -> Passes:
-        """The attack's and two pairs; one pair where the divergence has no weight."""
-        return Passes(1, 1) if self.beta == 0 else self.attack.passes() + Passes(2, 2)
+    def craft_passes(self) -> Passes:
+        """The attack's, unless nothing depends on it."""
+        return Passes() if self.beta == 0 else self.attack.passes()
+
+    def loss_passes(self) -> Passes:
+        """Two pairs; one where the divergence has no weight."""
+        return Passes(1, 1) * (1 if self.beta == 0 else 2)
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted | None:
         """Move the prediction of the current network, unless nothing depends on it."""

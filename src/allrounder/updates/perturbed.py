@@ -42,7 +42,7 @@ class WeightPerturbed(Update):
 
     def passes(self, objective: Objective) -> Passes:
         """Those of the loss a second time, from `start` on."""
-        return objective.passes() + (objective.passes() - objective.craft_passes())
+        return objective.passes() + objective.loss_passes()
 
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
         """A start that never comes."""
