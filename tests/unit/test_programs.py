@@ -112,6 +112,7 @@ def test_a_program_may_be_killed_anywhere(name: str, tmp_path: Path, done):
     assert remains(run.folder) == done(kind)[1]
 
 
+@pytest.mark.slow
 def test_a_signal_between_two_places_of_a_curve_can_be_resumed(tmp_path: Path, done):
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -155,6 +156,7 @@ def test_the_point_of_a_curve_has_the_weights_and_statistics_of_the_literal_one(
             assert torch.allclose(tensor, expected[name], atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_a_curve_begins_half_way_between_its_ends(tmp_path: Path):
     still = program("curve", ("lr = 0.05\nupdate", "lr = 0\nupdate"))
     run = go(still, tmp_path / "run")
@@ -173,6 +175,7 @@ def test_a_soup_is_the_plain_average_of_its_members(done):
             assert torch.allclose(tensor, (members[0][name] + members[1][name]) / 2, rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_members_that_stand_still_are_their_base(tmp_path: Path):
     text = PROGRAMS["soup"]
     head, _, tail = text.partition("[[task]]")

@@ -115,7 +115,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         (
             "task.natural.objective",
             "{kind='ntural'}",
-            'has unknown kind "ntural" (known: natural, adversarial)',
+            'has unknown kind "ntural" (known: natural, adversarial,',
         ),
         ("model", "{width=3}", "has no kind (known: small-cnn, "),
         # budgets and attacks
