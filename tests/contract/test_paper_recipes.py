@@ -91,7 +91,7 @@ UNIFIED = {
     for method in SEVERAL_NORMS
     for network in ("", "-wrn")
 }
-BEYOND = {"cifar10/generalist-msd-nt", "cifar10/generalist-four"}
+BEYOND = {f"cifar10/generalist-{mixture}" for mixture in ("msd-nt", "nt-trades", "four")}
 """Mixtures that the papers do not have."""
 BASELINES = (
     *("half-half", "trades", "mart", "fat", "iat", "rst", "score", "agr", "part", "awp", "fast"),

@@ -131,7 +131,8 @@ def test_a_stopped_learner_rests_in_a_mix_and_the_log_says_so(
 
 
 def test_it_takes_the_probe_and_a_look_at_the_end_of_an_epoch():
-    assert Guarded().passes(FAST) == Passes(2 + 5 + 1, 2 + 5)
+    assert Guarded().passes(FAST) == Passes(2, 2)
+    assert Guarded().epoch_passes(FAST) == Passes(5 + 1, 5)
 
 
 def test_where_there_is_nothing_to_guard_it_is_refused():

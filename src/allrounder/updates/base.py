@@ -37,6 +37,10 @@ class Update(ABC):
         """What a step with an objective takes, at most; by default what the objective does."""
         return objective.passes()
 
+    def epoch_passes(self, objective: Objective) -> Passes:
+        """What the last step of an epoch takes beyond that; nothing by default."""
+        return Passes()
+
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
         """Fields that make no sense with an objective, an optimiser and a length, with what is wrong."""
         return []

@@ -48,9 +48,9 @@ class Guarded(Update):
         kept = {f"guard.weights.{name}": tensor for name, tensor in snapshot(weights_of(model)).items()}
         return {f"guard.{name}": torch.tensor(number) for name, number in numbers.items()} | kept
 
-    def passes(self, objective: Objective) -> Passes:
-        """At the end of an epoch the probe's, and a forward pass more, for every threat."""
-        return objective.passes() + (self.probe.passes() + Passes(1, 0)) * len(objective.threats())
+    def epoch_passes(self, objective: Objective) -> Passes:
+        """The probe's, and a forward pass more, for every threat."""
+        return (self.probe.passes() + Passes(1, 0)) * len(objective.threats())
 
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
         """Nothing to probe, or a probe that cannot."""
