@@ -23,7 +23,7 @@ from allrounder.decoding import decode, override
 from allrounder.errors import RecipeError
 from allrounder.mixing import Exchange, Mix, Shares
 from allrounder.norms import L2, Norm
-from allrounder.objectives import Adversarial, Natural
+from allrounder.objectives import OBJECTIVES, Adversarial, Natural
 from allrounder.optimizers import Adam, Sgd
 from allrounder.recipe import Recipe, shipped
 from allrounder.schedules import Constant
@@ -111,11 +111,15 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("task", "{}", "expected a list, got a table"),
         ("probes", "pgd-20@Linf:8/255", "expected a list, got 'pgd-20@Linf:8/255'"),
         # kinds
-        (PGD, "{kind='pdg'}", 'has unknown kind "pdg" (known: pgd, mim, cw, restarts); did you mean "pgd"?'),
+        (
+            PGD,
+            "{kind='pdg'}",
+            f'has unknown kind "pdg" (known: {", ".join(ATTACKS)}); did you mean "pgd"?',
+        ),
         (
             "task.natural.objective",
             "{kind='ntural'}",
-            'has unknown kind "ntural" (known: natural, adversarial)',
+            f'has unknown kind "ntural" (known: {", ".join(OBJECTIVES)})',
         ),
         ("model", "{width=3}", "has no kind (known: small-cnn, "),
         # budgets and attacks
