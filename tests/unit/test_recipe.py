@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from allrounder import objectives
 from allrounder.attacks import ATTACKS, Attack, Pgd
 from allrounder.attacks.base import Crafted
 from allrounder.decoding import decode, override
 from allrounder.errors import RecipeError
 from allrounder.mixing import Exchange, Mix, Shares
 from allrounder.norms import L2, Norm
-from allrounder.objectives import OBJECTIVES, Adversarial, Natural
+from allrounder.objectives import Adversarial, Natural
 from allrounder.optimizers import Adam, Sgd
 from allrounder.recipe import Recipe, shipped
 from allrounder.schedules import Constant
@@ -119,7 +120,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         (
             "task.natural.objective",
             "{kind='ntural'}",
-            f'has unknown kind "ntural" (known: {", ".join(OBJECTIVES)})',
+            f'has unknown kind "ntural" (known: {", ".join(objectives.OBJECTIVES)})',
         ),
         ("model", "{width=3}", "has no kind (known: small-cnn, "),
         # budgets and attacks
