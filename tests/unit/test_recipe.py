@@ -111,7 +111,11 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("task", "{}", "expected a list, got a table"),
         ("probes", "pgd-20@Linf:8/255", "expected a list, got 'pgd-20@Linf:8/255'"),
         # kinds
-        (PGD, "{kind='pdg'}", 'has unknown kind "pdg" (known: pgd, mim, cw, restarts); did you mean "pgd"?'),
+        (
+            PGD,
+            "{kind='pdg'}",
+            f'has unknown kind "pdg" (known: {", ".join(ATTACKS)}); did you mean "pgd"?',
+        ),
         (
             "task.natural.objective",
             "{kind='ntural'}",

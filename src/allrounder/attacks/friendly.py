@@ -56,7 +56,7 @@ class Friendly(Attack):
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
         """Move the images that still may; the order stays."""
         # Differs: released code hands out the images that stopped first before all others; here they keep
-        # their places (ADR 0017).
+        # their places (ADR 0021).
         natural = model(x) if LOSSES[self.loss] in NEEDS_NATURAL else None
         passes = Passes(forwards=int(natural is not None))
         x_adv = threat.project(x, x + start_at(self.start, x, threat, draws))

@@ -64,7 +64,7 @@ class Trades(Objective):
     def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
         """Natural cross-entropy, and the weighted divergence of the crafted images."""
         # Differs: released code passes the natural images a second time for the divergence, which moves the
-        # running statistics once more and nothing else (ADR 0017).
+        # running statistics once more and nothing else (ADR 0021).
         natural = model(batch.x)
         return fit(natural, batch) if crafted is None else traded(natural, model(crafted.x), batch, self.beta)
 
