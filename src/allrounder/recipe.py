@@ -20,6 +20,7 @@ from pydantic import Field
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack
 from allrounder.attacks.pgd import Pgd
+from allrounder.compute import Compute
 from allrounder.data import DATASETS
 from allrounder.data.base import Batches, Data, DataSpec, Split
 from allrounder.data.extra import Extra, ExtraBatches, check_fits
@@ -85,6 +86,7 @@ class Recipe:
     pace: Pace = "epoch"
     """Learning rates and shares hold for an epoch (as released), or follow every step."""
     init: Annotated[Init, Kind(lambda: INITS)] = Random()
+    compute: Compute = Compute()
     validation: Validation = Validation()
     checkpoint: Span = Time.read(1)
     """How often the state is saved for resuming."""
@@ -236,6 +238,8 @@ class Recipe:
         """A short name for all that decides the result: the same for equal recipes, in any order."""
         extra = None if self.extra is None else replace(self.extra, data=deciding(self.extra.data))
         table = replace(self, name="", about="", data=deciding(self.data), extra=extra)._table()
+        if self.compute == Compute():  # so recipes are known as they were before there was a choice
+            del table["compute"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def _table(self) -> Table:

@@ -39,6 +39,7 @@ def train(
     """
     progress, world = progress or Silent(), world or World.from_env()
     recipe = _with_given(recipe, model, data)
+    remarks = recipe.compute.check(world.device)
     if not Path(out).exists():  # what cannot be run leaves no folder behind
         data = recipe.with_extra(data or recipe.read_data())
         recipe.batches(split_off(recipe, data)[0], data.extra)
@@ -51,7 +52,7 @@ def train(
         data = recipe.with_extra(data or recipe.read_data())
         training = Training(recipe, run, model, data, world)
         done = training.resume()
-        for line in [*run.record_session(world.device), *advice(recipe, training.clock)]:
+        for line in [*run.record_session(world.device), *remarks, *advice(recipe, training.clock)]:
             progress.say(line)
         progress.begin(training.clock.total, done)
         for t in range(done + 1, training.clock.total + 1):

@@ -44,9 +44,9 @@ class Training:
         fresh = recipe if run.latest() is None else replace(recipe, init=Random())
         start = starting_network(fresh, model, data).to(world.device)
         self.scratch = copy.deepcopy(start)
-        placement = Placement.alone(recipe.names)
+        placement, clock, how = Placement.alone(recipe.names), self.clock, recipe.compute
         self.learners = [
-            Learner(task, copy.deepcopy(start), world.seat(placement, task.name), recipe.seed, self.clock)
+            Learner(task, copy.deepcopy(start), world.seat(placement, task.name), recipe.seed, clock, how)
             for task in recipe.tasks
             if task.name in placement.local(world.rank)
         ]

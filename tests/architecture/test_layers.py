@@ -17,7 +17,7 @@ PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping", "shifts"),
-    ("times",),
+    ("times", "compute"),
     (
         "types",
         "decoding",
@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "pool",
         "outcome",
     ),
-    ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes", "ledger"),
+    ("norms", "data", "folding", "precision", "meter", "schedules", "reliability", "footnotes", "ledger"),
     ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
     ("attacks", "quick", "tables"),
     ("objectives", "probes", "doctor", "results"),
