@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, cast, final
 
 import torch
 
@@ -22,6 +22,13 @@ PATIENCE = 120.0
 """Seconds that the child has; it needs two on a machine that is not busy."""
 ISA, OLDER = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE"
 """What keeps oneDNN from instructions that a processor advertises and cannot run."""
+BY_NAME = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+"""Newer versions of torch name what float32 products are made of, and cannot read that as a flag any more."""
+SWITCHES: tuple[Any, Any] = (
+    torch.backends.cuda.matmul,
+    cast(Any, torch.backends.cudnn).conv if BY_NAME else torch.backends.cudnn,
+)
+SETTING, ALLOWED, FORBIDDEN = ("fp32_precision", "tf32", "ieee") if BY_NAME else ("allow_tf32", True, False)
 PROGRAM = """
 import sys, torch
 from torch import nn
@@ -91,15 +98,14 @@ def tensor_floats(allowed: bool) -> Generator[None]:
 
     Torch itself allows it in convolutions, so that forbidding is no formality.
     """
-    switches = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [switch.allow_tf32 for switch in switches]
-    for switch in switches:
-        switch.allow_tf32 = allowed
+    before = [getattr(switch, SETTING) for switch in SWITCHES]
+    for switch in SWITCHES:
+        setattr(switch, SETTING, ALLOWED if allowed else FORBIDDEN)
     try:
         yield
     finally:
-        for switch, was in zip(switches, before, strict=True):
-            switch.allow_tf32 = was
+        for switch, was in zip(SWITCHES, before, strict=True):
+            setattr(switch, SETTING, was)
 
 
 @contextmanager

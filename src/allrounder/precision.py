@@ -114,5 +114,9 @@ def _amplified(t: Tensor, factor: float) -> Tensor:
     if factor == 1 or not t.requires_grad:
         return t
     same = t.view_as(t)
-    same.register_hook(lambda g: g * factor)
+
+    def grow(g: Tensor) -> Tensor:
+        return g * factor
+
+    same.register_hook(grow)
     return same

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder import compute
+from allrounder import compute, selection
 from allrounder.attacks import Pgd, perturb
 from allrounder.compute import Compute, tensor_floats
 from allrounder.data.base import Batches
@@ -54,6 +54,10 @@ def able() -> None:
     """Skip where bf16 would kill this very process."""
     if compute.failure("bf16", "cpu") is not None:
         pytest.skip("this machine cannot compute in bf16 as the environment stands")
+
+
+def switched() -> list[object]:
+    return [getattr(switch, compute.SETTING) for switch in compute.SWITCHES]
 
 
 def network(kind: type[Tiny] = Tiny) -> nn.Module:
@@ -120,12 +124,14 @@ def test_what_has_no_effect_is_said():
 
 
 def test_switches_of_torch_are_put_back_also_after_an_error():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    before = switched()
     for allowed in (True, False):
         with pytest.raises(KeyError), tensor_floats(allowed):
-            assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed
+            assert switched() == [compute.ALLOWED if allowed else compute.FORBIDDEN] * 2
             raise KeyError
-        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+        assert switched() == before
+        # What was named cannot be read as a flag, unless all is as torch left it.
+        assert isinstance(torch.backends.cudnn.allow_tf32, bool)
 
 
 def test_the_choice_is_in_the_fingerprint_and_its_absence_is_not():
@@ -299,7 +305,7 @@ class Watched(Tiny):
     asked: list[tuple[bool, bool]]
 
     def forward(self, x: Tensor) -> Tensor:
-        type(self).asked.append((torch.is_autocast_enabled("cpu"), torch.backends.cudnn.allow_tf32))
+        type(self).asked.append((torch.is_autocast_enabled("cpu"), compute.ALLOWED in switched()))
         return super().forward(x if bool(x.sum() < 1e9) else x / 2)
 
 
@@ -315,13 +321,22 @@ def test_verdicts_are_in_float32_whatever_surrounds_them():
 
 
 @pytest.mark.usefixtures("able")
-def test_validations_of_a_training_in_half_precision_are_in_float32(tmp_path: Path):
-    Watched.asked = []
-    asked = recipe(PAIR, BF16, ("epochs = 3", "epochs = 1"))
-    go(asked, tmp_path / "run", model=Watched)
-    steps, rest = [a for a in Watched.asked if a[0]], [a for a in Watched.asked if not a[0]]
-    assert steps and rest
-    assert all(not allowed for _, allowed in Watched.asked)
+def test_validations_of_a_training_in_half_precision_are_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Watched.asked, steps = [], list[tuple[bool, bool]]()
+
+    def noted(*given: Any, **more: Any) -> Any:
+        steps.extend(Watched.asked)
+        Watched.asked.clear()
+        found = evaluate(*given, **more)
+        assert Watched.asked and set(Watched.asked) == {(False, False)}
+        Watched.asked.clear()
+        return found
+
+    monkeypatch.setattr(selection, "evaluate", noted)
+    go(recipe(PAIR, BF16, ("epochs = 3", "epochs = 1")), tmp_path / "run", model=Watched)
+    assert (True, False) in steps, "the steps before it were in half precision"
 
 
 VERDICTS = """
