@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from dataclasses import replace
 from datetime import datetime
@@ -214,3 +215,18 @@ def test_growth_sees_memory_that_is_free_again():
             held.add_(1)
         del held
     assert 60e6 < grown[0] < 400e6
+
+
+def test_an_interrupted_plan_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Impatient:
+        def begin(self, total: int, done: int) -> None: ...
+        def step(self, t: int) -> None:
+            assert list(tmp_path.glob("allrounder*")), "there is something to clear away"
+            signal.raise_signal(signal.SIGINT)
+
+        def say(self, text: str) -> None: ...
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        plan(recipe(SOLO), steps=1, model=tiny, data=blobs(48), progress=Impatient())
+    assert list(tmp_path.glob("allrounder*")) == []
