@@ -20,6 +20,7 @@ from allrounder.attacks.base import Attack, perturb, verify
 from allrounder.attacks.lanes import Hunted, Lane, Points
 from allrounder.attacks.lending import lend
 from allrounder.attacks.search import Search
+from allrounder.compute import plain
 from allrounder.data.base import Split
 from allrounder.errors import Interrupted
 from allrounder.folding import Folded
@@ -78,7 +79,7 @@ class Assessor:
         """Settle all probes on the images at these positions of the split."""
         first = self.split.fetch(rows[:1])
         size = max(self.width, min(CHUNK, CHUNK_BYTES // max(first.nbytes, 1)))
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), plain(device_of(self.model)[0]):
             for start in range(0, len(rows), size):
                 chunk = rows[start : start + size]
                 if any(True for _ in self._missing(chunk, probes)):

@@ -16,6 +16,7 @@ from allrounder.advice import advice
 from allrounder.attacks import ATTACKS, SEARCHES
 from allrounder.cli_data import app as data_app
 from allrounder.cli_eval import doctor_, eval_
+from allrounder.cli_plan import show_plan
 from allrounder.cli_study import carry_on, compare, sweep, table
 from allrounder.data import DATASETS
 from allrounder.data.augment import AUGMENTS
@@ -165,6 +166,16 @@ def show(recipe: RecipeArgument, sets: Sets = None) -> None:
         for remark in advice(value, clock):
             print(f"# note: {remark}")
     print(value.dump(), end="")
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    sets: Sets = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to measure, after one that warms up.")] = 3,
+) -> None:
+    """Measure a few steps of a recipe: time, memory, disk and wire that it will take here."""
+    show_plan(recipe, sets or (), steps)
 
 
 @app.command()

@@ -10,7 +10,9 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
+from allrounder.compute import Compute, tensor_floats
 from allrounder.errors import Diverged, ThreatError
+from allrounder.precision import guarded, in_precision
 from allrounder.rng import Draws
 from allrounder.task import Task
 from allrounder.times import Clock
@@ -23,15 +25,25 @@ from allrounder.world import Seat
 class Learner:
     """Takes the steps of one task; everything it needs to go on after a stop is in `state`."""
 
-    def __init__(self, task: Task, model: nn.Module, seat: Seat, seed: int, clock: Clock):
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        seat: Seat,
+        seed: int,
+        clock: Clock,
+        compute: Compute = Compute(),
+    ):
         """The network is trained in channels_last, which convolutions prefer."""
-        self.task, self.seat, self.clock = task, seat, clock
+        self.task, self.seat, self.clock, self.compute = task, seat, clock, compute
         self.draws = Draws(seed)
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
-        remembered = task.objective.memory() | task.update.memory(model)
+        self.network = in_precision(self.model, compute)
+        remembered = task.objective.memory() | task.update.memory(self.network)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
+        self.memory |= guarded(self.network, self.optimizer)
         self.live = weights_of(model)
         self.average = snapshot(self.live) if task.average is not None else None
 
@@ -48,9 +60,9 @@ class Learner:
         draws = self.draws.at(task.name, t)
         ctx = Context(t, self.clock, draws, self.memory)
         try:
-            with draws.at("ambient").ambient():
+            with draws.at("ambient").ambient(), tensor_floats(self.compute.tf32):
                 loss = task.update.apply(
-                    self.model, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
+                    self.network, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
                 )
             if not all_finite(self.live):
                 raise Diverged(

@@ -15,6 +15,7 @@ from typing import Annotated, Any, final
 import tomli_w
 from pydantic import Field, ValidationError
 
+from allrounder.compute import Compute
 from allrounder.data import DATASETS
 from allrounder.data.base import Batches, Data, DataSpec, Split
 from allrounder.data.extra import Extra, ExtraBatches, check_fits
@@ -62,6 +63,7 @@ class Recipe:
     program: Annotated[Program | None, Kind(lambda: PROGRAMS, optional=True)] = None
     """For methods of several trainings: those before the last, which the other fields describe; false for
     none."""
+    compute: Compute = Compute()
     validation: Validation = Validation()
     checkpoint: Span = Time.read(1)
     """How often the state is saved for resuming."""
@@ -258,6 +260,8 @@ class Recipe:
         """A short name for all that decides the result: the same for equal recipes, in any order."""
         extra = None if self.extra is None else replace(self.extra, data=deciding(self.extra.data))
         table = replace(self, name="", about="", data=deciding(self.data), extra=extra)._table()
+        if self.compute == Compute():  # so recipes are known as they were before there was a choice
+            del table["compute"]
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def _table(self) -> Table:

@@ -40,6 +40,7 @@ def train(
     """
     progress, world = progress or Silent(), world or World.from_env()
     recipe = _with_given(recipe, model, data)
+    recipe.compute.check(world.device)
     run, data = _begin(recipe, Path(out), resume, model, data)
     if run.finished:
         progress.say(f"{run.folder}: already finished")
@@ -84,7 +85,11 @@ def _train(
         data = recipe.with_extra(data or recipe.read_data())
         training = Training(recipe, run, model, data, world)
         done = training.resume()
-        for line in [*run.record_session(world.device), *advice(recipe, training.clock)]:
+        for line in [
+            *run.record_session(world.device),
+            *recipe.compute.check(world.device),
+            *advice(recipe, training.clock),
+        ]:
             progress.say(line)
         progress.begin(training.clock.total, done)
         for t in range(done + 1, training.clock.total + 1):

@@ -42,9 +42,9 @@ class Training:
         members = members_of(recipe.init, run.folder.parent) if run.latest() is None else []
         start = starting_network(recipe, model, data, members).to(world.device)
         self.scratch = copy.deepcopy(start)
-        placement = Placement.alone(recipe.names)
+        placement, clock, how = Placement.alone(recipe.names), self.clock, recipe.compute
         self.learners = [
-            Learner(task, copy.deepcopy(start), world.seat(placement, task.name), recipe.seed, self.clock)
+            Learner(task, copy.deepcopy(start), world.seat(placement, task.name), recipe.seed, clock, how)
             for task in recipe.tasks
             if task.name in placement.local(world.rank)
         ]

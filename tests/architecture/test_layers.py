@@ -16,8 +16,19 @@ SOURCE = Path(allrounder.__file__).parent
 PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "values", "rng", "modes", "certainty", "weights", "progress", "stopping", "shifts"),
-    ("times",),
+    (
+        "errors",
+        "values",
+        "rng",
+        "modes",
+        "certainty",
+        "weights",
+        "progress",
+        "stopping",
+        "shifts",
+        "resident",
+    ),
+    ("times", "compute"),
     (
         "types",
         "decoding",
@@ -31,8 +42,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outcome",
     ),
     (
-        *("norms", "data", "folding", "meter", "schedules", "shelf"),
-        *("reliability", "footnotes", "ledger", "gradcam"),
+        *("norms", "data", "folding", "precision", "meter", "schedules", "shelf"),
+        *("reliability", "footnotes", "ledger", "gradcam", "costs"),
     ),
     ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
     ("attacks", "quick", "tables"),
@@ -49,8 +60,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("starting",),
     ("training", "programs"),
     ("trainer",),
-    ("__init__", "campaign", "launchers", "display", "subject"),
-    ("cli_eval", "cli_ood", "cli_study"),
+    ("__init__", "campaign", "launchers", "display", "subject", "planning"),
+    ("cli_eval", "cli_ood", "cli_study", "cli_plan"),
     ("cli_data",),
     ("cli",),
     ("__main__",),

@@ -108,7 +108,11 @@ def test_the_papers_union_is_the_mean_of_their_columns(name: str):
 
 def test_every_ablation_has_a_small_form():
     assert {f"{folder}/{name}" for folder in ("cifar10", "embedded") for name in ABLATIONS} <= set(NAMES)
-    assert {name for name in NAMES if name.startswith("embedded/")} == {*EMBEDDED, "embedded/demo", "embedded/methods"}
+    assert {name for name in NAMES if name.startswith("embedded/")} == {
+        *EMBEDDED,
+        "embedded/demo",
+        "embedded/methods",
+    }
 
 
 def test_the_small_forms_are_small():

@@ -92,6 +92,7 @@ OPTIONS = {
     "train": {"--out", "--set", "--resume", "--threads"},
     "list": set[str](),
     "show": {"--set"},
+    "plan": {"--set", "--steps"},
     "schema": set[str](),
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
@@ -222,6 +223,18 @@ def test_show_does_without_data_that_cannot_be_read(allrounder: Command, tmp_pat
     assert answer.code == 0
     assert "# its exchanges are not checked: data:" in answer.out
     assert Recipe.loads(answer.out) == Recipe.load("embedded/nt", [missing])
+
+
+def test_a_plan_is_printed_and_leaves_no_folder(
+    allrounder: Command, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    answer = allrounder("plan", "embedded/nt", "--steps", "1", *small)
+    assert answer.code == 0, answer.err
+    assert "learner natural: 1/1 forward/backward passes a step" in answer.out
+    assert "begun now it ends at " in answer.out and "embedded-nt 4/4" in answer.out
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_the_schema_is_json(allrounder: Command):

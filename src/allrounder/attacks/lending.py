@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import get_args
 
 from torch import Tensor, nn
 
 from allrounder import folding
 from allrounder.modes import buffers_restored, gradients_off, modes_restored
+from allrounder.precision import Cast
 from allrounder.types import Classifier, NormLayers
 
 
@@ -19,7 +21,8 @@ def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Cla
 
     eval lends a folded copy where one can be made (see `folding`), else the network in eval mode. train lends
     it in training mode, so its running statistics move; train_frozen does too, and restores every buffer
-    after. A function that is no nn.Module is lent as it is.
+    after. A network in half precision is folded in float32, and lent in half. A function that is no nn.Module
+    is lent as it is.
     """
     if norm_layers not in get_args(NormLayers):
         known = ", ".join(get_args(NormLayers))
@@ -32,5 +35,9 @@ def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Cla
     frozen = buffers_restored(model) if norm_layers == "train_frozen" else nullcontext()
     with modes_restored(model), gradients_off(model), frozen:
         model.train(norm_layers != "eval")
-        folded = folding.frozen(model, x) if norm_layers == "eval" else None
-        yield model if folded is None else folded
+        yield (_folded(model, x) if norm_layers == "eval" else None) or model
+
+
+def _folded(model: nn.Module, x: Tensor) -> Classifier | None:
+    folded = folding.frozen(model.network if isinstance(model, Cast) else model, x)
+    return partial(model.through, folded) if folded is not None and isinstance(model, Cast) else folded
