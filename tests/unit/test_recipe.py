@@ -88,7 +88,11 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
     [
         # keys
         (f"{PGD}.stpes", "20", 'unknown key (Pgd has: steps, step, loss, start, eot); did you mean "steps"?'),
-        ("task.linf.optimizer.momentun", "0", "unknown key (Sgd has: momentum, weight_decay, nesterov, decay_on); did"),
+        (
+            "task.linf.optimizer.momentun",
+            "0",
+            "unknown key (Sgd has: momentum, weight_decay, nesterov, decay_on); did",
+        ),
         ("task.natural.objective.threat", "L2:1", "unknown key (Natural has: no keys)"),
         ("task.linf.lr.form", "[1]", "unknown key (Linear has: at, to)"),
         ("mix.exchange.evry", "1", "unknown key (Exchange has: start, every, when, momentum, averages); did"),
