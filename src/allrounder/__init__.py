@@ -74,12 +74,12 @@ from allrounder.objectives import Fast as Fast
 from allrounder.objectives import Fat as Fat
 from allrounder.objectives import HalfHalf as HalfHalf
 from allrounder.objectives import Iat as Iat
+from allrounder.objectives import LogitPairing as LogitPairing
 from allrounder.objectives import Mart as Mart
 from allrounder.objectives import Msd as Msd
 from allrounder.objectives import Natural as Natural
 from allrounder.objectives import Objective as Objective
 from allrounder.objectives import Part as Part
-from allrounder.objectives import Ramp as Ramp
 from allrounder.objectives import RobustSelfTraining as RobustSelfTraining
 from allrounder.objectives import Score as Score
 from allrounder.objectives import Trades as Trades

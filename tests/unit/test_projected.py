@@ -15,7 +15,7 @@ from allrounder.data import Embedded
 from allrounder.errors import Diverged
 from allrounder.learner import Learner
 from allrounder.models.small import SmallCnn
-from allrounder.objectives import Adversarial, Natural, Objective, Ramp
+from allrounder.objectives import Adversarial, LogitPairing, Natural, Objective
 from allrounder.optimizers import Adam, AdamW, Sgd
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
@@ -182,7 +182,7 @@ def test_a_learner_goes_on_from_its_saved_state_to_the_bit():
 
 
 @pytest.mark.parametrize(
-    "objective", [Natural(), Ramp(source=LINF, target=L2)], ids=lambda o: type(o).__name__
+    "objective", [Natural(), LogitPairing(source=LINF, target=L2)], ids=lambda o: type(o).__name__
 )
 def test_it_takes_a_pair_more_than_the_objective(objective: Objective):
     with Draws(0).ambient():

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from allrounder.attacks import ApgdTrain, perturb
-from allrounder.objectives import Ramp
+from allrounder.objectives import LogitPairing
 from allrounder.objectives.ramp import pairing
 from allrounder.rng import Draws
 from allrounder.threats import Threat
@@ -40,7 +40,7 @@ def test_the_three_images_are_target_source_and_the_harder_of_the_two():
     model, given = network(), batch()
     for parameter in model.parameters():
         parameter.data.mul_(2)
-    crafted = Ramp(source=LINF, target=L1).craft(model, given, CTX)
+    crafted = LogitPairing(source=LINF, target=L1).craft(model, given, CTX)
     target, source, harder = crafted.x.chunk(3)
     t, s = (perturb(ApgdTrain(), model, given.x, given.y, one, Draws(0)) for one in (L1, LINF))
     assert torch.equal(target, t.x) and torch.equal(source, s.x)
@@ -54,7 +54,7 @@ def test_the_three_images_are_target_source_and_the_harder_of_the_two():
     "fields", [{}, {"lam": 0.0}, {"variant": "trades", "lam": 2.0, "beta": 6.0}], ids=str
 )
 def test_the_loss_is_that_of_the_slow_twin(fields: dict[str, Any]):
-    objective, model, given = Ramp(source=LINF, target=L2, **fields), network(), batch()
+    objective, model, given = LogitPairing(source=LINF, target=L2, **fields), network(), batch()
     crafted = objective.craft(model, given, CTX)
     found = objective.loss(model.train(), given, crafted, CTX)
     plain = network().train()
@@ -70,7 +70,11 @@ def test_the_loss_is_that_of_the_slow_twin(fields: dict[str, Any]):
 
 @pytest.mark.parametrize(("variant", "count"), [("plain", 3), ("trades", 4)])
 def test_every_training_pass_moves_the_running_statistics_and_crafting_does_not(variant: Any, count: int):
-    objective, model, given = Ramp(source=LINF, target=L2, variant=variant), network().train(), batch()
+    objective, model, given = (
+        LogitPairing(source=LINF, target=L2, variant=variant),
+        network().train(),
+        batch(),
+    )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     crafted = objective.craft(model, given, CTX)
     assert same(before, model.state_dict())
@@ -105,5 +109,5 @@ def test_the_pairing_is_zero_where_the_source_gets_nothing_right_or_agrees():
 
 def test_source_and_target_must_differ():
     with pytest.raises(ValidationError, match="another threat than the source"):
-        Ramp(source=LINF, target=LINF)
-    assert Ramp(source=LINF, target=L2).threats() == (LINF, L2)
+        LogitPairing(source=LINF, target=LINF)
+    assert LogitPairing(source=LINF, target=L2).threats() == (LINF, L2)

@@ -18,7 +18,7 @@ from allrounder.objectives.msd import Msd
 from allrounder.objectives.multi import Average, Worst
 from allrounder.objectives.natural import Natural
 from allrounder.objectives.part import Part
-from allrounder.objectives.ramp import Ramp
+from allrounder.objectives.ramp import LogitPairing
 from allrounder.objectives.rst import RobustSelfTraining
 from allrounder.objectives.score import Score
 from allrounder.objectives.trades import Trades
@@ -39,7 +39,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "max": Worst,
     "msd": Msd,
     "e-at": Eat,
-    "ramp": Ramp,
+    "ramp": LogitPairing,
     "fast": Fast,
 }
 
@@ -68,12 +68,12 @@ __all__ = [
     "Fat",
     "HalfHalf",
     "Iat",
+    "LogitPairing",
     "Mart",
     "Msd",
     "Natural",
     "Objective",
     "Part",
-    "Ramp",
     "RobustSelfTraining",
     "Score",
     "Trades",

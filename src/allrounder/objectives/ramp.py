@@ -21,7 +21,7 @@ NonNegative = Annotated[Number, Field(ge=0)]
 
 @final
 @value
-class Ramp(Objective):
+class LogitPairing(Objective):
     """Logit pairing of two threats (RAMP): loss = CE(f(x_b), y) + lam * mean_S KL(p(x_s) || p(x_t)).
 
     x_s and x_t are crafted under the source and the target threat, x_b is the one of the two with the larger
