@@ -51,12 +51,12 @@ class Crew:
 
     def __init__(self, variant: str, kind: str, batch: int) -> None:
         names, context = recipe_of(variant, kind, batch).names, multiprocessing.get_context("spawn")
-        together = context.Barrier(len(names))
+        self.together = context.Barrier(len(names))  # kept, as the processes only know its name
         self.ends: list[Connection] = []
         for rank in range(len(names)):
             ours, theirs = context.Pipe()
             context.Process(
-                target=seated, args=(theirs, together, variant, kind, batch, rank), daemon=True
+                target=seated, args=(theirs, self.together, variant, kind, batch, rank), daemon=True
             ).start()
             self.ends.append(ours)
 

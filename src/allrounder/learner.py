@@ -36,7 +36,7 @@ class Learner:
         self.average = snapshot(self.live) if task.average is not None else None
 
     def step(self, batch: Batch, t: int) -> Loss:
-        """Take step t on a mini-batch: augment, craft, descend, average."""
+        """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept."""
         task, epoch = self.task, self.clock.epoch(t)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
@@ -47,6 +47,7 @@ class Learner:
                 loss = task.update.apply(
                     self.model, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
                 )
+            self.optimizer.zero_grad(set_to_none=True)
             if not all_finite(self.live):
                 raise Diverged(
                     "the weights after it are not finite; try a smaller learning rate or a warm-up"

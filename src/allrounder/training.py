@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, final
@@ -11,6 +10,7 @@ from torch import nn
 
 from allrounder.data.base import Data
 from allrounder.data.known import check_same, facts_of
+from allrounder.folding import sibling
 from allrounder.init import Random
 from allrounder.learner import Learner
 from allrounder.meter import Meter
@@ -43,10 +43,10 @@ class Training:
         # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
         fresh = recipe if run.latest() is None else replace(recipe, init=Random())
         start = starting_network(fresh, model, data).to(world.device)
-        self.scratch = copy.deepcopy(start)
+        self.scratch = sibling(start)
         placement = Placement.alone(recipe.names)
         self.learners = [
-            Learner(task, copy.deepcopy(start), world.seat(placement, task.name), recipe.seed, self.clock)
+            Learner(task, sibling(start), world.seat(placement, task.name), recipe.seed, self.clock)
             for task in recipe.tasks
             if task.name in placement.local(world.rank)
         ]
