@@ -15,7 +15,8 @@ from allrounder.rng import Draws
 from allrounder.task import Task
 from allrounder.times import Clock
 from allrounder.types import Batch, Context, Keep, Loss, device_of
-from allrounder.weights import Weights, all_finite, blend_, copy_, snapshot, under, weights_of
+from allrounder.watch import ADVICE, Watch
+from allrounder.weights import Weights, blend_, copy_, snapshot, under, weights_of
 from allrounder.world import Seat
 
 
@@ -30,6 +31,7 @@ class Learner:
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
+        self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
         remembered = task.objective.memory() | task.update.memory(model)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
         self.live = weights_of(model)
@@ -37,7 +39,7 @@ class Learner:
 
     def step(self, batch: Batch, t: int) -> Loss:
         """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept."""
-        task, epoch = self.task, self.clock.epoch(t)
+        task, self.watch.t = self.task, t
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
         draws = self.draws.at(task.name, t)
@@ -48,12 +50,9 @@ class Learner:
                     self.model, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
                 )
             self.optimizer.zero_grad(set_to_none=True)
-            if not all_finite(self.live):
-                raise Diverged(
-                    "the weights after it are not finite; try a smaller learning rate or a warm-up"
-                )
+            self.watch.after(self.live)
         except (Diverged, ThreatError) as error:
-            raise type(error)(f"learner {task.name}, epoch {epoch}, step {t}: {error}") from error
+            raise type(error)(f"{self._when(t)}: {error}") from error
         if self.average is not None and task.average is not None:
             blend_(self.average, self.live, task.average(t, self.clock))
         return loss
@@ -82,8 +81,17 @@ class Learner:
         if momentum == "reset":
             self.optimizer.state.clear()
 
+    def check(self) -> None:
+        """Raise Diverged if a step since the start was bad and could not say so without waiting."""
+        if (t := self.watch.check()) is not None:
+            raise Diverged(f"{self._when(t)}: gradients or weights are not finite; {ADVICE}")
+
+    def _when(self, t: int) -> str:
+        return f"learner {self.task.name}, epoch {self.clock.epoch(t)}, step {t}"
+
     def state(self) -> Weights:
-        """Everything that changes, as named tensors."""
+        """Everything that changes, as named tensors; nothing that is not finite is given away."""
+        self.check()
         state = {f"model.{name}": tensor for name, tensor in self.live.items()}
         state |= {f"average.{name}": tensor for name, tensor in (self.average or {}).items()}
         state |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}

@@ -52,7 +52,7 @@ class Training:
         ]
         self.mixer = Mixer(recipe.mixing, placement, weights_of(start), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock)
-        self.meter = Meter(recipe.names)
+        self.meter = Meter(recipe.names, waits=world.device.type == "cuda")
 
     def step(self, t: int) -> None:
         """Step t of the algorithm: every learner descends, the mixture follows, and on due dates all
@@ -124,8 +124,7 @@ class Training:
         self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=self.meter.seconds())
 
     def _keep_best(self) -> None:
-        best = self.selector.best
-        self.run.keep_best(best["t"] if best else None)
+        self.run.keep_best((self.selector.best or {}).get("t"))
 
     def _all_weights(self, theta: Weights) -> dict[str, Weights]:
         own = {learner.task.name: learner.weights() for learner in self.learners}
@@ -145,6 +144,7 @@ class Training:
         shares = self.recipe.mixing.shares_at(t, self.clock, self.recipe.names)
         seconds = self.meter.seconds()
         for learner in self.learners:
+            learner.check()
             name = learner.task.name
             facts = {**self.meter.means(name), "lr": learner.lr(t), "share": shares[name]}
             self.run.log("epoch", t=t, epoch=self.clock.epoch(t), learner=name, **facts, seconds=seconds)

@@ -30,7 +30,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "pool",
         "outcome",
     ),
-    ("norms", "data", "folding", "meter", "schedules", "reliability", "footnotes", "ledger"),
+    ("norms", "data", "folding", "meter", "watch", "schedules", "reliability", "footnotes", "ledger"),
     ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
     ("attacks", "quick", "tables"),
     ("objectives", "probes", "doctor", "results"),
