@@ -35,6 +35,7 @@ fmt: setup                   ## put the style right
 
 bench: setup                 ## ratios of speed, measured in one run
 	$(BIN)/python benchmarks/crafting.py
+	$(BIN)/python benchmarks/train_step.py --batch 32 --rounds 3
 
 clean:                       ## forget the virtual environment
 	rm -rf $(VENV)
