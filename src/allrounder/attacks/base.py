@@ -117,7 +117,7 @@ def _surely_in_box(x: Tensor, slack: float) -> bool:
     """Whether all images are finite and in [0, 1], in one look at them; a NaN is neither low nor high."""
     if not x.numel():
         return True
-    low, high = torch.stack(torch.aminmax(x)).tolist()
+    low, high = cast(list[float], torch.stack(torch.aminmax(x)).tolist())
     return low >= -slack and high <= 1 + slack
 
 
