@@ -35,6 +35,8 @@ fmt: setup                   ## put the style right
 
 bench: setup                 ## ratios of speed, measured in one run
 	$(BIN)/python benchmarks/crafting.py
+	$(BIN)/python benchmarks/train_step.py --network small-cnn --batch 32
+	$(BIN)/python benchmarks/train_step.py --network resnet18 --variant d --batch 16 --rounds 2
 
 clean:                       ## forget the virtual environment
 	rm -rf $(VENV)

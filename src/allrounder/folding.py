@@ -31,6 +31,7 @@ LOG = logging.getLogger("allrounder")
 TOLERANCE = 1e-6
 MOST_TRACES = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PLAIN, NO_MATTER = (bool, int, float, str), ("training", "_is_full_backward_hook")
 DRAWS = Draws(0).at("folding")
 FOLDABLE: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: nn.BatchNorm2d,
@@ -49,7 +50,8 @@ class Unfoldable(Exception):
 class Folded:
     """A folded copy, from images to logits, differentiable in the images alone.
 
-    It holds nothing of the model. The next call of `frozen` for the same model overwrites its numbers.
+    It holds nothing of the model. The next call of `frozen` for the same model, or for a sibling of it,
+    overwrites its numbers.
     """
 
     def __init__(self, network: fx.GraphModule, pairs: tuple[tuple[str, str], ...]) -> None:
@@ -84,7 +86,13 @@ class Entry:
     folded: Folded | None
 
 
-ENTRIES: WeakKeyDictionary[nn.Module, Entry] = WeakKeyDictionary()
+@final
+class Siblings:
+    """Stands for copies of one network, which take turns with one folded copy."""
+
+
+ENTRIES: WeakKeyDictionary[nn.Module | Siblings, Entry] = WeakKeyDictionary()
+SIBLINGS: WeakKeyDictionary[nn.Module, Siblings] = WeakKeyDictionary()
 TOLD: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
@@ -97,15 +105,29 @@ def frozen(model: nn.Module, example: Images) -> Folded | None:
     """
     if any(getattr(module, kind) for _, module in _modules(model) for kind in HOOKS):
         return _decline(model, "hooks are registered on it")
-    structure = _structure(model)
-    entry = ENTRIES.get(model) or Entry((), 0, None)
+    structure, owner = _structure(model), SIBLINGS.get(model, model)
+    entry = ENTRIES.get(owner) or Entry((), 0, None)
+    if entry.structure != structure and entry.traces and owner is not model:
+        # No longer like its siblings, so from now on it has a folded copy of its own.
+        del SIBLINGS[model]
+        owner, entry = model, Entry((), 0, None)
     if entry.structure != structure:
         if entry.traces == MOST_TRACES:
             return _decline(model, f"its structure changed {MOST_TRACES} times")
-        entry = ENTRIES[model] = Entry(structure, entry.traces + 1, _traced(model, example))
+        entry = ENTRIES[owner] = Entry(structure, entry.traces + 1, _traced(model, example))
     if entry.folded is not None:
         entry.folded.refresh_(model)
     return entry.folded
+
+
+def sibling(model: nn.Module) -> nn.Module:
+    """A deep copy that takes turns with the model and its other siblings at one folded copy.
+
+    So networks that are trained side by side pay for one. They must not craft at the same time.
+    """
+    twin = copy.deepcopy(model)
+    SIBLINGS[twin] = SIBLINGS.setdefault(model, Siblings())
+    return twin
 
 
 def _decline(model: nn.Module, reason: str) -> None:
@@ -213,10 +235,13 @@ def _structure(model: nn.Module) -> tuple[object, ...]:
 
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
-    plain, no_matter = (bool, int, float, str), ("training", "_is_full_backward_hook")
+    # Looked through before every attack, so nothing is made for the many attributes that are no settings.
     for name, setting in vars(module).items():
-        parts = cast(tuple[object, ...], setting if isinstance(setting, tuple) else (setting,))
-        if name not in no_matter and all(isinstance(part, plain) for part in parts):
+        if isinstance(setting, tuple):
+            parts = cast(tuple[object, ...], setting)
+            if all(isinstance(part, PLAIN) for part in parts):
+                yield name, parts
+        elif isinstance(setting, PLAIN) and name not in NO_MATTER:
             yield name, setting
 
 

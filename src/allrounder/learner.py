@@ -17,7 +17,8 @@ from allrounder.rng import Draws
 from allrounder.task import Task
 from allrounder.times import Clock
 from allrounder.types import Batch, Context, Keep, Loss, device_of
-from allrounder.weights import Weights, all_finite, blend_, copy_, snapshot, under, weights_of
+from allrounder.watch import ADVICE, Watch
+from allrounder.weights import Weights, blend_, copy_, snapshot, under, weights_of
 from allrounder.world import Seat
 
 
@@ -40,6 +41,7 @@ class Learner:
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
+        self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
         self.network = in_precision(self.model, compute)
         remembered = task.objective.memory() | task.update.memory(self.network)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
@@ -53,8 +55,8 @@ class Learner:
             self.task.update.begin_(self.memory, members)
 
     def step(self, batch: Batch, t: int) -> Loss:
-        """Take step t on a mini-batch: augment, craft, descend, average."""
-        task, epoch = self.task, self.clock.epoch(t)
+        """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept."""
+        task, self.watch.t = self.task, t
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
         draws = self.draws.at(task.name, t)
@@ -64,12 +66,10 @@ class Learner:
                 loss = task.update.apply(
                     self.network, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
                 )
-            if not all_finite(self.live):
-                raise Diverged(
-                    "the weights after it are not finite; try a smaller learning rate or a warm-up"
-                )
+            self.optimizer.zero_grad(set_to_none=True)
+            self.watch.after(self.live)
         except (Diverged, ThreatError) as error:
-            raise type(error)(f"learner {task.name}, epoch {epoch}, step {t}: {error}") from error
+            raise type(error)(f"{self._when(t)}: {error}") from error
         if self.average is not None and task.average is not None:
             blend_(self.average, self.live, task.average(t, self.clock))
         return loss
@@ -98,8 +98,17 @@ class Learner:
         if momentum == "reset":
             self.optimizer.state.clear()
 
+    def check(self) -> None:
+        """Raise Diverged if a step since the start was bad and could not say so without waiting."""
+        if (t := self.watch.check()) is not None:
+            raise Diverged(f"{self._when(t)}: gradients or weights are not finite; {ADVICE}")
+
+    def _when(self, t: int) -> str:
+        return f"learner {self.task.name}, epoch {self.clock.epoch(t)}, step {t}"
+
     def state(self) -> Weights:
-        """Everything that changes, as named tensors."""
+        """Everything that changes, as named tensors; nothing that is not finite is given away."""
+        self.check()
         state = {f"model.{name}": tensor for name, tensor in self.live.items()}
         state |= {f"average.{name}": tensor for name, tensor in (self.average or {}).items()}
         state |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}

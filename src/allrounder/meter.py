@@ -6,37 +6,51 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from torch import Tensor
+
 from allrounder.types import Loss
 
 Sums = dict[str, float]
+MOST_UNREAD = 1000
+"""Steps whose numbers are left on a device at most."""
 
 
 @final
 class Meter:
     """Sums over images for every learner, in plain numbers that survive a checkpoint's JSON, and a watch."""
 
-    def __init__(self, names: Sequence[str]):
-        """Everything starts at zero."""
-        self.sums = {name: _nothing() for name in names}
+    def __init__(self, names: Sequence[str], *, waits: bool = False):
+        """Everything starts at zero; a meter that waits reads a device only when it is asked for sums."""
+        self.known = {name: _nothing() for name in names}
+        self.waits = waits
+        self.unread: list[tuple[str, dict[str, Tensor], int]] = []
         self.since = time.monotonic()
 
     def count(self, name: str, loss: Loss, images: int) -> None:
         """Add a learner's step, every image of it with the mean of its batch."""
-        accuracy = loss.parts.get("accuracy")
-        sums = self.sums[name]
-        sums["loss"] += float(loss.total.detach()) * images
-        sums["accuracy"] += (0.0 if accuracy is None else float(accuracy)) * images
-        sums["images"] += images
-        if "stopped" in loss.parts:
-            sums["stopped"] = sums.get("stopped", 0.0) + float(loss.parts["stopped"]) * images
+        self.unread.append((name, {"loss": loss.total.detach(), **loss.parts}, images))
+        if not self.waits or len(self.unread) == MOST_UNREAD:
+            self._read()
+
+    @property
+    def sums(self) -> dict[str, Sums]:
+        """All that was counted and not asked for yet."""
+        self._read()
+        return self.known
 
     def means(self, name: str) -> dict[str, float]:
-        """A learner's loss and accuracy per image since the last time they were asked for.
+        """A learner's loss, accuracy and what else its method tells, per image since they were asked for."""
+        sums, self.known[name] = self.sums[name], _nothing()
+        return {key: total / sums["images"] for key, total in sums.items() if key != "images"}
 
-        Of one that may stop itself also the share of images that it was shown in vain.
-        """
-        sums, self.sums[name] = self.sums[name], _nothing()
-        return {key: sums[key] / sums["images"] for key in sums if key != "images"}
+    def _read(self) -> None:
+        """Add what was left unread, in its order and step by step, so that the sums round alike."""
+        for name, told, images in self.unread:
+            sums = self.known[name]
+            for key, number in told.items():
+                sums[key] = sums.get(key, 0.0) + float(number) * images
+            sums["images"] += images
+        self.unread.clear()
 
     def seconds(self) -> float:
         """The time since the last time it was asked for."""
@@ -45,7 +59,8 @@ class Meter:
 
     def restore(self, sums: Mapping[str, Mapping[str, float]]) -> None:
         """Go back to the sums of a checkpoint."""
-        self.sums = {name: dict(sums[name]) for name in self.sums}
+        self.unread.clear()
+        self.known = {name: dict(sums[name]) for name in self.known}
 
 
 def _nothing() -> Sums:

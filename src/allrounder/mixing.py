@@ -134,7 +134,7 @@ class Mixer:
     ):
         """The first learner's part starts as all of the starting point, the others' as nothing of it."""
         self.mix, self.placement, self.world, self.clock = mix, placement, world, clock
-        self.names, self.start = tuple(placement.ranks), start
+        self.names = tuple(placement.ranks)
         self.parts = {
             name: snapshot(start) if name == self.names[0] else zeros_like(start)
             for name in placement.local(world.rank)
@@ -152,10 +152,14 @@ class Mixer:
         """
         total: Weights = {}
         for name in self.names:
-            part = self.parts[name] if name in self.parts else zeros_like(self.start)  # or room to receive it
+            part = self.parts[name] if name in self.parts else self._room()
             self.world.broadcast_(part, src=self.placement.leader(name))
             if total:
                 add_(total, part)
             else:
                 total = snapshot(part)
         return total
+
+    def _room(self) -> Weights:
+        """Where the part of a learner that is seated elsewhere is received."""
+        return zeros_like(next(iter(self.parts.values())))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Annotated, ClassVar, final
 
 import torch
@@ -45,6 +46,10 @@ class Norm(ABC):
     def project(self, x0: Images, x: Images, eps: float) -> Images:
         """Bring x into the ball of radius eps around x0 and into the box [0, 1]."""
 
+    def around(self, x0: Images, eps: float) -> Callable[[Images], Images]:
+        """`project` for many points around the same images; what they share may be prepared."""
+        return lambda x: self.project(x0, x, eps)
+
     def __str__(self) -> str:
         return self.name
 
@@ -75,6 +80,11 @@ class Linf(Norm):
     def project(self, x0: Images, x: Images, eps: float) -> Images:
         """The closest point of ball and box, coordinate by coordinate."""
         return torch.clamp(x, x0 - eps, x0 + eps).clamp(0, 1)
+
+    def around(self, x0: Images, eps: float) -> Callable[[Images], Images]:
+        """The walls of ball and box, found once; the same numbers as one after the other."""
+        low, high = (x0 - eps).clamp(0, 1), (x0 + eps).clamp(0, 1)
+        return lambda x: torch.clamp(x, low, high)
 
 
 @final

@@ -55,7 +55,7 @@ class Sgd(Optimizer):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             nesterov=self.nesterov,
-            foreach=True,
+            **_kernels(everything),
         )
 
 
@@ -70,8 +70,14 @@ class Adam(Optimizer):
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch.optim.Adam over lists of tensors."""
+        listed = list(parameters)
         return torch.optim.Adam(
-            parameters, lr=0.0, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, foreach=True
+            listed,
+            lr=0.0,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            **_kernels(listed),
         )
 
 
@@ -86,9 +92,21 @@ class AdamW(Optimizer):
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch.optim.AdamW over lists of tensors."""
+        listed = list(parameters)
         return torch.optim.AdamW(
-            parameters, lr=0.0, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, foreach=True
+            listed,
+            lr=0.0,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            **_kernels(listed),
         )
+
+
+def _kernels(parameters: list[nn.Parameter]) -> dict[str, bool]:
+    """Fused kernels on CUDA, which also can be told there to leave a step out; else lists of tensors."""
+    fused = bool(parameters) and all(parameter.is_cuda for parameter in parameters)
+    return {"fused": True} if fused else {"foreach": True}
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": AdamW}

@@ -86,7 +86,17 @@ class Draws:
     def ambient(self) -> Generator[None]:
         """Seed torch's global generators from this address, and restore them after: for code that draws from
         them and cannot be told otherwise (initialisers, dropout)."""
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-        with torch.random.fork_rng(devices=list(devices)):
-            torch.manual_seed(self.number())
+        if torch.cuda.is_available() or torch.backends.mps.is_available():
+            devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+            with torch.random.fork_rng(devices=list(devices)):
+                torch.manual_seed(self.number())
+                yield
+            return
+        # torch.manual_seed also notes the seed for devices that may come, with a whole stack trace.
+        generator = torch.default_generator
+        before = generator.get_state()
+        try:
+            generator.manual_seed(self.number())
             yield
+        finally:
+            generator.set_state(before)

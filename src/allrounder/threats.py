@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -89,6 +90,10 @@ class Threat(Written):
     def project(self, x0: Images, x: Images) -> Images:
         """Bring x into the ball around x0 and into the box."""
         return self.norm.project(x0, x, self.eps)
+
+    def around(self, x0: Images) -> Callable[[Images], Images]:
+        """`project` for many points around the same images."""
+        return self.norm.around(x0, self.eps)
 
     def excess(self, x0: Images, x: Images) -> PerExample:
         """How far x lies beyond the ball around x0, in units of max(1, eps); negative inside."""

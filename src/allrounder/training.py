@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, final
 
@@ -10,6 +9,7 @@ from torch import nn
 
 from allrounder.data.base import Data
 from allrounder.data.known import check_same, facts_of
+from allrounder.folding import sibling
 from allrounder.learner import Learner
 from allrounder.meter import Meter
 from allrounder.mixing import Mixer
@@ -41,10 +41,10 @@ class Training:
         # A checkpoint replaces the starting point, so the runs that one was made of may be gone.
         members = members_of(recipe.init, run.folder.parent) if run.latest() is None else []
         start = starting_network(recipe, model, data, members).to(world.device)
-        self.scratch = copy.deepcopy(start)
+        self.scratch = sibling(start)
         placement, clock, how = Placement.alone(recipe.names), self.clock, recipe.compute
         self.learners = [
-            Learner(task, copy.deepcopy(start), world.seat(placement, task.name), recipe.seed, clock, how)
+            Learner(task, sibling(start), world.seat(placement, task.name), recipe.seed, clock, how)
             for task in recipe.tasks
             if task.name in placement.local(world.rank)
         ]
@@ -52,7 +52,7 @@ class Training:
             learner.begin([weights for _, weights in members])
         self.mixer = Mixer(recipe.mixing, placement, weights_of(start), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock)
-        self.meter = Meter(recipe.names)
+        self.meter = Meter(recipe.names, waits=world.device.type == "cuda")
 
     def step(self, t: int) -> None:
         """Step t of the algorithm: every learner descends, the mixture follows, and on due dates all
@@ -124,8 +124,7 @@ class Training:
         self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=self.meter.seconds())
 
     def _keep_best(self) -> None:
-        best = self.selector.best
-        self.run.keep_best(best["t"] if best else None)
+        self.run.keep_best((self.selector.best or {}).get("t"))
 
     def _all_weights(self, theta: Weights) -> dict[str, Weights]:
         own = {learner.task.name: learner.weights() for learner in self.learners}
@@ -145,6 +144,7 @@ class Training:
         shares = self.recipe.mixing.shares_at(t, self.clock, self.recipe.names)
         seconds = self.meter.seconds()
         for learner in self.learners:
+            learner.check()
             name = learner.task.name
             facts = {**self.meter.means(name), "lr": learner.lr(t), "share": shares[name]}
             self.run.log("epoch", t=t, epoch=self.clock.epoch(t), learner=name, **facts, seconds=seconds)

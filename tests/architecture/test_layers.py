@@ -42,7 +42,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "outcome",
     ),
     (
-        *("norms", "data", "folding", "precision", "meter", "schedules", "shelf"),
+        *("norms", "data", "folding", "precision", "meter", "watch", "schedules", "shelf"),
         *("reliability", "footnotes", "ledger", "gradcam", "costs"),
     ),
     ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),

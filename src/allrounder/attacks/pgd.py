@@ -99,11 +99,12 @@ def climb(
     """The loop: gradient; gather it with the earlier ones into m; step up along m; project."""
     natural = model(x) if needs_natural(loss) else None
     alpha = step * threat.eps
-    x_adv, m = threat.project(x, x + start), torch.zeros_like(x)
+    project = threat.around(x)
+    x_adv, m = project(x + start), torch.zeros_like(x)
     for _ in range(steps):
         g = mean_gradient(model, x_adv, y, loss, natural, eot)
         m = gather(m, g)
-        x_adv = threat.project(x, x_adv + alpha * threat.norm.ascend(m))
+        x_adv = project(x_adv + alpha * threat.norm.ascend(m))
     forwards, backwards = steps * eot + (natural is not None), steps * eot
     return Crafted(x=x_adv, passes=Passes(forwards=forwards, backwards=backwards))
 

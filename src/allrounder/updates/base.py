@@ -85,7 +85,12 @@ class Descend(Update):
 
 
 def check_finite(loss: Loss) -> None:
-    """Raise Diverged where there is nothing to descend."""
+    """Raise Diverged where there is nothing to descend.
+
+    On an accelerator the question would wait for the device; the learner's watch sees the gradients there.
+    """
+    if loss.total.is_cuda:
+        return
     total = float(loss.total.detach())
     if not math.isfinite(total):
         raise Diverged(f"the loss is {total}; try a smaller learning rate or a warm-up")

@@ -1,0 +1,118 @@
+"""A watch that cannot look without waiting remembers the first bad step, and nothing moves after it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from allrounder.errors import Diverged
+from allrounder.meter import Meter
+from allrounder.types import Loss
+from allrounder.watch import Watch
+from allrounder.weights import snapshot
+from tests.networks import same
+from tests.unit.test_learner import NATURAL, Learner, batch, learner, walk
+
+CPU = torch.device("cpu")
+OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
+
+
+def waiting() -> tuple[nn.Parameter, torch.optim.Optimizer, Watch]:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
+    return weight, optimizer, Watch(optimizer, CPU, waits=True)
+
+
+def step(weight: nn.Parameter, optimizer: torch.optim.Optimizer, watch: Watch, t: int, g: float) -> None:
+    watch.t = t
+    weight.grad = torch.tensor([1.0, g, 1.0])
+    optimizer.step()
+    watch.after({"weight": weight.detach(), "count": torch.tensor(t)})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", OPTIMIZERS, ids=lambda kind: kind.__name__)
+def test_no_step_is_taken_from_the_first_bad_gradient_on(kind: type[torch.optim.Optimizer], bad: float):
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = kind([weight], lr=0.1, fused=True)  # pyright: ignore[reportCallIssue]
+    watch = Watch(optimizer, CPU, waits=True)
+    step(weight, optimizer, watch, 1, 1.0)
+    assert watch.check() is None and not torch.equal(weight, torch.ones(3))
+    before = weight.detach().clone()
+    for t, g in ((2, bad), (3, 1.0), (4, bad)):
+        step(weight, optimizer, watch, t, g)
+    assert torch.equal(weight, before)
+    assert watch.check() == 2
+
+
+def test_weights_that_overflow_in_a_good_step_are_seen_too():
+    weight, optimizer, watch = waiting()
+    step(weight, optimizer, watch, 1, 1.0)
+    watch.t = 2
+    watch.after({"running_var": torch.tensor([1.0, math.inf]), "none": torch.empty(0)})
+    step(weight, optimizer, watch, 3, 1.0)
+    assert watch.check() == 2
+
+
+def test_a_scaler_of_gradients_that_looks_by_itself_is_left_alone():
+    weight, optimizer, watch = waiting()
+    optimizer.grad_scale = torch.ones(())  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer.found_inf = torch.ones(())  # pyright: ignore[reportAttributeAccessIssue]
+    before = weight.detach().clone()
+    watch.t, weight.grad = 1, torch.full((3,), math.nan)
+    optimizer.step()
+    assert torch.equal(weight, before) and watch.check() is None
+
+
+def test_a_watch_that_need_not_wait_raises_at_once():
+    _, optimizer, _ = waiting()
+    watch = Watch(optimizer, CPU, waits=False)
+    watch.after({"w": torch.ones(2)})
+    with pytest.raises(Diverged, match="weights after it are not finite; try a smaller learning rate"):
+        watch.after({"w": torch.tensor([1.0, math.nan])})
+    assert watch.check() is None
+
+
+def patient() -> Learner:
+    """A learner as on a device: a fused optimiser and a watch that waits."""
+    who = learner(NATURAL)
+    who.optimizer = torch.optim.SGD(who.model.parameters(), lr=0.0, momentum=0.9, fused=True)
+    who.watch = Watch(who.optimizer, who.device, waits=True)
+    return who
+
+
+def test_a_learner_says_what_it_could_not_say_when_its_log_or_its_state_is_asked_for():
+    who = walk(patient(), 1, 2)
+    who.check()
+    before = snapshot({name: tensor for name, tensor in who.live.items() if "bn" not in name})
+    handle = next(who.model.parameters()).register_hook(lambda g: g * math.nan)
+    who.step(batch(3), 3)
+    handle.remove()
+    walk(who, 4, 5)
+    said = "learner natural, epoch 1, step 3: gradients or weights are not finite"
+    with pytest.raises(Diverged, match=said):
+        who.check()
+    with pytest.raises(Diverged, match=said):
+        who.state()
+    assert same({name: who.live[name] for name in before}, before)
+
+
+def test_a_meter_that_waits_reads_the_same_sums_later():
+    at_once, later = Meter(["a"]), Meter(["a"], waits=True)
+    for number in range(1, 8):
+        for meter in (at_once, later):
+            meter.count("a", Loss(torch.tensor(1 / number), {"accuracy": torch.tensor(0.3)}), number)
+    assert len(later.unread) == 7 and not at_once.unread
+    assert later.sums == at_once.sums and not later.unread
+    assert later.means("a") == at_once.means("a")
+
+
+def test_a_meter_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("allrounder.meter.MOST_UNREAD", 3)
+    meter = Meter(["a"], waits=True)
+    for unread in (1, 2, 0):
+        meter.count("a", Loss(torch.tensor(1.0)), 1)
+        assert len(meter.unread) == unread
