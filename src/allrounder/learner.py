@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -32,21 +33,27 @@ class Learner:
         self.optimizer = task.optimizer.build(model.parameters())
         remembered = task.objective.memory() | task.update.memory(model)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
+        seat.synchronise_(model)
         self.live = weights_of(model)
         self.average = snapshot(self.live) if task.average is not None else None
 
     def step(self, batch: Batch, t: int) -> Loss:
-        """Take step t on a mini-batch: augment, craft, descend, average."""
+        """Take step t on a mini-batch: augment, craft, descend, average.
+
+        Several ranks that share the learner augment all of it, and go on with a part each.
+        """
         task, epoch = self.task, self.clock.epoch(t)
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
         draws = self.draws.at(task.name, t)
+        if self.seat.count > 1:
+            draws = draws.sharded(self.seat.rows(len(batch)), len(batch))
         ctx = Context(t, self.clock, draws, self.memory)
         try:
             with draws.at("ambient").ambient():
-                loss = task.update.apply(
-                    self.model, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
-                )
+                shard = self.seat.shard(self.prepare(batch, t))
+                reduce_ = partial(self.seat.mean_, share=len(shard) / len(batch))
+                loss = task.update.apply(self.model, self.optimizer, task.objective, shard, ctx, reduce_)
             if not all_finite(self.live):
                 raise Diverged(
                     "the weights after it are not finite; try a smaller learning rate or a warm-up"

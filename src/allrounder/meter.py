@@ -28,10 +28,14 @@ class Meter:
         sums["accuracy"] += (0.0 if accuracy is None else float(accuracy)) * images
         sums["images"] += images
 
+    def taken(self, name: str) -> Sums:
+        """A learner's sums since the last time they were asked for."""
+        sums, self.sums[name] = self.sums[name], _nothing()
+        return sums
+
     def means(self, name: str) -> dict[str, float]:
         """A learner's loss and accuracy per image since the last time they were asked for."""
-        sums, self.sums[name] = self.sums[name], _nothing()
-        return {key: sums[key] / sums["images"] for key in ("loss", "accuracy")}
+        return means(self.taken(name))
 
     def seconds(self) -> float:
         """The time since the last time it was asked for."""
@@ -39,8 +43,18 @@ class Meter:
         return round(self.since - since, 3)
 
     def restore(self, sums: Mapping[str, Mapping[str, float]]) -> None:
-        """Go back to the sums of a checkpoint."""
-        self.sums = {name: dict(sums[name]) for name in self.sums}
+        """Go back to the sums of a checkpoint; those of learners that others speak for start at zero."""
+        self.sums = {name: dict(sums.get(name, _nothing())) for name in self.sums}
+
+
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Loss and accuracy per image."""
+    return {key: sums[key] / sums["images"] for key in ("loss", "accuracy")}
+
+
+def total(several: Sequence[Mapping[str, float]]) -> Sums:
+    """The sums of several ranks that share a learner."""
+    return {key: sum(sums[key] for sums in several) for key in _nothing()}
 
 
 def _nothing() -> Sums:

@@ -11,6 +11,7 @@ from allrounder.data.base import Data, Split, Subset
 from allrounder.data.subset import hold_out
 from allrounder.errors import RecipeError
 from allrounder.evaluation import evaluate
+from allrounder.pool import Send
 from allrounder.probes import Probe
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
@@ -22,9 +23,11 @@ from allrounder.weights import copy_, weights_of
 class Selector:
     """Measures natural plus robust accuracy at a few points in time and remembers the best of them."""
 
-    def __init__(self, recipe: Recipe, data: Data, scratch: nn.Module, clock: Clock):
-        """`scratch` is a network whose weights may be overwritten."""
-        rule = recipe.validation
+    def __init__(
+        self, recipe: Recipe, data: Data, scratch: nn.Module, clock: Clock, report: Send = lambda note: None
+    ):
+        """`scratch` is a network whose weights may be overwritten; `report` hears how measuring goes."""
+        rule, self.report = recipe.validation, report
         self.rule, self.seed, self.scratch, self.clock = rule, recipe.seed, scratch, clock
         self.counted = [str(threat) for threat in recipe.selection_threats]
         measured = dict.fromkeys((*recipe.selection_threats, *rule.also))
@@ -56,7 +59,9 @@ class Selector:
         return facts
 
     def _accuracies(self, split: Split) -> dict[str, Any]:
-        outcome = evaluate(self.scratch, split, probes=self.probes, seed=self.seed, check="skip")
+        outcome = evaluate(
+            self.scratch, split, probes=self.probes, seed=self.seed, check="skip", progress=self.report
+        )
         robust = {str(p.threat): outcome.accuracy("validation", str(p.threat)) for p in self.probes}
         return {"natural": outcome.accuracy(), "robust": robust}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ from allrounder.values import value
 
 class Update(ABC):
     """One optimiser step of one learner; frozen, with any memory kept by the learner."""
+
+    whole_batch: ClassVar[bool] = True
+    """Whether it needs all images of a batch on one rank; false where all it takes from gradients comes after
+    `reduce_`."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
         """Tensors carried from step to step, named apart from those of objectives; none by default."""
@@ -49,6 +53,8 @@ class Update(ABC):
 @value
 class Descend(Update):
     """Plain descent: craft, loss, backward, optimiser step."""
+
+    whole_batch: ClassVar[bool] = False
 
     def apply(
         self,
