@@ -60,7 +60,7 @@ class Training:
             if task.name in seats
         ]
         self.mixer = Mixer(recipe.mixing, self.placement, weights_of(start), world, self.clock)
-        self.selector = Selector(recipe, data, self.scratch, self.clock, report=lambda note: world.tick())
+        self.selector = Selector(recipe, data, self.scratch, self.clock, world)
         self.meter = Meter(recipe.names)
         self.minutes = Minutes(run, world, self.placement, self.clock, self.meter)
 
@@ -115,10 +115,9 @@ class Training:
 
     def _select(self, t: int) -> None:
         theta = self.global_weights(f"the validation after step {t}")
-        facts = self.selector.measure(theta, t) if self.world.chief else {}
-        best = self.minutes.meet(f"the verdict after step {t}", best=facts.get("best"))[0]["best"]
-        if best:
-            card = {**self._card(), "score": facts.get("score")}
+        facts = self.selector.measure(theta, t)
+        if facts["best"]:
+            card = {**self._card(), "score": facts["score"]}
             self.minutes.save_weights("best", t, theta, self._weights, card)
         if self.world.chief:
             self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=self.meter.seconds())

@@ -102,7 +102,7 @@ def everything(out: Path) -> dict[str, Any]:
     let("stopped", 3, partial(struck_at, TRIO, out / "stopped", 2, terminate))
     let("stopped, shared", 4, partial(struck_at, UNEVEN, out / "stopped, shared", 1, terminate))
     let("killed", 3, partial(struck_at, TRIO, out / "killed", 1, die))
-    os.environ[PATIENCE] = "3"
+    os.environ[PATIENCE] = "6"
     let("hung", 3, partial(struck_at, TRIO, out / "hung", 1, hang), during=end_all)
     del os.environ[PATIENCE]
     for name, size in (("killed", 2), ("hung", 3)):

@@ -61,7 +61,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others(happened: tuple[Path, Resu
 def test_a_rank_that_hangs_is_named_after_the_patience_is_over(happened: tuple[Path, Results]):
     codes, said = happened[1]["hung"]
     assert codes == [FAILED, -9, FAILED]
-    assert "rank 1 on" in said[0] and "took no step for 3 s, its last sign was of step" in said[0], said
+    assert "rank 1 on" in said[0] and "took no step for 6 s, its last sign was of step" in said[0], said
 
 
 def test_the_error_of_a_rank_reaches_all(happened: tuple[Path, Results]):
@@ -98,8 +98,9 @@ def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happe
     assert set(results["shared"][0]) == {0}, results["shared"]
     one, several = Run(out / "uneven serial"), Run(out / "shared")
     for which in ("global", "linf", "natural", "l2"):
-        for name, tensor in one.weights(which)[0].items():
-            torch.testing.assert_close(several.weights(which)[0][name], tensor, rtol=1e-9, atol=1e-11)
+        expected, found = one.weights(which)[0], several.weights(which)[0]
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-11)
     assert json.loads((several.folder / "env.json").read_text())[0]["ranks"] == {
         "linf": [0, 1],
         "natural": [2],
@@ -119,5 +120,5 @@ def test_the_bytes_on_the_wire_are_those_of_the_formula(size: int, happened: tup
     assert [event["t"] for event in wire] == [2, 4, 6, 8, 9, 9]
     # One starting point, then every learner's part: at three validations, two exchanges and the end.
     collects = 3 + 2 + 1
-    assert sum(event["weights"] for event in wire) == (size - 1) * theta * (1 + 3 * collects)
+    assert sum(event.get("weights", 0) for event in wire) == (size - 1) * theta * (1 + 3 * collects)
     assert all(event["states"] > 0 and "gradients" not in event for event in wire)

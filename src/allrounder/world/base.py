@@ -17,7 +17,8 @@ import torch.distributed as dist
 from safetensors.torch import load as unpacked
 from safetensors.torch import save as packed
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from allrounder.errors import WorldError
 from allrounder.weights import Weights
@@ -62,10 +63,10 @@ class World:
         device, limit = _device(int(os.environ["LOCAL_RANK"])), timedelta(seconds=patience)
         try:
             store, rank, size = next(rendezvous("env://", timeout=limit))
-            link = Link(dist.PrefixStore("notes", store), rank, size, patience)
+            link = Link(PrefixStore("notes", store), rank, size, patience)
             link.meet("the beginning", None)
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            inner = dist.PrefixStore("tensors", store)
+            inner = PrefixStore("tensors", store)
             dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=limit)
         except WorldError:
             raise
@@ -149,7 +150,7 @@ class World:
                 dist.broadcast(carried, src)
             self.link.wire["weights"] += (self.size - 1) * carried.nbytes
             if src != self.rank:
-                for tensor, came in zip(some, carried.split([t.numel() for t in some]), strict=True):
+                for tensor, came in zip(some, torch.split(carried, [t.numel() for t in some]), strict=True):
                     tensor.copy_(came.view(tensor.shape))
 
     def hand_over(self, weights: Mapping[str, Tensor] | None, src: int, dst: int) -> Weights | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
@@ -18,9 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from allrounder.errors import WorldError
+from allrounder.progress import LOG
 
 PULSE = 0.5
 """Seconds between two looks at what others are doing, and between two signs of life."""
@@ -41,6 +43,9 @@ class Link:
         self.end: int | None = None
         self.paused = False
         self.wire: Counter[str] = Counter()
+        self.asked: float | None = None
+        """Since when the store owes an answer."""
+        threading.Thread(target=self._watch, daemon=True).start()
         store.set(f"who/{rank}", json.dumps([platform.node(), os.getpid(), _space()]))
 
     def name(self, rank: int) -> str:
@@ -130,6 +135,7 @@ class Link:
         missing, seen, pause, looked = list(keys), dict[int, tuple[bytes, float]](), 0.0005, time.monotonic()
         while missing := [key for key in missing if not self.store.check([key])]:
             time.sleep(pause)
+            self.asked = time.monotonic()
             pause = min(2 * pause, 0.1)
             if time.monotonic() - looked > PULSE:
                 looked = time.monotonic()
@@ -186,6 +192,7 @@ class Link:
         """Wait a little for the others to tell of the same failure; who does not is its cause."""
         self.store.set(f"lost/{self.rank}", "")
         others, until = [rank for rank in ranks if rank != self.rank], time.monotonic() + GRACE
+        ended: str | None = None
         while time.monotonic() < until:
             ended = self._ended(self._others())
             if ended is not None and WorldError.__name__ not in ended:
@@ -197,6 +204,7 @@ class Link:
     @contextmanager
     def _store_watched(self) -> Generator[None]:
         """The store lives in the launcher, or with rank 0."""
+        self.asked = time.monotonic()
         try:
             yield
         except WorldError:
@@ -207,6 +215,20 @@ class Link:
                 f"rank {self.rank} on {platform.node()} lost the line to rank 0 or the launcher there, which "
                 f"ended or cannot be reached ({first}); end all ranks and resume"
             ) from error
+        finally:
+            self.asked = None
+
+    def _watch(self) -> None:
+        """End this process when the store does not answer: a cable that was pulled sends no word, and who
+        waits for one inside the library hears no signal."""
+        while True:
+            time.sleep(PULSE)
+            if self.asked is not None and time.monotonic() - self.asked > self.timeout + GRACE:
+                LOG.error(
+                    f"rank {self.rank} on {platform.node()} got no answer from rank 0 or the launcher there "
+                    f"for {self.timeout:g} s: the line is cut or that machine stopped; end all ranks, resume"
+                )
+                os._exit(1)
 
 
 def _space() -> str | None:

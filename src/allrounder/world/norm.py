@@ -27,7 +27,8 @@ def synchronise_(model: nn.Module, sum_: Sum) -> None:
             layer.forward = partial(_forward, layer, sum_)
 
 
-def _forward(layer: _BatchNorm, sum_: Sum, x: Tensor) -> Tensor:
+def _forward(layer: _BatchNorm, sum_: Sum, input: Tensor) -> Tensor:
+    x = input
     if not layer.training and layer.running_mean is not None:
         return type(layer).forward(layer, x)
     layer._check_input_dim(x)
@@ -35,8 +36,8 @@ def _forward(layer: _BatchNorm, sum_: Sum, x: Tensor) -> Tensor:
         mean, var, count = _statistics(x, sum_)
         if layer.training:
             _remember(layer, mean, var, count)
-    weight = torch.ones_like(mean) if layer.weight is None else layer.weight
-    bias = torch.zeros_like(mean) if layer.bias is None else layer.bias
+    weight = layer.weight if layer.affine else torch.ones_like(mean)
+    bias = layer.bias if layer.affine else torch.zeros_like(mean)
     # An attack's loss is a sum over images and asks for no gradients of parameters; that of training is a
     # mean.
     meant = weight.requires_grad

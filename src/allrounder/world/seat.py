@@ -46,7 +46,7 @@ class Seat:
             some = [g for g in found if g.dtype == dtype]
             flat = torch.cat([g.reshape(-1) for g in some]).mul_(share)
             self.sum_(flat)
-            for g, mean in zip(some, flat.split([g.numel() for g in some]), strict=True):
+            for g, mean in zip(some, torch.split(flat, [g.numel() for g in some]), strict=True):
                 g.copy_(mean.view(g.shape))
 
     def synchronise_(self, model: nn.Module) -> None:
