@@ -24,6 +24,7 @@ from allrounder.seating import seating
 from allrounder.selection import Selector, split_off
 from allrounder.starting import starting_network
 from allrounder.times import Clock
+from allrounder.types import Batch
 from allrounder.weights import Weights, copy_, under, weights_of
 from allrounder.world import World
 
@@ -65,15 +66,12 @@ class Training:
         self.minutes = Minutes(run, world, self.placement, self.clock, self.meter)
 
     def step(self, t: int) -> None:
-        """Step t of the algorithm: every learner descends, the mixture follows, and on due dates all
-        restart."""
+        """Step t: every learner descends, the mixture follows, and on due dates all restart."""
         clock, mix = self.clock, self.recipe.mixing
         epoch = clock.epoch(t)
-        batch = self.batches.at(epoch, t - (epoch - 1) * clock.steps)
-        for learner in self.learners:
-            self.world.tick(t)
-            self.meter.count(learner.task.name, learner.step(batch, t), len(learner.seat.rows(len(batch))))
-            self.mixer.observe(learner.task.name, learner.weights(), t)
+        self.world.tick(t)
+        if self.learners:  # a rank may have none
+            self._descend(self.batches.at(epoch, t - (epoch - 1) * clock.steps), t)
         if t == epoch * clock.steps:
             self._log_epoch(t)
         if self.selector.due(t):
@@ -85,6 +83,12 @@ class Training:
                 learner.receive(theta, mix.exchange.momentum, mix.exchange.averages)
         if t % max(self.recipe.checkpoint.steps(clock), 1) == 0 or t == clock.total:
             self.save(t)
+
+    def _descend(self, batch: Batch, t: int) -> None:
+        for learner in self.learners:
+            self.world.tick()
+            self.meter.count(learner.task.name, learner.step(batch, t), len(learner.seat.rows(len(batch))))
+            self.mixer.observe(learner.task.name, learner.weights(), t)
 
     def global_weights(self, what: str = "the global weights") -> Weights:
         """theta_g, with batch-norm statistics of its own where the recipe asks for them."""
@@ -117,8 +121,7 @@ class Training:
         theta = self.global_weights(f"the validation after step {t}")
         facts = self.selector.measure(theta, t)
         if facts["best"]:
-            card = {**self._card(), "score": facts["score"]}
-            self.minutes.save_weights("best", t, theta, self._weights, card)
+            self.minutes.save_weights("best", t, theta, self._weights, self._card(score=facts["score"]))
         if self.world.chief:
             self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=self.meter.seconds())
 
@@ -132,13 +135,13 @@ class Training:
     def _weights(self, name: str) -> Weights:
         return self._learner(name).weights()
 
-    def _card(self) -> dict[str, Any]:
-        extra = self.recipe.extra
-        return ({} if extra is None else {"extra": str(extra)}) | {
+    def _card(self, **more: float) -> dict[str, Any]:
+        return ({} if self.recipe.extra is None else {"extra": str(self.recipe.extra)}) | {
             "classes": list(self.data.classes),
             "shape": list(self.data.shape),
             "data": self.data.name,
             "selected_on": self.recipe.validation.on,
+            **more,
         }
 
     def _log_epoch(self, t: int) -> None:

@@ -37,7 +37,7 @@ class Link:
     def __init__(self, store: Store, rank: int, size: int, timeout: float):
         """Introduces this process."""
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
-        self.meetings, self.step, self.signs, self.told = 0, 0, 0, 0.0
+        self.meetings, self.step, self.signs, self.told, self.looked = 0, 0, 0, 0.0, 0.0
         self.followers: frozenset[int] = frozenset()
         """Ranks that stop where the one stops that they work with."""
         self.end: int | None = None
@@ -86,9 +86,10 @@ class Link:
         Who works in a group cannot wait while others of the group are inside a step, so there the first one
         speaks for all, and the others, who can be one step ahead of it, look after every step.
         """
-        follows, seldom = self.rank in self.followers, time.monotonic() - self.told <= PULSE
-        if signal is None and seldom and not follows and self.end is None:
+        follows, seldom = self.rank in self.followers, time.monotonic() - self.looked <= PULSE
+        if signal is None and seldom and not follows and not self.paused:
             return None
+        self.looked = time.monotonic()
         with self._store_watched():
             if signal is not None and not self.store.check(["stop"]):
                 self.store.set("stop", f"{signal} at {self.name(self.rank)}")
@@ -99,7 +100,7 @@ class Link:
                     self._wait(told)
                 if self.store.check(told):
                     self.end = max(int(self.store.get(key)) for key in told) + 1
-            return self.store.get("stop").decode() if self.end == t else None
+            return self.store.get("stop").decode() if self.end is not None and t >= self.end else None
 
     def leave(self, error: BaseException | None, *, last: bool) -> None:
         """Tell the others that this rank ends, and why if by an error; the last one waits a little for the
