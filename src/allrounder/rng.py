@@ -108,6 +108,8 @@ class Draws:
     def _fill_shard(self, block: Tensor, draw: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         assert self.shard is not None
         rows, images = self.shard
+        if block.dim() == 0:  # a number that all images have in common
+            return draw(block, self.generator())
         if len(block) != len(rows):
             raise ValueError(
                 f"a draw of {len(block)} rows for {len(rows)} of a batch's {images} images cannot be shared "

@@ -44,11 +44,10 @@ def test_any_placement_of_learners_gives_the_bits_of_one_process(name: str, happ
     assert trained(out / name) == trained(out / "serial")
 
 
-@pytest.mark.parametrize("name", ["killed", "hung"])
-def test_what_is_left_of_a_lost_rank_is_resumed_to_the_bit(name: str, happened: tuple[Path, Results]):
+def test_what_a_killed_rank_leaves_is_resumed_by_fewer_to_the_bit(happened: tuple[Path, Results]):
     out, results = happened
-    assert set(results[f"{name}, resumed"][0]) == {0}, results[f"{name}, resumed"]
-    assert trained(out / name) == trained(out / "serial")
+    assert results["killed, resumed"][0] == [0, 0], results["killed, resumed"]
+    assert trained(out / "killed") == trained(out / "serial")
 
 
 def test_a_rank_that_is_killed_is_named_by_the_others(happened: tuple[Path, Results]):
@@ -100,7 +99,7 @@ def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happe
     for which in ("global", "linf", "natural", "l2"):
         expected, found = one.weights(which)[0], several.weights(which)[0]
         for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-11)
+            assert torch.allclose(found[name], tensor, rtol=1e-9, atol=1e-11), (which, name)
     assert json.loads((several.folder / "env.json").read_text())[0]["ranks"] == {
         "linf": [0, 1],
         "natural": [2],

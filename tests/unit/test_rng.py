@@ -55,6 +55,7 @@ def test_a_shard_gets_its_rows_of_what_the_whole_batch_would(kind: str):
     assert torch.equal(getattr(some, kind)(whole[:2]), getattr(draws.at("more"), kind)(whole)[[3, 6]])
     assert torch.equal(first.integers(3, 0, 9), draws.integers(7, 0, 9)[:3])
     assert torch.equal(first.integers(1, 0, 9), draws.integers(1, 0, 9)), "one number for the whole batch"
+    assert torch.equal(getattr(first, kind)(torch.zeros(())), getattr(draws, kind)(torch.zeros(())))
 
 
 def test_a_shard_refuses_draws_that_are_not_one_for_every_image():
