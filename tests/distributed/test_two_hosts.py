@@ -76,6 +76,16 @@ def started(hosts: tuple[str, str], out: Path, logs: Path, *more: str) -> list[s
     return running
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a launcher; one that waits for the other host by the cut cable hears no signal."""
+    process.terminate()
+    try:
+        process.wait(timeout=45)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def until(what: Callable[[], Any], seconds: float) -> bool:
     end = time.monotonic() + seconds
     while not what() and time.monotonic() < end:
@@ -106,9 +116,7 @@ def test_a_cut_cable_is_reported_and_the_mended_run_comes_to_the_same_bits(
         assert not Run(out).finished
     finally:
         for process in running:
-            process.terminate()
-        for process in running:
-            process.wait(timeout=90)
+            end(process)
         ip("-n", hosts[0], "link", "set", "cable0", "up")
     again = started(hosts, out, tmp_path / "mended", "--resume")
     assert [process.wait(timeout=400) for process in again] == [0, 0], said(tmp_path / "mended")
