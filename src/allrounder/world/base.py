@@ -63,6 +63,8 @@ class World:
         device, limit = _device(int(os.environ["LOCAL_RANK"])), timedelta(seconds=patience)
         try:
             store, rank, size = next(rendezvous("env://", timeout=limit))
+            # The launcher keeps its store when it starts the ranks anew, with all that was said before.
+            store = PrefixStore(f"attempt {_restarts()}", store)
             link = Link(PrefixStore("notes", store), rank, size, patience)
             link.meet("the beginning", None)
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -109,7 +111,7 @@ class World:
     @property
     def restarts(self) -> int:
         """How often the launcher has started all processes anew."""
-        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) if self.link is not None else 0
+        return _restarts() if self.link is not None else 0
 
     def meet(self, what: str, note: Any) -> list[Any]:
         """Wait for everybody to come here; the notes of all, in the order of ranks."""
@@ -211,6 +213,10 @@ class World:
         wire = dict(self.link.wire)
         self.link.wire.clear()
         return wire
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _plain(tensor: Tensor) -> Tensor:
