@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from allrounder.study import Study, shipped_studies
 from allrounder.times import Clock
 from allrounder.trainer import train as train_recipe
 from allrounder.updates import UPDATES
+from allrounder.world import default_threads, launch
 
 FAILED, USAGE, RESUMABLE = 1, 2, 75
 TABLES: dict[str, dict[str, type[Any]]] = {
@@ -114,16 +116,28 @@ def train(
     sets: Sets = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     threads: Threads = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes of this machine that share the learners, as of torchrun.")
+    ] = 1,
 ) -> None:
     """Train a recipe, or go on with an interrupted run.
 
-    SIGINT and SIGTERM save at the current step and exit with code 75: call again with --resume.
+    SIGINT and SIGTERM save at the current step and exit with code 75: call again with --resume. Several
+    machines are started with torchrun; learners of one process each come to the weights of a serial run, to
+    the bit, at equal --threads.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
     value = Recipe.load(recipe, sets or ())
+    threads = threads or default_threads()
     name = value.name.replace("/", "-")
     folder = out_dir or Path("runs") / f"{name}-{value.fingerprint()}"
+    if workers > 1:
+        more = [word for text in sets or () for word in ("--set", text)] + ["--resume"] * resume
+        words = ["train", recipe, "--out", str(folder), "--threads", str(threads), *more]
+        raise typer.Exit(launch(words, workers))
+    torch.set_num_threads(threads)
+    if os.environ.get("RANK", "0") != "0":  # rank 0 speaks for all
+        train_recipe(value, folder, resume=resume)
+        return
     with Bars(out, [name]) as bars:
         run = train_recipe(value, folder, resume=resume, progress=Watch(bars, name))
     _print_run(run)

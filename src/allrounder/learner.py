@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -42,6 +43,7 @@ class Learner:
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
         self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
+        seat.synchronise_(model)
         self.network = in_precision(self.model, compute)
         remembered = task.objective.memory() | task.update.memory(self.network)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
@@ -55,17 +57,22 @@ class Learner:
             self.task.update.begin_(self.memory, members)
 
     def step(self, batch: Batch, t: int) -> Loss:
-        """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept."""
+        """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept.
+
+        Several ranks that share the learner augment all of it, and go on with a part each.
+        """
         task, self.watch.t = self.task, t
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
         draws = self.draws.at(task.name, t)
+        if self.seat.count > 1:
+            draws = draws.sharded(self.seat.rows(len(batch)), len(batch))
         ctx = Context(t, self.clock, draws, self.memory)
         try:
             with draws.at("ambient").ambient(), tensor_floats(self.compute.tf32):
-                loss = task.update.apply(
-                    self.network, self.optimizer, task.objective, self.prepare(batch, t), ctx, self.seat.mean_
-                )
+                shard = self.seat.shard(self.prepare(batch, t))
+                reduce_ = partial(self.seat.mean_, share=len(shard) / len(batch))
+                loss = task.update.apply(self.network, self.optimizer, task.objective, shard, ctx, reduce_)
             self.optimizer.zero_grad(set_to_none=True)
             self.watch.after(self.live)
         except (Diverged, ThreatError) as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,24 @@ class Ledger:
             aside(file).replace(file)
         # Last, so that whoever was interrupted in a write can write the same again.
         self.lines(attack).enter_(page)
+
+    def told(self) -> dict[str, dict[str, list[int | float]]]:
+        """All lines that are remembered, in plain numbers, for another ledger to `hear`."""
+        settled = {name: (lines, lines.settled.nonzero().squeeze(1)) for name, lines in self.known.items()}
+        return {
+            name: {
+                "row": rows.tolist(),
+                "predicted": lines.predicted[rows].tolist(),
+                "distance": lines.distance[rows].tolist(),
+            }
+            for name, (lines, rows) in settled.items()
+        }
+
+    def hear(self, told: Mapping[str, Mapping[str, Sequence[int | float]]]) -> None:
+        """Enter the lines of another ledger over the same images."""
+        for name, page in told.items():
+            rows, predicted = (torch.tensor(page[key], dtype=torch.int64) for key in ("row", "predicted"))
+            self.add(name, rows, predicted, torch.tensor(page["distance"], dtype=torch.float64))
 
     def examples(self, attack: str, wanted: set[int]) -> dict[int, Tensor]:
         """The images that were kept of an attack at these rows."""

@@ -38,10 +38,14 @@ class Meter:
         self._read()
         return self.known
 
+    def taken(self, name: str) -> Sums:
+        """A learner's sums since the last time they were asked for."""
+        sums, self.known[name] = self.sums[name], _nothing()
+        return sums
+
     def means(self, name: str) -> dict[str, float]:
         """A learner's loss, accuracy and what else its method tells, per image since they were asked for."""
-        sums, self.known[name] = self.sums[name], _nothing()
-        return {key: total / sums["images"] for key, total in sums.items() if key != "images"}
+        return means(self.taken(name))
 
     def _read(self) -> None:
         """Add what was left unread, in its order and step by step, so that the sums round alike."""
@@ -58,9 +62,20 @@ class Meter:
         return round(self.since - since, 3)
 
     def restore(self, sums: Mapping[str, Mapping[str, float]]) -> None:
-        """Go back to the sums of a checkpoint."""
+        """Go back to the sums of a checkpoint; those of learners that others speak for start at zero."""
         self.unread.clear()
-        self.known = {name: dict(sums[name]) for name in self.known}
+        self.known = {name: dict(sums.get(name, _nothing())) for name in self.known}
+
+
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Loss, accuracy and what else a method tells, per image."""
+    return {key: total / sums["images"] for key, total in sums.items() if key != "images"}
+
+
+def total(several: Sequence[Mapping[str, float]]) -> Sums:
+    """The sums of several ranks that share a learner."""
+    keys = dict.fromkeys(key for sums in several for key in sums)
+    return {key: sum(sums.get(key, 0.0) for sums in several) for key in keys}
 
 
 def _nothing() -> Sums:

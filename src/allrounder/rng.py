@@ -27,11 +27,16 @@ class Draws:
     With `rows`, the first dimension of every draw is addressed per example: row i depends on `rows[i]` alone
     and not on its neighbours in the batch, as evaluation needs. Without, a draw is made in one block, as
     training does.
+
+    With `shard`, this process has some rows of a batch that others have the rest of: a draw for its images is
+    made for the whole batch, and these rows are taken from it, so that nothing depends on who has which.
     """
 
     seed: int
     path: tuple[Address, ...] = ()
     rows: tuple[int, ...] | None = None
+    shard: tuple[tuple[int, ...], int] | None = None
+    """Rows of the batch, and how many it has."""
 
     def at(self, *more: Address) -> Draws:
         """The draws at an address below this one."""
@@ -41,8 +46,15 @@ class Draws:
         """The same place, with one independent stream for every given row number."""
         return replace(self, rows=tuple(cast(list[int], rows.tolist())))
 
+    def sharded(self, rows: range, images: int) -> Draws:
+        """The same place, for some rows of a batch of so many images."""
+        return replace(self, shard=(tuple(rows), images))
+
     def of_rows(self, index: Tensor) -> Draws:
         """The same streams for some of the examples; a draw in one block has no streams to choose from."""
+        if self.shard is not None:
+            has, images = self.shard
+            return replace(self, shard=(tuple(has[i] for i in cast(list[int], index.tolist())), images))
         if self.rows is None:
             return self
         return replace(self, rows=tuple(self.rows[i] for i in cast(list[int], index.tolist())))
@@ -65,15 +77,26 @@ class Draws:
         return self._fill(like, lambda block, generator: block.normal_(generator=generator))
 
     def integers(self, count: int, low: int, high: int) -> Tensor:
-        """`count` whole numbers from low to high - 1."""
+        """`count` whole numbers from low to high - 1; one for every image, or as many as the batch has in
+        common."""
+        if self.shard is not None and count == len(self.shard[0]):
+            whole = torch.randint(low, high, (self.shard[1],), generator=self.generator())
+            return whole[list(self.shard[0])]
         return torch.randint(low, high, (count,), generator=self.generator())
 
     def permutation(self, count: int) -> Tensor:
         """A random order of 0 .. count - 1."""
+        if self.shard is not None and count == len(self.shard[0]):
+            raise ValueError(
+                f"a batch whose images change places cannot be shared by several ranks, this one has {count} "
+                f"of {self.shard[1]}; a method that needs them all says so (whole_batch = True)"
+            )
         return torch.randperm(count, generator=self.generator())
 
     def _fill(self, like: Tensor, draw: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
         block = torch.empty(like.shape, dtype=like.dtype)
+        if self.shard is not None:
+            return self._fill_shard(block, draw).to(like.device)
         if self.rows is None:
             return draw(block, self.generator()).to(like.device)
         if len(self.rows) != len(block):
@@ -81,6 +104,19 @@ class Draws:
         for row, target in zip(self.rows, block, strict=True):
             draw(target, self.at("row", row).generator())
         return block.to(like.device)
+
+    def _fill_shard(self, block: Tensor, draw: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
+        assert self.shard is not None
+        rows, images = self.shard
+        if block.dim() == 0:  # a number that all images have in common
+            return draw(block, self.generator())
+        if len(block) != len(rows):
+            raise ValueError(
+                f"a draw of {len(block)} rows for {len(rows)} of a batch's {images} images cannot be shared "
+                "by several ranks; a method that draws so says so (whole_batch = True)"
+            )
+        whole = draw(block.new_empty(images, *block.shape[1:]), self.generator())
+        return whole[list(rows)]
 
     @contextmanager
     def ambient(self) -> Generator[None]:

@@ -47,9 +47,12 @@ RECIPE = "recipe.toml"
 class Run:
     """One training's folder."""
 
-    def __init__(self, folder: Path):
-        """An existing run folder."""
+    def __init__(self, folder: Path, recipe: Recipe | None = None):
+        """An existing run folder; with its recipe, one that may be on another machine."""
         self.folder = folder
+        if recipe is not None:
+            self.recipe = recipe
+            return
         if not (folder / RECIPE).is_file():
             raise RunError(f"{folder}: no run folder, it has no {RECIPE}")
         self.recipe = Recipe.loads((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
@@ -101,11 +104,12 @@ class Run:
         lines = [json.dumps(event) for event in self.metrics() if wanted(event)]
         write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
 
-    def record_session(self, device: torch.device) -> list[str]:
-        """Add this process to env.json; say what differs from earlier ones and may change bits."""
+    def record_session(self, device: torch.device, **more: Any) -> list[str]:
+        """Add this process to env.json, with more facts; say what differs from earlier ones and may change
+        bits."""
         path = self.folder / "env.json"
         sessions: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        now = {**environment(device), "seed": self.recipe.seed}
+        now = {**environment(device), "seed": self.recipe.seed, **more}
         differs = [
             f"{key} was {sessions[-1].get(key)}, is {now[key]}: bits may differ from an uninterrupted run"
             for key in ("threads", "torch", "device", "processor")

@@ -5,26 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
+from allrounder.assessment import Assessor
 from allrounder.data.base import Data, Split, Subset
 from allrounder.data.subset import hold_out
 from allrounder.errors import RecipeError
-from allrounder.evaluation import evaluate
+from allrounder.evaluation import lane_for
+from allrounder.evidence import outcome_of
+from allrounder.ledger import Ledger
 from allrounder.probes import Probe
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
 from allrounder.times import Clock
 from allrounder.weights import copy_, weights_of
+from allrounder.world import World
 
 
 @final
 class Selector:
-    """Measures natural plus robust accuracy at a few points in time and remembers the best of them."""
+    """Measures natural plus robust accuracy at a few points in time and remembers the best of them.
 
-    def __init__(self, recipe: Recipe, data: Data, scratch: nn.Module, clock: Clock):
+    The ranks of a world share the images. What is found of an image does not depend on who asks, so all come
+    to the same numbers, and to those of a single process.
+    """
+
+    def __init__(
+        self, recipe: Recipe, data: Data, scratch: nn.Module, clock: Clock, world: World | None = None
+    ):
         """`scratch` is a network whose weights may be overwritten."""
-        rule = recipe.validation
+        rule, self.world = recipe.validation, world or World(0, 1, torch.device("cpu"))
         self.rule, self.seed, self.scratch, self.clock = rule, recipe.seed, scratch, clock
         self.counted = [str(threat) for threat in recipe.selection_threats]
         measured = dict.fromkeys((*recipe.selection_threats, *rule.also))
@@ -41,7 +52,8 @@ class Selector:
         return self.split is not None and (t % every == 0 or t == self.clock.total)
 
     def measure(self, theta: Mapping[str, Tensor], t: int) -> dict[str, Any]:
-        """Accuracies of some global weights, and whether they are the best so far."""
+        """Accuracies of some global weights, and whether they are the best so far; all ranks measure
+        together."""
         assert self.split is not None
         copy_(weights_of(self.scratch), theta)
         facts = self._accuracies(self.split)
@@ -56,7 +68,17 @@ class Selector:
         return facts
 
     def _accuracies(self, split: Split) -> dict[str, Any]:
-        outcome = evaluate(self.scratch, split, probes=self.probes, seed=self.seed, check="skip")
+        rows, width, ledger = torch.arange(len(split)), lane_for(self.scratch, split), Ledger(len(split))
+        # A signal waits until the step is over and can be saved, so it is not asked for here.
+        assessor = Assessor(
+            self.scratch, split, ledger, seed=self.seed, width=width, report=lambda tick: self.world.tick()
+        )
+        own = rows[self.world.rank :: self.world.size]
+        if len(own):
+            assessor.assess(own, self.probes)
+        for told in self.world.meet(f"{len(split)} validation images", ledger.told()):
+            ledger.hear(told)
+        outcome = outcome_of(ledger, self.probes, rows, split.labels, {})
         robust = {str(p.threat): outcome.accuracy("validation", str(p.threat)) for p in self.probes}
         return {"natural": outcome.accuracy(), "robust": robust}
 

@@ -48,6 +48,11 @@ class Task:
         """What a step takes, at most."""
         return self.update.passes(self.objective)
 
+    def divisible(self) -> bool:
+        """Whether several ranks can share its batches: memories could come to differ between them."""
+        whole = self.objective.whole_batch or self.update.whole_batch
+        return not whole and not self.objective.memory()
+
     def problems(self, epochs: int) -> list[tuple[tuple[str, str], str]]:
         """Fields of the objective or the update that make no sense in a run of so many epochs."""
         of_objective = self.objective.problems(epochs)

@@ -67,6 +67,19 @@ class Batch:
             found = other + self.weight.to(self.x.dtype)[:, None] * (found - other)
         return (1 - self.smoothing) * found + self.smoothing / classes
 
+    def part(self, rows: range) -> Batch:
+        """Some images of the batch that follow one another."""
+        some = slice(rows.start, rows.stop)
+        return replace(
+            self,
+            x=self.x[some],
+            y=self.y[some],
+            index=self.index[some],
+            partner=None if self.partner is None else self.partner[some],
+            weight=None if self.weight is None else self.weight[some],
+            extra=None if self.extra is None else self.extra[some],
+        )
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """The batch on a device, with images and weights of a floating type."""
         return replace(

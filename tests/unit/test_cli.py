@@ -89,7 +89,7 @@ def flat(text: str) -> str:
 
 OPTIONS = {
     "": {"--version", "--install-completion", "--show-completion"},
-    "train": {"--out", "--set", "--resume", "--threads"},
+    "train": {"--out", "--set", "--resume", "--threads", "--workers"},
     "list": set[str](),
     "show": {"--set"},
     "plan": {"--set", "--steps"},
@@ -297,6 +297,18 @@ def test_a_tiny_training_leaves_a_run_folder(allrounder: Command, small: list[st
     assert other.code == 1
     assert "holds a run of another recipe" in flat(other.err)
     assert Run(out).recipe == run.recipe
+
+
+def test_workers_are_processes_that_get_the_same_command(
+    allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Any] = []
+    monkeypatch.setattr("allrounder.cli.launch", lambda *given: asked.append(given) or 75)
+    words = ("embedded/nt", "--out", str(tmp_path / "run"), "--set", "epochs=1", "--resume")
+    assert allrounder("train", *words, "--workers", "3").code == 75, "the code is passed on"
+    told = ["train", *words[:3], "--threads", str(torch.get_num_threads()), *words[3:]]
+    assert asked == [(told, 3)]
+    assert not (tmp_path / "run").exists(), "all is left to them"
 
 
 def test_a_folder_that_is_no_run_is_left_alone(allrounder: Command, small: list[str], tmp_path: Path):

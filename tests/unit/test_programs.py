@@ -225,7 +225,7 @@ def test_its_passes_are_those_of_all_trainings_over_the_longest():
     """Two epochs of the curve and one of each end, at three pairs a step: (3 + 3 + 6) / 2."""
     value = program("curve")
     assert value.passes() == Passes(6, 6) and value.longest == 2
-    assert Trial("x", 0, value, "x").work == 2 * (6 + 2 * 6)
+    assert Trial(0, value, "x", {}).work == 2 * (6 + 2 * 6)
     # One natural epoch, then two of both members: (1 + 6 + 2) / 2, rounded up.
     assert program("soup").passes() == Passes(5, 5)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from allrounder.rng import Draws
@@ -41,3 +42,26 @@ def test_ambient_draws_are_addressed():
         first = torch.rand(4)
     with Draws(0).at("x").ambient():
         assert torch.equal(first, torch.rand(4))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_a_shard_gets_its_rows_of_what_the_whole_batch_would(kind: str):
+    draws, whole = Draws(3).at("x"), torch.empty(7, 2, 3)
+    expected = getattr(draws, kind)(whole)
+    first, second = draws.sharded(range(0, 3), 7), draws.sharded(range(3, 7), 7)
+    assert torch.equal(getattr(first, kind)(whole[:3]), expected[:3])
+    assert torch.equal(getattr(second, kind)(whole[3:]), expected[3:])
+    some = second.of_rows(torch.tensor([0, 3])).at("more")
+    assert torch.equal(getattr(some, kind)(whole[:2]), getattr(draws.at("more"), kind)(whole)[[3, 6]])
+    assert torch.equal(first.integers(3, 0, 9), draws.integers(7, 0, 9)[:3])
+    assert torch.equal(first.integers(1, 0, 9), draws.integers(1, 0, 9)), "one number for the whole batch"
+    assert torch.equal(getattr(first, kind)(torch.zeros(())), getattr(draws, kind)(torch.zeros(())))
+
+
+def test_a_shard_refuses_draws_that_are_not_one_for_every_image():
+    shard = Draws(3).sharded(range(0, 3), 7)
+    with pytest.raises(ValueError, match=r"a draw of 4 rows for 3 of a batch's 7 images.*whole_batch"):
+        shard.uniform(torch.empty(4, 2))
+    with pytest.raises(ValueError, match=r"change places cannot be shared.*whole_batch"):
+        shard.permutation(3)
+    assert len(shard.permutation(7)) == 7

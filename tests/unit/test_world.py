@@ -1,4 +1,4 @@
-"""A world of one, and what it refuses."""
+"""Who trains what, a world of one, and what it refuses; several processes are in tests/distributed."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from allrounder.errors import WorldError
-from allrounder.world import Placement, Seat, World
+from allrounder.world import Placement, Seat, World, deal
 from tests.trainings import SOLO, go, recipe
 
 WORLD = World(0, 1, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("size", ["2", "3", "0"])
-def test_a_launch_of_several_processes_is_refused_before_anything_is_written(
+@pytest.mark.parametrize("size", ["2", "0"])
+def test_a_launch_without_its_variables_is_refused_before_anything_is_written(
     size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(WorldError, match=f"launched with WORLD_SIZE={size}, expected 1.* without torchrun"):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(WorldError, match=f"launched with WORLD_SIZE={size} and without RANK.*with torchrun"):
         go(recipe(SOLO), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -40,6 +43,60 @@ def test_every_learner_sits_on_the_only_rank():
     assert placement.local(0) == ("linf", "natural") and placement.local(1) == ()
     assert placement.leader("natural") == 0
     assert WORLD.seat(placement, "linf") == Seat(0, 1)
+    assert WORLD.seats(placement) == {"linf": Seat(), "natural": Seat()}
+
+
+COST = {"linf": 33, "natural": 3, "l2": 33}
+NAMES = tuple(COST)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks"),
+    [
+        (1, {"linf": (0,), "natural": (0,), "l2": (0,)}),
+        (2, {"linf": (0,), "natural": (0,), "l2": (1,)}),
+        (3, {"linf": (0,), "natural": (1,), "l2": (2,)}),
+        (4, {"linf": (0, 1), "natural": (2,), "l2": (3,)}),
+        (6, {"linf": (0, 1, 2), "natural": (3,), "l2": (4, 5)}),
+    ],
+)
+def test_ranks_are_dealt_by_cost(size: int, ranks: dict[str, tuple[int, ...]]):
+    placement = deal(NAMES, size, COST)
+    assert dict(placement.ranks) == ranks and tuple(placement.ranks) == NAMES
+    assert not placement.idle(size)
+
+
+def test_a_learner_that_needs_whole_batches_gets_one_rank():
+    assert deal(NAMES, 5, COST, whole=["linf"]).ranks["linf"] == (0,)
+    placement = deal(NAMES, 5, COST, whole=NAMES)
+    assert dict(placement.ranks) == {"linf": (0,), "natural": (1,), "l2": (2,)}
+    assert placement.idle(5) == (3, 4) and placement.followers() == frozenset()
+
+
+def test_no_learner_gets_more_ranks_than_its_batches_allow():
+    placement = deal(NAMES, 9, COST, most=2)
+    assert [len(ranks) for ranks in placement.ranks.values()] == [2, 2, 2]
+    assert placement.followers() == {1, 3, 5} and placement.idle(9) == (6, 7, 8)
+
+
+@given(costs=st.lists(st.integers(1, 50), min_size=1, max_size=6), size=st.integers(1, 8))
+def test_every_learner_is_seated_and_no_rank_is_far_from_the_mean(costs: list[int], size: int):
+    cost = {f"task{number}": cost for number, cost in enumerate(costs)}
+    placement = deal(tuple(cost), size, cost)
+    assert tuple(placement.ranks) == tuple(cost)
+    work = [sum(cost[name] for name in placement.local(rank)) for rank in range(size)]
+    if size <= len(costs):
+        assert all(len(ranks) == 1 for ranks in placement.ranks.values())
+        assert max(work) - min(work) <= max(costs), "or the largest would be better off elsewhere"
+    else:
+        assert sorted(rank for ranks in placement.ranks.values() for rank in ranks) == list(range(size))
+
+
+@given(images=st.integers(0, 50), count=st.integers(1, 7))
+def test_the_seats_of_a_group_have_every_image_once(images: int, count: int):
+    rows = [Seat(index, count).rows(images) for index in range(count)]
+    assert [row for some in rows for row in some] == list(range(images))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
 def test_nobody_else_can_speak():

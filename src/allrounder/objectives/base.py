@@ -21,6 +21,8 @@ class Objective(ABC):
     """Authors and year, for lists."""
     norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
     """The norms it can be trained under."""
+    whole_batch: ClassVar[bool] = False
+    """Whether the loss is more than a mean over images, so that several ranks cannot share a batch."""
 
     def threats(self) -> tuple[Threat, ...]:
         """What it trains robustness against; nothing by default."""

@@ -62,6 +62,7 @@ class Fat(Objective):
     """
 
     reference: ClassVar[str] = "Zhang et al., 2020"
+    whole_batch: ClassVar[bool] = True
 
     threat: Threat
     variant: Literal["at", "trades"] = "at"

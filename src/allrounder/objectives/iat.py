@@ -31,6 +31,7 @@ class Iat(Objective):
     """
 
     reference: ClassVar[str] = "Lamb et al., 2019"
+    whole_batch: ClassVar[bool] = True
 
     threat: Threat
     attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)

@@ -36,6 +36,7 @@ class Part(Objective):
     """
 
     reference: ClassVar[str] = "Zhang et al., 2024"
+    whole_batch: ClassVar[bool] = True
     norms: ClassVar[frozenset[type[Norm]]] = frozenset({Linf})
 
     threat: Threat

@@ -34,6 +34,7 @@ class LogitPairing(Objective):
     """
 
     reference: ClassVar[str] = "Jiang and Singh, 2024"
+    whole_batch: ClassVar[bool] = True
 
     source: Threat
     """The threat whose correct predictions are to be kept: Linf in the paper."""

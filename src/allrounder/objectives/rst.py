@@ -30,6 +30,7 @@ class RobustSelfTraining(Objective):
     """
 
     reference: ClassVar[str] = "Raghunathan et al., 2020"
+    whole_batch: ClassVar[bool] = True
 
     threat: Threat
     attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25, start="gaussian")

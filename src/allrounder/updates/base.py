@@ -23,6 +23,9 @@ class Update(ABC):
 
     members: ClassVar[int | None] = None
     """How many runs a training must start from, where the update needs their weights."""
+    whole_batch: ClassVar[bool] = True
+    """Whether it needs all images of a batch on one rank; false where all it takes from gradients comes after
+    `reduce_`."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
         """Tensors carried from step to step, named apart from those of objectives; none by default."""
@@ -62,6 +65,8 @@ class Update(ABC):
 @value
 class Descend(Update):
     """Plain descent: craft, loss, backward, optimiser step."""
+
+    whole_batch: ClassVar[bool] = False
 
     def apply(
         self,

@@ -1,0 +1,32 @@
+"""Which ranks train which learner of a recipe."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from allrounder.recipe import Recipe
+from allrounder.task import Task
+from allrounder.world import Placement, deal
+
+UNKNOWN = 33
+"""The work of a step whose passes are not known: that of PGD-10, which most are made of."""
+
+
+def seating(recipe: Recipe, network: nn.Module, smallest: int, size: int) -> Placement:
+    """Deal ranks by what a step of each task takes.
+
+    One rank has the whole batch of a learner that says so, and of any where the network draws noise, which
+    cannot be drawn for some images of a batch. No rank gets less than two images of the smallest batch.
+    """
+    noisy = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in network.modules())
+    whole = [task.name for task in recipe.tasks if noisy or not task.divisible()]
+    work = {task.name: _work(task) for task in recipe.tasks}
+    return deal(recipe.names, size, work, whole, most=max(smallest // 2, 1))
+
+
+def _work(task: Task) -> int:
+    try:
+        return task.passes().work
+    except ValueError:
+        return UNKNOWN

@@ -1,0 +1,116 @@
+"""What may happen to a training of several processes. Run as a module, it lets all of it happen, with ranks
+forked from one process, below a folder, and leaves how every rank ended in results.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import allrounder.training
+from allrounder.recipe import Recipe
+from allrounder.world import Placement
+from tests.distributed.processes import ranks
+from tests.interruptions import STEP, Point, die, struck
+from tests.networks import Tiny
+from tests.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
+
+L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
+AVERAGED = LINF.replace("lr = 0.05", "lr = 0.05\naverage = 0.7")
+DIVIDED = "curve = 0.6, rest = { natural = 0.5, l2 = 0.5 }"
+TRIO = recipe(HEAD + AVERAGED + NATURAL + L2 + MIX.replace("curve = 0.6", DIVIDED))
+"""Three learners with exchanges, validations and an average."""
+TRAINED = LINF.replace("steps = 2 } }", "steps = 2 }, norm_layers = 'train' }")
+UNEVEN = recipe(
+    HEAD.replace("batch = 16", "batch = 13") + TRAINED + NATURAL + L2 + MIX.replace("curve = 0.6", DIVIDED)
+)
+"""Batches of 13, 13 and 10 images, which two ranks cannot share evenly; attacks move batch-norm."""
+OTHER_SEAT = {"linf": (1,), "natural": (0,), "l2": (1,)}
+BACKWARDS = {"linf": (2,), "natural": (1,), "l2": (0,)}
+PATIENCE = "ALLROUNDER_TIMEOUT"
+
+
+def tiny64() -> nn.Module:
+    return Tiny().double()
+
+
+def seated(ranks_: dict[str, tuple[int, ...]]) -> Callable[..., Placement]:
+    return lambda *_: Placement(ranks_)
+
+
+def plainly(out: Path, _: int) -> None:
+    go(TRIO, out, resume=True)
+
+
+def placed(value: Recipe, out: Path, ranks_: dict[str, tuple[int, ...]], _: int) -> None:
+    allrounder.training.seating = seated(ranks_)
+    go(value, out)
+
+
+def struck_at(value: Recipe, out: Path, victim: int, strike: Callable[[], object], rank: int) -> None:
+    """Let something happen to one rank in its fifth step."""
+    with struck(Point(STEP, 5), strike) if rank == victim else nullcontext():
+        go(value, out)
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def give_way() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_all(children: list[int]) -> None:
+    """Wait until the others have noticed that the second rank hangs, then end it."""
+    for child in (children[0], *children[2:]):
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    os.kill(children[1], signal.SIGKILL)
+
+
+def everything(out: Path) -> dict[str, Any]:
+    """Every scenario, by name: the codes of all ranks, and what they said."""
+    go(TRIO, out / "serial")
+    go(UNEVEN, out / "uneven serial", model=tiny64)
+    other = recipe(TRIO.dump(), ("seed = 5", "seed = 6"))
+    found: dict[str, Any] = {}
+
+    def let(name: str, size: int, body: Callable[[int], object], **more: Any) -> None:
+        found[name] = ranks(size, body, out / "said" / name, **more)
+
+    for size in (2, 3):
+        let(f"{size} ranks", size, partial(plainly, out / f"{size} ranks"))
+    let("other seats", 2, partial(placed, TRIO, out / "other seats", OTHER_SEAT))
+    let("backwards", 3, partial(placed, TRIO, out / "backwards", BACKWARDS))
+    let("shared", 5, lambda rank: go(UNEVEN, out / "shared", model=tiny64))
+    let("other recipe", 2, lambda rank: go(other if rank else TRIO, out / "other recipe"))
+    let("failed", 3, partial(struck_at, TRIO, out / "failed", 2, give_way))
+    let("stopped", 3, partial(struck_at, TRIO, out / "stopped", 2, terminate))
+    let("stopped, shared", 4, partial(struck_at, UNEVEN, out / "stopped, shared", 1, terminate))
+    let("killed", 3, partial(struck_at, TRIO, out / "killed", 1, die))
+    os.environ[PATIENCE] = "6"
+    let("hung", 3, partial(struck_at, TRIO, out / "hung", 1, hang), during=end_all)
+    del os.environ[PATIENCE]
+    let("killed, resumed", 2, partial(plainly, out / "killed"))
+    go(TRIO, out / "stopped", resume=True)
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    (folder / "results.json").write_text(json.dumps(everything(folder)))
