@@ -58,6 +58,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("runs", "selection", "advice", "study"),
     ("starting", "minutes", "seating"),
     ("training", "programs"),
+    ("beginning",),
     ("trainer",),
     ("__init__", "campaign", "launchers", "display", "subject", "planning"),
     ("cli_eval", "cli_ood", "cli_study", "cli_plan"),
