@@ -58,7 +58,7 @@ class Overall:
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         """Nothing is done yet."""
-        self.size = {trial.folder: trial.work for trial in trials}
+        self.size = {trial.folder: float(trial.cost.work) for trial in trials}
         self.share = dict.fromkeys(self.size, 0.0)
 
     def percent(self, note: Note) -> int:
@@ -68,11 +68,16 @@ class Overall:
         return round(100 * done / sum(self.size.values()))
 
 
-def begin(study: Study, folder: Path) -> list[Trial]:
-    """Make a study's folder, or take up one of the same study; seeds may be added."""
-    trials, file = study.trials(), folder / STUDY
+def begin(study: Study, folder: Path) -> Study:
+    """Make a study's folder, or take up one of the same study; seeds may be added.
+
+    The study as the folder then holds it: with the seeds that were there, too.
+    """
+    study.trials()  # what is wrong with them is said before anything is written
+    file, text = folder / STUDY, ""
     if file.is_file():
-        there = Study.loads(file.read_text(encoding="utf-8"), str(file))
+        text = file.read_text(encoding="utf-8")
+        there = Study.loads(text, str(file))
         if replace(there, seeds=study.seeds, name="", about="") != replace(study, name="", about=""):
             raise RunError(
                 f"{folder}: holds another study ({there.name}: {', '.join(there.labels())}), asked for "
@@ -84,13 +89,14 @@ def begin(study: Study, folder: Path) -> list[Trial]:
             f"{folder}: is not empty and holds no study; choose another --out, nothing was changed"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(file, study.dump())
-    return trials
+    if text != study.dump():  # many tasks of a cluster begin at once, and find it as it is
+        write_text(file, study.dump())
+    return study
 
 
 def jobs_of(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[str, Job]:
     """What there is to do, the longest first, so that no long one is left alone at the end."""
-    order = sorted(trials, key=lambda trial: -trial.work)
+    order = sorted(trials, key=lambda trial: -trial.cost.work)
     return {
         trial.folder: partial(
             carry_out,
@@ -106,7 +112,8 @@ def jobs_of(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[s
 
 def run_study(study: Study, folder: Path, show: Send, *, workers: int = 2) -> None:
     """Train and evaluate everything, several at once, each in a process of one thread."""
-    run_jobs(jobs_of(begin(study, folder), folder, study.images), workers, show)
+    begin(study, folder)
+    run_jobs(jobs_of(study.trials(), folder, study.images), workers, show)
 
 
 def carry_out(

@@ -15,10 +15,17 @@ def show_plan(source: str, sets: Sequence[str], steps: int) -> None:
     """Measure a recipe and print what it takes."""
     recipe = Recipe.load(source, sets)
     name = recipe.name.replace("/", "-")
-    with Bars(out, [name]) as bars:
-        found = plan(recipe, steps=steps, progress=Watch(bars, name))
-    for line in lines(found, datetime.now()):
-        say(line)
+    trainings, total = recipe.trainings(), 0.0
+    for phase, training in trainings.items():
+        with Bars(out, [name]) as bars:
+            found = plan(training, steps=steps, progress=Watch(bars, name))
+        if phase:
+            say(f"training {phase}:")
+        for line in lines(found, datetime.now()):
+            say(line)
+        total += found.seconds
+    if len(trainings) > 1:
+        say(f"all {len(trainings)} trainings: {duration(total)}, without what a program does between them")
 
 
 def lines(found: Plan, now: datetime) -> Iterator[str]:

@@ -134,12 +134,12 @@ def carry_on(
     if dry:
         _say_plan(study, trials, folder, launcher)
         return
-    begin(study, folder)
+    held = begin(study, folder)
     chosen = trials if only is None else [trials[only]]
     jobs = jobs_of(chosen, folder, study.images)
     say(f"{study.name}: {len(chosen)} trainings into {folder}/")
     if launcher == "slurm":
-        write_text(folder / SCRIPT, slurm_script(folder, len(trials)))
+        write_text(folder / SCRIPT, slurm_script(folder, len(held.trials())))
         say(submit(folder / SCRIPT))
         return
     try:
@@ -152,8 +152,10 @@ def carry_on(
 
 
 def _finish(study: Study, folder: Path, only: int | None) -> None:
+    if only is not None:  # the others may be under way, each as a task of its own
+        return
     results = gather(study, folder)
-    if results.outcomes and only is None:
+    if results.outcomes:
         show(results, folder)
 
 

@@ -27,7 +27,7 @@ def slurm_script(folder: Path, count: int) -> str:
         "#SBATCH --ntasks=1",
         "#SBATCH --cpus-per-task=1",
         "#SBATCH --requeue",
-        "#SBATCH --signal=TERM@60",
+        "#SBATCH --signal=B:TERM@60",
         f"#SBATCH --output={place / 'slurm-%a.log'}",
         "export OMP_NUM_THREADS=1",
         f'exec {shlex.join(command)} --only "$SLURM_ARRAY_TASK_ID"',

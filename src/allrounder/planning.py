@@ -40,6 +40,7 @@ from allrounder.resident import growth
 from allrounder.runs import Run
 from allrounder.training import Training
 from allrounder.types import Passes, device_of
+from allrounder.updates import Descend
 from allrounder.weights import Weights
 from allrounder.world import World
 
@@ -59,11 +60,15 @@ def plan(
     """
     if steps < 1:
         raise ValueError(f"steps: got {steps}, expected 1 or more")
+    if recipe.program is not None:
+        names = ", ".join(recipe.trainings())
+        raise ValueError(f"{recipe.name}: has several trainings ({names}); plan each of recipe.trainings()")
     world, progress = world or World.from_env(), progress or Silent()
     remarks = recipe.compute.check(world.device)
     data, said = _images(recipe, data)
     # Where weights start from changes no cost, and those runs need not be here.
-    recipe = replace(recipe, init=Random())
+    plain = tuple(replace(task, update=Descend()) if task.update.members else task for task in recipe.tasks)
+    recipe = replace(recipe, init=Random(), task=plain)
     with TemporaryDirectory(prefix="allrounder-plan-") as folder:
         run = Run.begin(Path(folder) / "run", recipe, resume=False)
         training = Training(recipe, run, model, data, world)

@@ -176,7 +176,7 @@ class WeightSoup(Program):
         self, task: tuple[Task, ...], mix: Mix | None, rule: Validation, extra: Extra | None
     ) -> list[Problem]:
         """Several members that share everything, and no other mix."""
-        names, found = [member.name for member in task], list[Problem]()
+        names, found = [member.name for member in task], unselected(self.which, rule)
         if len(task) < 2:
             found.append((("task",), "expected two or more members of the soup, got one"))
         if mix is not None:
@@ -229,7 +229,13 @@ class SelfTraining(Program):
     ) -> list[Problem]:
         """No other second set."""
         said = "the program brings the second set of images; leave it out"
-        return [] if extra is None else [(("extra",), said)]
+        return unselected(self.which, rule) + ([] if extra is None else [(("extra",), said)])
+
+
+def unselected(which: str, rule: Validation) -> list[Problem]:
+    """Best weights, where none are chosen."""
+    said = 'is "best", but validation.images = 0 chooses none; use "last", or hold images out'
+    return [(("program", "which"), said)] if which == "best" and not rule.images and rule.on != "test" else []
 
 
 PROGRAMS: dict[str, type[Program]] = {"curve": Curve, "soup": WeightSoup, "self-training": SelfTraining}

@@ -160,18 +160,14 @@ class Recipe:
         """Every training of a program by name, in order; a plain recipe is its only one."""
         return {"": self} if self.program is None else {name: self.training(name) for name in self.changes()}
 
-    @property
-    def longest(self) -> int:
-        """The epochs of its longest training."""
-        return max(recipe.epochs for recipe in self.trainings().values())
-
     def passes(self) -> Passes:
-        """What a step of all learners takes, at most; all of a program, spread over its longest training."""
-        if self.program is None:
-            return sum((task.passes() for task in self.task), Passes())
+        """What a step of all learners takes, at most; of a program, one of its last training."""
+        return sum((task.passes() for task in self.task), Passes())
+
+    def whole_passes(self) -> Passes:
+        """What every training image takes over the whole run, at most, in all trainings of a program."""
         every = [recipe.passes() * recipe.epochs for recipe in self.trainings().values()]
-        total = sum(every, Passes())
-        return Passes(-(-total.forwards // self.longest), -(-total.backwards // self.longest))
+        return sum(every, Passes())
 
     @property
     def tasks(self) -> tuple[Task, ...]:

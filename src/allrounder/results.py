@@ -63,7 +63,7 @@ class Results:
     outcomes: Mapping[str, Mapping[int, Outcome]]
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, dict[str, float]])
     cost: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Forward and backward passes of a training step, by row: "11/11"."""
+    """Forward and backward passes of an image over the whole run, by row: "132/132"."""
     reference: str = ""
     source: str = ""
     missing: Sequence[str] = ()
@@ -141,7 +141,7 @@ class Results:
                 "between trainings."
             )
         if self.cost:
-            lines.append("Cost: forward/backward passes for every training image and epoch, at most.")
+            lines.append("Cost: forward/backward passes of every training image over the whole run, at most.")
         if any(self.paper.values()):
             lines.append(f"Paper: {self.source or 'as reported'}, in percent; not measured here.")
         lines += footnotes(several) if several else []

@@ -96,6 +96,10 @@ class Study:
         problems: list[tuple[tuple[str | int, ...], str]] = []
         if not labels:
             problems.append((("row",), "missing; say what is compared, with [[axis]] or [[row]]"))
+        for field in ("recipe", "weights"):
+            having = [axis.name for axis in self.axis if any(getattr(point, field) for point in axis.point)]
+            if len(having) > 1:
+                problems.append((("axis",), f"{field} is named by {having}; expected one axis that does"))
         for label in sorted({label for label in labels if labels.count(label) > 1}):
             problems.append((("row",), f'two rows are called "{label}"; names must differ'))
         slugs = [slug(label) for label in labels]
@@ -212,13 +216,8 @@ class Trial:
 
     @property
     def cost(self) -> Passes:
-        """Forward and backward passes of a step of all learners, at most."""
-        return self.recipe.passes()
-
-    @property
-    def work(self) -> float:
-        """How long it takes, in passes of an epoch."""
-        return float(self.cost.work * self.recipe.longest)
+        """Forward and backward passes that every training image takes over the whole run, at most."""
+        return self.recipe.whole_passes()
 
 
 def slug(label: str) -> str:

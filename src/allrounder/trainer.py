@@ -48,11 +48,15 @@ def train(
             progress.say(f"{run.folder}: already finished")
             return run
         if recipe.program is None:
-            return _train(recipe, run, model, data, world, progress)
+            _train(recipe, run, model, data, world, progress)
+            return run
 
         def phase(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
             run, _ = begun(recipe, out, True, model, data, world)
-            return run if run.finished else _train(recipe, run, model, data, world, progress)
+            signal = None if run.finished else _train(recipe, run, model, data, world, progress)
+            if signal is not None:  # it came while the last weights were written
+                raise Interrupted(f"{run.folder}: {signal} after its end; continue with --resume")
+            return run
 
         with run.locked():
             for line in run.record_session(world.device):
@@ -69,8 +73,8 @@ def _train(
     data: Data | None,
     world: World,
     progress: Progress,
-) -> Run:
-    """Take the steps that a plain recipe's run still lacks."""
+) -> str | None:
+    """Take the steps that a plain recipe's run still lacks; the signal that came after the last one."""
     with run.locked() if world.chief else nullcontext(), stop_on_signals() as stop:
         data = recipe.with_extra(data or recipe.read_data())
         training = Training(recipe, run, model, data, world)
@@ -86,7 +90,7 @@ def _train(
                 training.save(t)
                 raise Interrupted(f"{run.folder}: {reason} after step {t}; continue with --resume")
         training.finish()
-    return run
+        return stop.signal
 
 
 def _opening(training: Training) -> list[str]:

@@ -60,7 +60,8 @@ def study(tmp_path: Path) -> Study:
 def ran(study: Study, folder: Path) -> list[Note]:
     """Run a study in this process; what was told."""
     told: list[Note] = []
-    for name, job in jobs_of(begin(study, folder), folder, study.images).items():
+    begin(study, folder)
+    for name, job in jobs_of(study.trials(), folder, study.images).items():
         job(name, told.append)
     return told
 
@@ -219,6 +220,9 @@ def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, k
 def test_a_script_for_slurm_runs_every_training(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    # Seeds that were there before are tasks too, since these read the study that the folder holds.
+    begin(study, tmp_path / "seeds")
+    assert len(begin(replace(study, seeds=(5,)), tmp_path / "seeds").trials()) == 6
     text = slurm_script(tmp_path / "out", 4)
     assert "#SBATCH --array=0-3" in text and '--only "$SLURM_ARRAY_TASK_ID"' in text
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -237,7 +241,8 @@ def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
     one = replace(study, seeds=(0,))
     ran(one, tmp_path / "here")
     told: list[Note] = []
-    run_on_ray(jobs_of(begin(one, tmp_path / "ray"), tmp_path / "ray", None), told.append)
+    begin(one, tmp_path / "ray")
+    run_on_ray(jobs_of(one.trials(), tmp_path / "ray", None), told.append)
     assert sorted((note.name, note.what) for note in told) == [
         ("fast/seed-0", "done"),
         ("slow/seed-0", "done"),
@@ -271,7 +276,7 @@ def test_cost_travels_with_the_outcome(study: Study, tmp_path: Path):
     from allrounder.outcome import Outcome
 
     outcome = Outcome.load(place_of(tmp_path / "r", "best") / OUTCOME)
-    assert outcome.facts["cost"] == "2/2" and len(outcome) == 6
+    assert outcome.facts["cost"] == "4/4" and len(outcome) == 6
 
 
 def test_rows_that_differ_in_their_weights_share_a_training(study: Study, tmp_path: Path):

@@ -221,13 +221,13 @@ def test_progress_goes_from_nothing_to_all_and_never_back(tmp_path: Path):
     assert listener.seen == sorted(listener.seen)
 
 
-def test_its_passes_are_those_of_all_trainings_over_the_longest():
-    """Two epochs of the curve and one of each end, at three pairs a step: (3 + 3 + 6) / 2."""
+def test_its_cost_is_that_of_all_trainings():
+    """Two epochs of the curve and one of each end, at three pairs a step: 3 + 3 + 6."""
     value = program("curve")
-    assert value.passes() == Passes(6, 6) and value.longest == 2
-    assert Trial(0, value, "x", {}).work == 2 * (6 + 2 * 6)
-    # One natural epoch, then two of both members: (1 + 6 + 2) / 2, rounded up.
-    assert program("soup").passes() == Passes(5, 5)
+    assert value.passes() == Passes(3, 3)
+    assert value.whole_passes() == Trial(0, value, "x", {}).cost == Passes(12, 12)
+    # One natural epoch, then two of both members: 1 + 6 + 2.
+    assert program("soup").whole_passes() == Passes(9, 9)
 
 
 CURVED = "update = { kind = 'curve', weight_decay = 0.01 }"

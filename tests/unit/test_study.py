@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from allrounder.errors import RecipeError
-from allrounder.study import Point, Study, shipped_studies, slug
+from allrounder.study import Axis, Point, Study, shipped_studies, slug
 
 GRID = """
 about = "two axes and a row"
@@ -41,7 +42,7 @@ def test_axes_are_combined_and_rows_stand_beside_them():
     assert len({t.recipe.fingerprint() for t in trials}) == len(trials) == 10
     assert len({t.folder for t in trials}) == 10 and trials[0].folder == "often-thin/seed-0"
     assert all(t.recipe.epochs == 2 and t.recipe.seed == t.seed for t in trials)
-    assert [str(t.cost) for t in trials[::2]] == ["12/12", "12/12", "12/12", "12/12", "11/11"]
+    assert [str(t.cost) for t in trials[::2]] == ["24/24", "24/24", "24/24", "24/24", "22/22"]
     assert study.paper() == {"often, wide": {"natural": 90.5}, "rarely, wide": {"natural": 90.5}}
 
 
@@ -99,3 +100,10 @@ def test_recipes_are_compared_by_name():
 )
 def test_labels_become_folders(label: str, name: str):
     assert slug(label) == name
+
+
+def test_two_axes_that_name_recipes_are_refused():
+    points = (Point(label="a", recipe="embedded/nt"), Point(label="b", recipe="embedded/at-linf"))
+    axes = (Axis(name="one", point=points), Axis(name="two", point=(replace(points[0], label="c"),)))
+    with pytest.raises(ValueError, match="recipe is named by"):
+        Study(base="embedded/nt", axis=axes)

@@ -96,7 +96,8 @@ def _labels(stage: Stage, weights: Mapping[str, Tensor], pool: Split) -> Labels:
 
 def _take_over(run: Run, source: Run, which: str) -> None:
     """Make a phase's weights those of the program."""
-    names = ("global", *source.recipe.names)
+    averaged = [f"{task.name}.live" for task in source.recipe.tasks if task.average is not None]
+    names = ("global", *source.recipe.names, *averaged)
     if which == "best" and not (source.recipe.validation.images or source.recipe.validation.on == "test"):
         return
     found = {name: source.weights(f"{name}@{which}") for name in names}
