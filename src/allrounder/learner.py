@@ -42,12 +42,13 @@ class Learner:
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
-        self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
         seat.synchronise_(model)
         self.network = in_precision(self.model, compute)
         remembered = task.objective.memory() | task.update.memory(self.network)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
+        # A loss scale asks before the watch does: it takes away what overflows, and training goes on.
         self.memory |= guarded(self.network, self.optimizer)
+        self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
         self.live = weights_of(model)
         self.average = snapshot(self.live) if task.average is not None else None
 
