@@ -93,7 +93,10 @@ def perturbed(model: nn.Module, gamma: float) -> Generator[None]:
     try:
         with torch.no_grad():
             for parameter, before, g in moved:
-                parameter.add_(g * (gamma * length(before) / (length(g) + TINY)))
+                size = length(g)
+                move = g * (gamma * length(before) / (size + TINY))
+                # A gradient that overflows points nowhere; without it the descent decides about the step.
+                parameter.add_(torch.where(size.isfinite(), move, 0))
         yield
     finally:
         with torch.no_grad():
