@@ -44,7 +44,7 @@ class Learner:
         self.optimizer = task.optimizer.build(model.parameters())
         seat.synchronise_(model)
         self.network = in_precision(self.model, compute)
-        remembered = task.objective.memory() | task.update.memory(self.network)
+        remembered = task.objective.memory() | task.update.memory(self.model)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
         # A loss scale asks before the watch does: it takes away what overflows, and training goes on.
         self.memory |= guarded(self.network, self.optimizer)

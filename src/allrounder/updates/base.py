@@ -28,7 +28,10 @@ class Update(ABC):
     `reduce_`."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """Tensors carried from step to step, named apart from those of objectives; none by default."""
+        """Tensors carried from step to step, named apart from those of objectives; none by default.
+
+        The network is the bare one, so that names are those of its weights in any precision.
+        """
         return {}
 
     def begin_(  # noqa: B027

@@ -15,6 +15,7 @@ from allrounder.attacks.pgd import Pgd
 from allrounder.modes import modes_restored
 from allrounder.objectives.base import Objective
 from allrounder.optimizers import Optimizer
+from allrounder.precision import bare
 from allrounder.types import Batch, Context, Loss, Passes
 from allrounder.updates.base import Descend, Update
 from allrounder.values import Kind, Share, value
@@ -83,7 +84,7 @@ class Guarded(Update):
             held["last.loss"].copy_(loss.total.detach())
             held["last.accuracy"].copy_(loss.parts["accuracy"])
             found = agreed(self._accuracy(model, objective, batch, ctx), reduce_)
-            live, kept = weights_of(model), under("weights.", held)
+            live, kept = weights_of(bare(model)), under("weights.", held)
             if float(found) < float(held["accuracy"]) - self.fall:
                 held["stopped"].fill_(1)
                 copy_(live, kept)
