@@ -86,8 +86,9 @@ class Score(Objective):
             fitted = model(crafted.x)
             errors = self._clipped(_error(fitted, batch), fitted)
         else:
-            fitted = model(batch.x)
-            drift = (model(crafted.x).softmax(dim=1) - fitted.softmax(dim=1)).square().sum(dim=1)
+            # Crafted images first, as released: the running statistics see the natural ones last.
+            moved, fitted = model(crafted.x), model(batch.x)
+            drift = (moved.softmax(dim=1) - fitted.softmax(dim=1)).square().sum(dim=1)
             if self.clips == "robust":
                 errors = _error(fitted, batch) + self.beta * self._clipped(drift, fitted)
             else:
