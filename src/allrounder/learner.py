@@ -79,7 +79,8 @@ class Learner:
         except (Diverged, ThreatError) as error:
             raise type(error)(f"{self._when(t)}: {error}") from error
         if self.average is not None and task.average is not None:
-            blend_(self.average, self.live, task.average(t, self.clock))
+            restarted = task.update.restarted(self.memory)
+            blend_(self.average, self.live, 0.0 if restarted else task.average(t, self.clock))
         return loss
 
     def prepare(self, batch: Batch, t: int) -> Batch:
@@ -105,6 +106,7 @@ class Learner:
             copy_(self.average, weights)
         if momentum == "reset":
             self.optimizer.state.clear()
+            self.task.update.reset_(self.memory)
 
     def check(self) -> None:
         """Raise Diverged if a step since the start was bad and could not say so without waiting."""

@@ -39,6 +39,13 @@ class Update(ABC):
     ) -> None:
         """Take the weights of the runs that a training starts from into the memory; nothing by default."""
 
+    def restarted(self, memory: Mapping[str, Tensor]) -> bool:
+        """Whether the last step went back to earlier weights, so that an average has to start anew there."""
+        return False
+
+    def reset_(self, memory: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Forget momentum that is kept in the memory, as an optimiser forgets its own; nothing by default."""
+
     def passes(self, objective: Objective) -> Passes:
         """What a step with an objective takes, at most; by default what the objective does."""
         return objective.passes()

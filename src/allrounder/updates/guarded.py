@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, final
 
 import torch
@@ -32,9 +32,10 @@ class Guarded(Update):
 
     At the end of every epoch the probe attacks its last batch, under the objective's threats, with the
     network in evaluation mode. Where the mean accuracy is more than `fall` below that of the epoch before,
-    the weights of the end of that epoch come back and no more steps are taken: they cost nothing, and report
-    the last loss, with "stopped" at 1. The learner stays a learner: in a mix its weights keep their share,
-    and an exchange replaces them like all others'.
+    the weights that the epoch began with come back and no more steps are taken: they cost nothing, and report
+    the last loss, with "stopped" at 1. An average of the learner's weights starts anew from those that come
+    back. The learner stays a learner: in a mix its weights keep their share, and an exchange replaces them
+    like all others'.
     Wong, Rice and Kolter, 2020, Fast is better than free: revisiting adversarial training.
     """
 
@@ -44,10 +45,15 @@ class Guarded(Update):
     """How far accuracy may fall from one epoch to the next."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """Weights and accuracy of the epoch before, whether it is over, and what was last reported."""
-        numbers = {"stopped": 0.0, "accuracy": NEVER, "last.loss": 0.0, "last.accuracy": 0.0}
+        """The epoch's first weights, the accuracy of the one before, whether it is over and whether the last
+        step ended it, and what was last reported."""
+        numbers = {"stopped": 0.0, "ended": 0.0, "accuracy": NEVER, "last.loss": 0.0, "last.accuracy": 0.0}
         kept = {f"guard.weights.{name}": tensor for name, tensor in snapshot(weights_of(model)).items()}
         return {f"guard.{name}": torch.tensor(number) for name, number in numbers.items()} | kept
+
+    def restarted(self, memory: Mapping[str, Tensor]) -> bool:
+        """In the step that ends it."""
+        return bool(memory["guard.ended"])
 
     def epoch_passes(self, objective: Objective) -> Passes:
         """The probe's, and a forward pass more, for every threat."""
@@ -77,20 +83,23 @@ class Guarded(Update):
         """One step, and a look at the end of an epoch; or none."""
         held = under("guard.", ctx.memory)
         if bool(held["stopped"]):
+            held["ended"].zero_()
             parts = {"accuracy": held["last.accuracy"].clone(), "stopped": held["stopped"].clone()}
             return Loss(held["last.loss"].clone(), parts)
+        live, kept = weights_of(bare(model)), under("weights.", held)
+        if (ctx.t - 1) % ctx.clock.steps == 0:  # after an exchange at the end of the epoch before
+            copy_(kept, live)
         loss = Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
         if ctx.epoch_done:
             held["last.loss"].copy_(loss.total.detach())
             held["last.accuracy"].copy_(loss.parts["accuracy"])
             found = agreed(self._accuracy(model, objective, batch, ctx), reduce_)
-            live, kept = weights_of(bare(model)), under("weights.", held)
             if float(found) < float(held["accuracy"]) - self.fall:
                 held["stopped"].fill_(1)
+                held["ended"].fill_(1)
                 copy_(live, kept)
             else:
                 held["accuracy"].copy_(found)
-                copy_(kept, live)
         return Loss(loss.total, {**loss.parts, "stopped": held["stopped"].clone()})
 
     def _accuracy(self, model: nn.Module, objective: Objective, batch: Batch, ctx: Context) -> Tensor:
