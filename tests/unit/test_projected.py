@@ -173,6 +173,15 @@ def test_both_restart_from_what_an_epoch_ended_with_and_from_what_an_exchange_br
     assert not same(plain.live, who.live)
 
 
+@pytest.mark.parametrize("momentum", ["keep", "reset"])
+def test_an_exchange_that_forgets_momentum_forgets_the_copys_too(momentum: Any):
+    who = walk(learner(), 1, 3)
+    who.receive(snapshot(who.live), momentum=momentum)
+    held = [t for name, t in who.memory.items() if name.startswith("projected.momentum.")]
+    assert bool(who.optimizer.state) == (momentum == "keep") == any(bool(t.any()) for t in held)
+    assert held
+
+
 def test_a_learner_goes_on_from_its_saved_state_to_the_bit():
     task = replace(TASK, optimizer=Sgd(weight_decay=0.01, decay_on="weights"))
     straight = walk(learner(task), 1, 5)

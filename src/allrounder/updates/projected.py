@@ -50,6 +50,11 @@ class Projected(Update):
             **{f"{MOMENTUM}{name}": tensor for name, tensor in still.items()},
         }
 
+    def reset_(self, memory: Mapping[str, Tensor]) -> None:
+        """The copy's momentum."""
+        for tensor in under(MOMENTUM, memory).values():
+            tensor.zero_()
+
     def passes(self, objective: Objective) -> Passes:
         """The objective's, and a pair for the copy."""
         return objective.passes() + Passes(1, 1)
