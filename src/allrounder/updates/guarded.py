@@ -62,7 +62,8 @@ class Guarded(Update):
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
         """Nothing to probe, or a probe that cannot."""
         if not objective.threats():
-            return [("kind", "the objective trains against no threat, so there is nothing to guard")]
+            said = "the objective trains against no threat, so there is nothing to guard; use descend"
+            return [("kind", said)]
         found: list[tuple[str, str]] = []
         for threat in objective.threats():
             try:
@@ -114,7 +115,8 @@ class Guarded(Update):
 
 
 def agreed(number: Tensor, reduce_: Callable[[nn.Module], None]) -> Tensor:
-    """The mean of a number over a group, so that all of it stop or none; `reduce_` averages gradients."""
+    """The mean of a number over all who share a learner, who thus stop together; `reduce_` averages
+    gradients."""
     ballot = nn.Module()
     ballot.register_parameter("number", nn.Parameter(number.clone()))
     (parameter,) = ballot.parameters()
