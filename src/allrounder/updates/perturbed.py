@@ -57,7 +57,7 @@ class WeightPerturbed(Update):
         ctx: Context,
         reduce_: Callable[[nn.Module], None],
     ) -> Loss:
-        """One step; the group perturbs its weights alike, because the gradient of the ascent is averaged."""
+        """One step; the gradient of the ascent is averaged too, so that all who share it perturb alike."""
         if ctx.t <= self.start.steps(ctx.clock):
             return Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
         crafted = objective.craft(model, batch, ctx)

@@ -85,6 +85,8 @@ class Projected(Update):
         loss = Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
         robust = snapshot(live)
         copy_(live, copy)
+        # Differs: released code trains the copy before the robust epoch, in a pass of its own over batches in
+        # another order. ADR 0020
         try:
             _natural_step(model, optimizer, batch, under(MOMENTUM, ctx.memory), reduce_)
             copy_(copy, live)
