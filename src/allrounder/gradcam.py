@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from allrounder.modes import gradients_off, modes_restored
+from allrounder.precision import bare
 from allrounder.types import Images, Passes
 
 NAMED = "last_stage"
@@ -43,6 +44,8 @@ def grad_cam(model: nn.Module, x: Images) -> Float[Tensor, "n h w"]:
         (maps,) = given
         top = logits.gather(1, logits.argmax(dim=1, keepdim=True))
         slopes = torch.autograd.grad(top.sum(), maps)[0]
+        # A network may compute in half precision, in which not every device can resize.
+        maps, slopes = maps.to(x.dtype), slopes.to(x.dtype)
     with torch.no_grad():
         cam = F.relu((slopes.mean(dim=(2, 3), keepdim=True) * maps).sum(dim=1))
         cam = cam - cam.amin(dim=(1, 2), keepdim=True)
@@ -56,8 +59,9 @@ def grad_cam(model: nn.Module, x: Images) -> Float[Tensor, "n h w"]:
 def _maps(model: nn.Module) -> Generator[list[Tensor]]:
     """Holds what the last stage gives: the one that is named, or the last of all that gives maps."""
     given: list[Tensor] = []
-    name = getattr(model, NAMED, None)
-    stages = [model.get_submodule(name)] if isinstance(name, str) else list(model.modules())
+    network = bare(model)
+    name = getattr(network, NAMED, None)
+    stages = [network.get_submodule(name)] if isinstance(name, str) else list(network.modules())
     least = 1 if isinstance(name, str) else 2
 
     def keep(module: nn.Module, inputs: object, output: object) -> None:

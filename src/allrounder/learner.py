@@ -42,12 +42,13 @@ class Learner:
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
-        self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
         seat.synchronise_(model)
         self.network = in_precision(self.model, compute)
-        remembered = task.objective.memory() | task.update.memory(self.network)
+        remembered = task.objective.memory() | task.update.memory(self.model)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
+        # A loss scale asks before the watch does: it takes away what overflows, and training goes on.
         self.memory |= guarded(self.network, self.optimizer)
+        self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
         self.live = weights_of(model)
         self.average = snapshot(self.live) if task.average is not None else None
 
@@ -78,7 +79,8 @@ class Learner:
         except (Diverged, ThreatError) as error:
             raise type(error)(f"{self._when(t)}: {error}") from error
         if self.average is not None and task.average is not None:
-            blend_(self.average, self.live, task.average(t, self.clock))
+            restarted = task.update.restarted(self.memory)
+            blend_(self.average, self.live, 0.0 if restarted else task.average(t, self.clock))
         return loss
 
     def prepare(self, batch: Batch, t: int) -> Batch:
@@ -104,6 +106,7 @@ class Learner:
             copy_(self.average, weights)
         if momentum == "reset":
             self.optimizer.state.clear()
+            self.task.update.reset_(self.memory)
 
     def check(self) -> None:
         """Raise Diverged if a step since the start was bad and could not say so without waiting."""

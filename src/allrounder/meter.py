@@ -11,6 +11,8 @@ from torch import Tensor
 from allrounder.types import Loss
 
 Sums = dict[str, float]
+TOLD = "images."
+"""Before the name of a number: the images of the steps that told it, as a method may not tell it in all."""
 MOST_UNREAD = 1000
 """Steps whose numbers are left on a device at most."""
 
@@ -53,7 +55,7 @@ class Meter:
             sums = self.known[name]
             for key, number in told.items():
                 sums[key] = sums.get(key, 0.0) + float(number) * images
-            sums["images"] += images
+                sums[TOLD + key] = sums.get(TOLD + key, 0.0) + images
         self.unread.clear()
 
     def seconds(self) -> float:
@@ -68,8 +70,9 @@ class Meter:
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Loss, accuracy and what else a method tells, per image."""
-    return {key: total / sums["images"] for key, total in sums.items() if key != "images"}
+    """Loss, accuracy and what else a method tells, per image of the steps that told it; 0 where none did."""
+    numbers = {key: total for key, total in sums.items() if not key.startswith(TOLD)}
+    return {key: total / (sums.get(TOLD + key, 0.0) or 1.0) for key, total in numbers.items()}
 
 
 def total(several: Sequence[Mapping[str, float]]) -> Sums:
@@ -79,4 +82,4 @@ def total(several: Sequence[Mapping[str, float]]) -> Sums:
 
 
 def _nothing() -> Sums:
-    return {"loss": 0.0, "accuracy": 0.0, "images": 0.0}
+    return {"loss": 0.0, "accuracy": 0.0}

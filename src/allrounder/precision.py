@@ -109,6 +109,17 @@ def guarded(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
     return network.scale.memory
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """The network itself, by whose names its tensors are saved, also where casts stand before it."""
+    return model.network if isinstance(model, Cast) else model
+
+
+def guard_(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What a loss scale does before an optimiser moves, for a step that is taken without the optimiser."""
+    if isinstance(model, Cast) and model.scale is not None:
+        model.scale.guard(optimizer)
+
+
 def _amplified(t: Tensor, factor: float) -> Tensor:
     """The same numbers, with a gradient that is so many times as large."""
     if factor == 1 or not t.requires_grad:

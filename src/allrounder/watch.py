@@ -45,11 +45,10 @@ class Watch:
 
     def _before(self, optimizer: Any, *_: Any) -> None:
         """Look at the gradients, and have a bad step, or one after it, left out."""
-        if getattr(optimizer, "grad_scale", None) is None:  # a scaler of gradients looks by itself
-            given = [p.grad for group in optimizer.param_groups for p in group["params"]]
-            self._note([g for g in given if g is not None])
-            assert self.first is not None
-            optimizer.found_inf = (self.first > 0).float()
+        given = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self._note([g for g in given if g is not None])
+        assert self.first is not None
+        optimizer.found_inf = (self.first > 0).float()
 
     def _note(self, tensors: Iterable[Tensor]) -> None:
         floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]

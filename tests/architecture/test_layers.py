@@ -42,9 +42,9 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("norms", "data", "folding", "precision", "meter", "watch", "schedules", "shelf", "world"),
-        *("reliability", "footnotes", "ledger", "gradcam", "costs"),
+        *("reliability", "footnotes", "ledger", "costs"),
     ),
-    ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
+    ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions", "gradcam"),
     ("attacks", "quick", "tables"),
     ("objectives", "probes", "doctor", "results", "validation"),
     ("assessment",),

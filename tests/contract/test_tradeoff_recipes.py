@@ -82,11 +82,11 @@ OWN: dict[str, tuple[Objective, type[Any], float, dict[int, float]]] = {
         {1: 0.1, 99: 0.1, 100: 0.01, 149: 0.01, 150: 0.001, 200: 0.001},
     ),
     "cifar10/score-official": (
-        *(said("score", "Linf:8/255", 0.25), PreActResNet18, 5e-4),
-        {1: 0.05, 99: 0.05, 100: 5e-3, 104: 5e-3, 105: 5e-4, 110: 5e-4},
+        *(replace(said("score", "Linf:8/255", 0.25), clip=0.3), PreActResNet18, 5e-4),
+        {1: 0.05, 100: 0.05, 101: 5e-3, 105: 5e-3, 106: 5e-4, 110: 5e-4},
     ),
 }
-"""By name: objective, network, weight decay, and rates by epoch, the last epoch included."""
+"""By name: objective, network, weight decay, and rates of first steps by epoch, the last epoch included."""
 
 
 def test_these_recipes_are_shipped_and_no_others_of_their_methods():
@@ -111,9 +111,17 @@ def test_an_official_recipe_has_the_methods_own_setting(name: str):
     assert task.objective == objective
     assert isinstance(recipe.model, network)
     assert task.optimizer == Sgd(momentum=0.9, weight_decay=decay)
-    assert {epoch: task.lr(clock.reading(epoch * 6), clock) for epoch in rates} == pytest.approx(rates)
+    assert {epoch: task.lr(clock.reading(epoch * 6 - 5), clock) for epoch in rates} == pytest.approx(rates)
     assert recipe.epochs == max(rates)
     assert (recipe.batch, task.average, recipe.mix) == (128, None, None)
+
+
+def test_the_rate_of_score_falls_in_the_last_step_of_an_epoch_as_released():
+    recipe = Recipe.load("cifar10/score-official")
+    clock, lr = Clock(recipe.epochs, 6, recipe.pace), recipe.task[0].lr
+    for epoch, before, after in ((100, 0.05, 5e-3), (105, 5e-3, 5e-4)):
+        found = [lr(clock.reading(t), clock) for t in (6 * epoch - 1, 6 * epoch)]
+        assert found == pytest.approx([before, after])
 
 
 @pytest.mark.parametrize(

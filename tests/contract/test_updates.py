@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks import Pgd
+from allrounder.compute import Compute
 from allrounder.data.augment import NoAugment
 from allrounder.learner import Learner
 from allrounder.objectives import Adversarial, Natural, Objective
@@ -25,6 +26,7 @@ from allrounder.times import Clock
 from allrounder.types import Batch, Context, Loss, Passes
 from allrounder.updates import UPDATES, Update
 from allrounder.values import Kind, adapter
+from allrounder.weights import weights_of
 from allrounder.world import Seat
 from tests.interruptions import STEP, Killed, Point, give_up, struck
 from tests.networks import Counting, Tiny, blobs, same
@@ -168,6 +170,34 @@ def test_a_learner_saves_and_restores_all_that_a_step_needs(update: Update, obje
     for t in (LAST - 1, LAST):
         assert torch.equal(first.step(batch(), t).total, second.step(batch(), t).total)
     assert same(first.state(), second.state())
+
+
+def test_behind_casts_it_does_the_same_and_remembers_by_the_names_of_the_weights(
+    update: Update, objective: Objective, monkeypatch: pytest.MonkeyPatch
+):
+    """Autocast is taken away, so that half precision is full precision, to the bit; with an average."""
+    monkeypatch.setattr(torch, "autocast", lambda *given, **more: torch.enable_grad())
+    task = Task(
+        name="one",
+        objective=objective,
+        update=update,
+        lr=Constant(value=0.05),
+        augment=NoAugment(),
+        average=Constant(value=0.5),
+    )
+    states: list[dict[str, Tensor]] = []
+    for precision in ("fp32", "bf16", "fp16"):
+        who = Learner(task, network(), Seat(), 0, CLOCK, Compute(precision=precision))
+        who.begin([weights_of(network()) for _ in range(update.members or 0)])
+        for t in range(LAST - 4, LAST + 1):
+            who.step(batch(), t)
+        states.append({name: t for name, t in who.state().items() if "precision" not in name})
+    full, bf16, fp16 = states
+    assert same(bf16, full)
+    # A loss scale changes the road of gradients, and thus the order of sums.
+    assert fp16.keys() == full.keys()
+    assert all(torch.allclose(fp16[name], full[name], atol=1e-3) for name in full)
+    assert any(name.startswith("average.") for name in full)
 
 
 def test_it_is_a_value_that_is_written_and_read_again(update: Update):

@@ -147,7 +147,9 @@ def test_a_shorter_run_keeps_tau_in_its_place():
     "tau", [Constant(value=1.5), Constant(value=-1), Step(at=(Time.read(0),), to=(0.5,))]
 )
 def test_a_tau_that_counts_no_steps_is_refused(tau: Any):
-    with pytest.raises(ValueError, match="tau counts steps, expected whole numbers of at least 0, got"):
+    with pytest.raises(
+        ValueError, match=r"tau counts steps, expected whole numbers of at least 0, got .*; write such"
+    ):
         Fat(threat=THREAT, tau=tau)
 
 
@@ -159,8 +161,10 @@ def test_a_tau_between_whole_numbers_is_refused():
 def test_a_tau_beyond_the_run_is_refused():
     objective = Fat(threat=THREAT, tau=Step(at=tuple(map(Time.read, (0, 50, 90))), to=(0, 1, 2)))
     assert objective.problems(91) == []
-    said = [("tau", "changes after 90 epochs, expected less than the 90 of the run")]
-    assert objective.problems(90) == said
+    said = "changes after 90 epochs, expected less than the 90 of the run; choose an earlier time"
+    assert objective.problems(90) == [("tau", said)]
+    late = Fat(threat=THREAT, tau=Step(at=tuple(map(Time.read, (0, 12.5))), to=(0, 1)))
+    assert "after 12.5 epochs" in late.problems(2)[0][1]
     mixed = Fat(threat=THREAT, tau=Step(at=tuple(map(Time.read, (0, "50%", 10))), to=(0, 1, 2)))
     assert mixed.problems(20) == [] and mixed.problems(11) == []
     assert "ascending" in mixed.problems(30)[0][1]

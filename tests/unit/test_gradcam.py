@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from allrounder.gradcam import grad_cam
 from allrounder.models import MODELS
+from allrounder.precision import Cast
 from allrounder.rng import Draws
 from tests.networks import Tiny, same
 
@@ -67,6 +68,37 @@ def test_each_of_our_networks_says_its_last_stage(kind: str):
     (slopes,) = torch.autograd.grad(logits.max(dim=1).values.sum(), held[0])
     expected = literal(held[0].detach(), slopes, 32)
     torch.testing.assert_close(grad_cam(model, x.detach()), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["wrn", "preactresnet18", "small-cnn"])
+def test_a_network_behind_casts_is_looked_at_where_it_says(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "autocast", lambda *given, **more: torch.enable_grad())
+    model, x = built(kind), images()
+    assert torch.equal(grad_cam(Cast(model, torch.bfloat16), x), grad_cam(model, x))
+
+
+class Halved(Tiny):
+    """Gives its maps in half precision."""
+
+    last_stage = "stage"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.stage(self.bn(self.conv(x)).bfloat16())
+        return self.linear(maps.float().tanh().flatten(1))
+
+
+def test_maps_in_half_precision_are_weighed_and_resized_in_the_type_of_the_images():
+    with Draws(0).ambient():
+        half, full = Halved(), Tiny()
+    full.load_state_dict(half.state_dict())
+    x = images(5, 1, 8)
+    found = grad_cam(half, x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, grad_cam(full, x), rtol=0, atol=0.05)
 
 
 def test_an_image_has_its_map_whoever_its_neighbours_are():

@@ -37,10 +37,11 @@ def batch() -> Batch:
     return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
 
 
-def learner(update: Guarded | Descend) -> Learner:
+def learner(update: Guarded | Descend, average: float | None = None) -> Learner:
     with Draws(0).ambient():
         model = Tiny()
-    task = Task(name="one", objective=FAST, update=update, lr=Constant(value=0.05))
+    kept = None if average is None else Constant(value=average)
+    task = Task(name="one", objective=FAST, update=update, lr=Constant(value=0.05), average=kept)
     return Learner(task, model, Seat(), 0, CLOCK)
 
 
@@ -87,6 +88,35 @@ def test_after_a_fall_the_weights_of_the_epoch_before_come_back_and_stay(monkeyp
         assert loss.parts["stopped"] == 1
     assert same(live(one), before)
     assert left == [0.9], "a stopped learner is not probed"
+
+
+def test_what_an_exchange_brought_comes_back(monkeypatch: pytest.MonkeyPatch):
+    told(monkeypatch, 0.9, 0.1)
+    one = learner(Guarded())
+    for t in (1, 2):
+        one.step(batch(), t)
+    brought = {name: 0.5 * t if t.is_floating_point() else t for name, t in live(one).items()}
+    one.receive(brought)
+    for t in (3, 4):
+        one.step(batch(), t)
+    assert same(live(one), brought)
+
+
+def test_an_average_does_not_keep_the_epoch_that_collapsed(monkeypatch: pytest.MonkeyPatch):
+    told(monkeypatch, 0.9, 0.1)
+    one = learner(Guarded(), average=0.9)
+    for t in (1, 2):
+        one.step(batch(), t)
+    before = live(one)
+    for t in (3, 4):
+        assert not same(one.weights(), before)
+        one.step(batch(), t)
+    assert same(one.weights(), before) and one.average is not None
+    one.receive({name: 0.5 * t if t.is_floating_point() else t for name, t in before.items()})
+    one.step(batch(), 5)
+    for name, tensor in before.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(one.average[name], 0.95 * tensor, msg="later it is an average again")
 
 
 def test_what_it_measures_is_the_probes_accuracy_in_evaluation_mode():
@@ -136,7 +166,7 @@ def test_it_takes_the_probe_and_a_look_at_the_end_of_an_epoch():
 
 
 def test_where_there_is_nothing_to_guard_it_is_refused():
-    with pytest.raises(RecipeError, match="no threat"):
+    with pytest.raises(RecipeError, match=r"no threat, .*; use descend"):
         Recipe.loads(f"{HEAD}{NATURAL}\nupdate = {{ kind = 'guarded' }}\n")
     assert Guarded().problems(Natural(), Sgd(), 3)
     assert not Guarded().problems(FAST, Sgd(), 3)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from allrounder.meter import Meter
+from allrounder.meter import Meter, means, total
 from allrounder.types import Loss
 
 
@@ -30,6 +30,17 @@ def test_a_learner_that_may_stop_itself_tells_whether_it_did():
     assert meter.means("a") == {"loss": 1.0, "accuracy": 0.0, "stopped": 0.25}
     meter.count("a", Loss(torch.ones(())), 1)
     assert "stopped" not in meter.means("a")
+
+
+def test_a_number_that_only_some_steps_tell_is_a_mean_over_their_images():
+    one, other = Meter(["a"]), Meter(["a"])
+    one.count("a", Loss(torch.tensor(1.0), {"accuracy": torch.tensor(0.5)}), 6)
+    one.count("a", Loss(torch.tensor(1.0), {"natural": torch.tensor(4.0)}), 2)
+    other.count("a", Loss(torch.tensor(4.0), {"natural": torch.tensor(1.0)}), 1)
+    other.count("a", Loss(torch.tensor(4.0), {"accuracy": torch.tensor(1.0)}), 3)
+    several = [json.loads(json.dumps(meter.taken("a"))) for meter in (one, other)]
+    assert means(several[0]) == {"loss": 1.0, "accuracy": 0.5, "natural": 4.0}
+    assert means(total(several)) == {"loss": 2.0, "accuracy": pytest.approx(6 / 9), "natural": 3.0}
 
 
 def test_sums_come_back_from_json_to_the_bit():

@@ -19,8 +19,9 @@ from allrounder.attacks.weighted import Weighted
 from allrounder.errors import RecipeError
 from allrounder.gradcam import grad_cam
 from allrounder.objectives import Adversarial, Part
+from allrounder.objectives.mart import aware
 from allrounder.objectives.masks import jet, jet_masks, plain_masks
-from allrounder.objectives.part import mart, trades
+from allrounder.objectives.trades import traded
 from allrounder.recipe import Recipe
 from allrounder.rng import Draws
 from allrounder.threats import Threat
@@ -170,17 +171,27 @@ def test_crafting_moves_no_statistics():
     assert all(module.training for module in model.modules())
 
 
+def test_batch_norm_while_crafting_is_as_told_and_maps_move_nothing():
+    for t in (1, LATE):
+        model = network()
+        replace(PART, norm_layers="train").craft(model, batch(), context(t))
+        assert int(model.state_dict()["bn.num_batches_tracked"]) == PART.attack.steps
+        model = network()
+        replace(PART, norm_layers="train_frozen").craft(model, batch(), context(t))
+        assert same(model.state_dict(), network().state_dict())
+
+
 def logits(name: str) -> Tensor:
     return 2 * Draws(0).at(name).normal(torch.empty(12, 3, dtype=torch.float64))
 
 
 def test_the_loss_of_trades_and_its_end_at_no_weight():
     natural, adversarial, given = logits("n"), logits("a"), batch()
-    found = trades(natural, adversarial, given, 6.0).total
+    found = traded(natural, adversarial, given, 6.0).total
     p, q = natural.softmax(1), adversarial.softmax(1)
     expected = F.cross_entropy(natural, given.y) + 6 * (p * (p.log() - q.log())).sum(1).mean()
     torch.testing.assert_close(found, expected)
-    assert torch.equal(trades(natural, adversarial, given, 0.0).total, F.cross_entropy(natural, given.y))
+    assert torch.equal(traded(natural, adversarial, given, 0.0).total, F.cross_entropy(natural, given.y))
 
 
 def test_the_loss_of_mart_and_its_end_at_no_weight():
@@ -193,9 +204,9 @@ def test_the_loss_of_mart_and_its_end_at_no_weight():
         kl = sum(float(p[i, k] * (p[i, k].log() - q[i, k].log())) for k in range(3))
         apart += kl * (1.0000001 - float(p[i, y]))
     expected = torch.tensor((boosted + 5 * apart) / 12, dtype=torch.float64)
-    torch.testing.assert_close(mart(natural, adversarial, given, 5.0).total, expected)
+    torch.testing.assert_close(aware(natural, adversarial, given, 5.0).total, expected)
     torch.testing.assert_close(
-        mart(natural, adversarial, given, 0.0).total, torch.tensor(boosted / 12, dtype=torch.float64)
+        aware(natural, adversarial, given, 0.0).total, torch.tensor(boosted / 12, dtype=torch.float64)
     )
 
 
@@ -207,8 +218,8 @@ def test_the_loss_is_the_one_asked_for(outer: str, pairs: int):
     model = network()
     ways = {
         "at": lambda: F.cross_entropy(model(crafted.x), given.y),
-        "trades": lambda: trades(model(given.x), model(crafted.x), given, 6.0).total,
-        "mart": lambda: mart(model(given.x), model(crafted.x), given, 6.0).total,
+        "trades": lambda: traded(model(given.x), model(crafted.x), given, 6.0).total,
+        "mart": lambda: aware(model(given.x), model(crafted.x), given, 6.0).total,
     }
     torch.testing.assert_close(found, ways[outer]())
     assert part.passes() == Passes(1 + 3 + pairs, 1 + 3 + pairs)

@@ -146,6 +146,21 @@ def test_a_flat_loss_perturbs_nothing_and_a_broken_one_moves_nothing():
     assert same(dict(model.named_parameters()), dict(network().named_parameters()))
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1e30])
+def test_a_tensor_whose_ascent_overflows_is_not_perturbed_and_others_are(bad: float):
+    model, before = network(), dict(network().named_parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    grad = model.get_parameter("conv.weight").grad
+    assert grad is not None
+    grad[0, 0, 0, 0] = bad
+    with perturbed(model, 0.5):
+        assert torch.equal(model.get_parameter("conv.weight"), before["conv.weight"])
+        assert not torch.equal(model.get_parameter("linear.weight"), before["linear.weight"])
+        assert bool(model(batch().x).isfinite().all())
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+
+
 def test_the_group_averages_the_ascent_and_the_descent():
     calls: list[bool] = []
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from allrounder.compute import Compute
 from allrounder.data import Embedded
 from allrounder.errors import Diverged
 from allrounder.learner import Learner
@@ -172,6 +173,15 @@ def test_both_restart_from_what_an_epoch_ended_with_and_from_what_an_exchange_br
     assert not same(plain.live, who.live)
 
 
+@pytest.mark.parametrize("momentum", ["keep", "reset"])
+def test_an_exchange_that_forgets_momentum_forgets_the_copys_too(momentum: Any):
+    who = walk(learner(), 1, 3)
+    who.receive(snapshot(who.live), momentum=momentum)
+    held = [t for name, t in who.memory.items() if name.startswith("projected.momentum.")]
+    assert bool(who.optimizer.state) == (momentum == "keep") == any(bool(t.any()) for t in held)
+    assert held
+
+
 def test_a_learner_goes_on_from_its_saved_state_to_the_bit():
     task = replace(TASK, optimizer=Sgd(weight_decay=0.01, decay_on="weights"))
     straight = walk(learner(task), 1, 5)
@@ -201,6 +211,29 @@ def test_it_takes_a_pair_more_than_the_objective(objective: Objective):
     # Both steps take gradients that the group has averaged.
     assert len(reduced) == 2 and all(g is not None for gradients in reduced for g in gradients)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_overflow_of_the_copy_leaves_its_step_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "autocast", lambda *given, **more: torch.enable_grad())
+    who = Learner(TASK, network(), Seat(), 0, CLOCK, Compute(precision="fp16"))
+    walk(who, 1, 1)
+    names = [name for name, _ in who.model.named_parameters()]
+    held = {name: who.memory[f"projected.natural.{name}"].clone() for name in names}
+    scale, calls = who.memory["precision.scale"].clone(), list[int]()
+
+    def overflow(g: Tensor) -> Tensor:
+        calls.append(1)
+        return g if len(calls) == 1 else g * torch.inf
+
+    handle = next(who.model.parameters()).register_hook(overflow)
+    before = snapshot(who.live)
+    walk(who, 2, 2)
+    handle.remove()
+    assert len(calls) == 2 and who.memory["precision.scale"] == scale / 2
+    assert all(torch.equal(who.memory[f"projected.natural.{name}"], held[name]) for name in names)
+    assert not any(torch.equal(who.live[name], before[name]) for name in names), "the learner has stepped"
+    walk(who, 3, 3)
+    assert all(bool(tensor.isfinite().all()) for tensor in who.live.values())
 
 
 def test_a_copy_that_diverges_is_told_and_the_learner_keeps_its_weights():

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from allrounder.attacks import ApgdTrain, perturb
+from allrounder.attacks.base import Crafted
 from allrounder.objectives import LogitPairing
 from allrounder.objectives.ramp import pairing
 from allrounder.rng import Draws
@@ -48,6 +49,17 @@ def test_the_three_images_are_target_source_and_the_harder_of_the_two():
     rows = t.loss > s.loss
     assert rows.any() and not rows.all()
     assert torch.equal(harder[rows], t.x[rows]) and torch.equal(harder[~rows], s.x[~rows])
+
+
+def test_of_two_that_are_equally_hard_it_is_the_target(monkeypatch: pytest.MonkeyPatch):
+    def equally(attack: Any, model: Any, x: Tensor, y: Tensor, threat: Threat, *more: Any, **named: Any):
+        moved = (x + 0.01 * threat.eps).clamp(0, 1)
+        return Crafted(x=moved, passes=Passes(), loss=torch.ones(len(x), dtype=x.dtype))
+
+    monkeypatch.setattr("allrounder.objectives.ramp.perturb", equally)
+    crafted = LogitPairing(source=LINF, target=L1).craft(network(), batch(), CTX)
+    target, source, harder = crafted.x.chunk(3)
+    assert torch.equal(harder, target) and not torch.equal(target, source)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +120,8 @@ def test_the_pairing_is_zero_where_the_source_gets_nothing_right_or_agrees():
 
 
 def test_source_and_target_must_differ():
-    with pytest.raises(ValidationError, match="another threat than the source"):
+    with pytest.raises(
+        ValidationError, match=r"another threat than the source, got Linf:0\.1 twice; write another target"
+    ):
         LogitPairing(source=LINF, target=LINF)
     assert LogitPairing(source=LINF, target=L2).threats() == (LINF, L2)

@@ -15,7 +15,7 @@ from allrounder.attacks.base import Crafted
 from allrounder.attacks.pgd import Pgd
 from allrounder.data.base import Subset
 from allrounder.errors import RecipeError
-from allrounder.objectives.rst import RobustSelfTraining
+from allrounder.objectives.rst import RobustSelfTraining, weighted
 from allrounder.programs.rst import cut, label
 from allrounder.rng import Draws
 from allrounder.runs import Run, load
@@ -87,6 +87,14 @@ def test_equal_weights_are_those_of_one_set():
     assert evaluated(objective(**weights), batch())[0] == pytest.approx(
         evaluated(objective(), batch(second=False))[0], abs=1e-12
     )
+
+
+def test_a_batch_in_which_nothing_counts_has_no_loss_and_no_gradient():
+    given = replace(batch(), extra=torch.ones_like(SECOND))
+    logits = network()(given.x).detach().requires_grad_()
+    loss = weighted(logits, given, 0.0)
+    loss.backward()
+    assert float(loss.detach()) == 0 and logits.grad is not None and not logits.grad.any()
 
 
 def test_without_weight_the_labels_of_the_second_set_do_not_matter():

@@ -31,10 +31,11 @@ def terms(given: Batch) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_trades_lse_is_the_error_of_natural_images_and_the_weighted_drift(smoothing: float):
     given = replace(batch(4, smoothing), x=batch(4).x.double())
-    loss, model = told(Score(threat=THREAT, beta=4), NATURAL, ROBUST, given=given)
+    loss, model = told(Score(threat=THREAT, beta=4), ROBUST, NATURAL, given=given)
     natural, _, drift = terms(given)
     assert torch.allclose(loss.total, (natural + 4 * drift).mean(), rtol=1e-12)
-    assert torch.equal(model.seen[0], given.x)
+    crafted, natural = model.seen
+    assert torch.equal(natural, given.x) and not torch.equal(crafted, given.x), "crafted first"
 
 
 def test_pgd_lse_is_the_error_of_crafted_images():
@@ -46,7 +47,7 @@ def test_pgd_lse_is_the_error_of_crafted_images():
 
 def test_the_gradient_flows_through_both_predictions():
     natural, robust = (z.clone().requires_grad_() for z in (NATURAL, ROBUST))
-    loss, _ = told(Score(threat=THREAT, beta=2), natural, robust)
+    loss, _ = told(Score(threat=THREAT, beta=2), robust, natural)
     p, q, e = natural.softmax(1), robust.softmax(1), torch.eye(3, dtype=torch.float64)[batch(4).y]
     expected = (distance(p, e) + 2 * distance(q, p)).mean()
     ours, theirs = (torch.autograd.grad(total, (natural, robust)) for total in (loss.total, expected))
@@ -65,7 +66,7 @@ def test_clipping_forgives_each_image_the_same_error(clips: Any):
     given = replace(batch(4), x=batch(4).x.double())
     natural, robust, drift = terms(given)
     free = 0.6**2 * 3 / 2
-    loss, _ = told(Score(threat=THREAT, beta=2, clip=0.6, clips=clips), NATURAL, ROBUST, given=given)
+    loss, _ = told(Score(threat=THREAT, beta=2, clip=0.6, clips=clips), ROBUST, NATURAL, given=given)
     by_hand = {
         "all": (natural + 2 * drift - free).clamp(min=0),
         "robust": natural + 2 * (drift - free).clamp(min=0),

@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+from allrounder.compute import Compute
 from allrounder.errors import Diverged
 from allrounder.meter import Meter
+from allrounder.optimizers import Sgd
+from allrounder.rng import Draws
 from allrounder.types import Loss
 from allrounder.watch import Watch
 from allrounder.weights import snapshot
-from tests.networks import same
-from tests.unit.test_learner import NATURAL, Learner, batch, learner, walk
+from allrounder.world import Seat
+from tests.networks import Tiny, same
+from tests.unit.test_learner import CLOCK, NATURAL, Learner, batch, learner, walk
 
 CPU = torch.device("cpu")
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
@@ -23,7 +27,11 @@ OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
 def waiting() -> tuple[nn.Parameter, torch.optim.Optimizer, Watch]:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
-    return weight, optimizer, Watch(optimizer, CPU, waits=True)
+    return weight, optimizer, waiting_on(optimizer)
+
+
+def waiting_on(optimizer: torch.optim.Optimizer) -> Watch:
+    return Watch(optimizer, CPU, waits=True)
 
 
 def step(weight: nn.Parameter, optimizer: torch.optim.Optimizer, watch: Watch, t: int, g: float) -> None:
@@ -57,14 +65,21 @@ def test_weights_that_overflow_in_a_good_step_are_seen_too():
     assert watch.check() == 2
 
 
-def test_a_scaler_of_gradients_that_looks_by_itself_is_left_alone():
-    weight, optimizer, watch = waiting()
-    optimizer.grad_scale = torch.ones(())  # pyright: ignore[reportAttributeAccessIssue]
-    optimizer.found_inf = torch.ones(())  # pyright: ignore[reportAttributeAccessIssue]
-    before = weight.detach().clone()
-    watch.t, weight.grad = 1, torch.full((3,), math.nan)
-    optimizer.step()
-    assert torch.equal(weight, before) and watch.check() is None
+def test_an_overflow_of_a_loss_scale_is_no_bad_step(monkeypatch: pytest.MonkeyPatch):
+    """A learner in fp16 as on a device: what overflows is left out, and the next step is taken."""
+    monkeypatch.setattr(Sgd, "build", lambda self, given: torch.optim.SGD(given, lr=0.1, fused=True))
+    monkeypatch.setattr("allrounder.learner.Watch", lambda optimizer, device, waits: waiting_on(optimizer))
+    with Draws(1).ambient():
+        who = Learner(NATURAL, Tiny(), Seat(), 0, CLOCK, Compute(precision="fp16"))
+    before = snapshot(who.live)
+    for g, moves in ((math.inf, False), (1.0, True)):
+        for p in who.model.parameters():
+            p.grad = torch.full_like(p, g)
+        who.watch.t += 1
+        who.optimizer.step()
+        who.watch.after(who.live)
+        assert same(snapshot(who.live), before) != moves
+    who.check()
 
 
 def test_a_watch_that_need_not_wait_raises_at_once():

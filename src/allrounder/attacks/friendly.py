@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
-from pydantic import Field
 
 from allrounder.attacks.base import Attack, Crafted
 from allrounder.attacks.losses import LOSSES, NEEDS_NATURAL
@@ -14,7 +13,7 @@ from allrounder.norms import EVERY_NORM, Norm
 from allrounder.rng import Draws
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
-from allrounder.values import Count, Number, Whole, value
+from allrounder.values import Count, NonNegative, Whole, value
 
 
 @final
@@ -38,7 +37,7 @@ class Friendly(Attack):
     """Length of a step, as a fraction of eps."""
     tau: Whole = 0
     """Steps after the first misclassification."""
-    omega: Annotated[Number, Field(ge=0)] = 0.001
+    omega: NonNegative = 0.001
     """The deviation of Gaussian noise that is added in every step, in image units."""
     loss: Literal["ce", "kl"] = "ce"
     """What to climb: cross-entropy, or the divergence from the natural prediction."""

@@ -34,6 +34,8 @@ class Fast(Objective):
     norm_layers: NormLayers = "train"
     """Batch-norm while crafting: train (as released), eval, or train_frozen."""
 
+    # Differs: as the code released for CIFAR-10, x_0 is clipped to the box before the step; that for ImageNet
+    # steps from the start as it is drawn, and clips only what the network sees. ADR 0020
     @property
     def attack(self) -> Pgd:
         """The single step."""

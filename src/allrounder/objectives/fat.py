@@ -13,19 +13,19 @@ from torch import nn
 from allrounder.attacks.base import Crafted, perturb
 from allrounder.attacks.friendly import Friendly
 from allrounder.objectives.base import Objective, fit
-from allrounder.objectives.trades import Weight, traded
+from allrounder.objectives.trades import traded
 from allrounder.schedules import Constant, Schedule, Step, disordered
 from allrounder.threats import Threat
 from allrounder.times import Time
 from allrounder.types import Batch, Context, Loss, NormLayers, Passes
-from allrounder.values import Kind, value
+from allrounder.values import Kind, NonNegative, value
 
 
 def _whole(tau: Schedule | None) -> Schedule | None:
     wrong = [number for number in (tau.extremes() if tau else ()) if number < 0 or number != int(number)]
     if wrong:
         got = ", ".join(f"{number:g}" for number in wrong)
-        raise ValueError(f"tau counts steps, expected whole numbers of at least 0, got {got}")
+        raise ValueError(f"tau counts steps, expected whole numbers of at least 0, got {got}; write such")
     return tau
 
 
@@ -72,7 +72,7 @@ class Fat(Objective):
     tau: Spared = None
     """Steps after the first misclassification; by default the schedule released for the variant. Its times
     are compared with what is done of the run: the value written at 50 holds from epoch 51 on."""
-    beta: Weight = 6.0
+    beta: NonNegative = 6.0
     """The weight of the divergence, for the variant trades."""
     norm_layers: NormLayers = "eval"
     """Batch-norm while crafting: eval (as released), train, or train_frozen."""
@@ -106,7 +106,8 @@ class Fat(Objective):
         """Times of tau that the run does not reach, or that are out of order in it."""
         times = () if self.tau is None else self.tau.times()
         found = [
-            f"changes after {time.epochs(epochs)} epochs, expected less than the {epochs} of the run"
+            f"changes after {float(time.epochs(epochs)):g} epochs, expected less than the {epochs} of the "
+            "run; choose an earlier time"
             for time in times
             if time.epochs(epochs) >= epochs
         ]

@@ -11,10 +11,9 @@ from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.pgd import Pgd
 from allrounder.objectives.base import Objective, fit
-from allrounder.objectives.trades import Weight
 from allrounder.threats import Threat
 from allrounder.types import Batch, Context, Labels, Logits, Loss, NormLayers, Passes
-from allrounder.values import Kind, value
+from allrounder.values import Kind, NonNegative, value
 
 TINY = 1e-12
 """Keeps logarithms finite; this and the two limits just above 1 below are those of the released code."""
@@ -35,7 +34,7 @@ class Mart(Objective):
 
     threat: Threat
     attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25, start="gaussian")
-    lam: Weight = 5.0
+    lam: NonNegative = 5.0
     """The weight of the divergence: 5 (ResNet-18) or 6 (WRN-34-10) as released."""
     norm_layers: NormLayers = "eval"
     """Batch-norm while crafting: eval (as released), train, or train_frozen."""
@@ -64,12 +63,16 @@ class Mart(Objective):
         """Both terms, natural images first; the accuracy is that of crafted images, which are fitted."""
         assert crafted is not None
         natural = None if self.lam == 0 else model(batch.x)
-        robust = model(crafted.x)
-        fitted = fit(robust, batch)
-        total = fitted.total + pushed(robust, batch.y)
-        if natural is not None:
-            total = total + self.lam * weighted(natural, robust, batch.y)
-        return Loss(total, fitted.parts)
+        return aware(natural, model(crafted.x), batch, self.lam)
+
+
+def aware(natural: Logits | None, robust: Logits, batch: Batch, lam: float) -> Loss:
+    """BCE, and lam times the divergence where there are natural images; the accuracy is of crafted ones."""
+    fitted = fit(robust, batch)
+    total = fitted.total + pushed(robust, batch.y)
+    if natural is not None:
+        total = total + lam * weighted(natural, robust, batch.y)
+    return Loss(total, fitted.parts)
 
 
 def pushed(robust: Logits, y: Labels) -> Tensor:

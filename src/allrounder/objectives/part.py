@@ -10,17 +10,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from allrounder.attacks.base import Crafted, perturb
-from allrounder.attacks.losses import kl
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.weighted import Weighted
 from allrounder.gradcam import PASSES, grad_cam
 from allrounder.norms import Linf, Norm
 from allrounder.objectives.base import Objective, fit
+from allrounder.objectives.mart import aware
 from allrounder.objectives.masks import MASKS, Mask
+from allrounder.objectives.trades import traded
 from allrounder.threats import Threat
 from allrounder.times import Time
-from allrounder.types import Batch, Context, Logits, Loss, Passes
-from allrounder.values import Kind, Number, Ratio, refuse, value
+from allrounder.types import Batch, Context, Loss, NormLayers, Passes
+from allrounder.values import Kind, NonNegative, Ratio, refuse, value
 
 
 @final
@@ -51,10 +52,12 @@ class Part(Objective):
     """jet (as released, through a colour map) or plain (map > mean + standard deviation)."""
     outer: Literal["at", "trades", "mart"] = "at"
     """The loss that is descended: at, trades (PART-T) or mart (PART-M)."""
-    weight: Annotated[Number, Field(ge=0)] = 6.0
+    weight: NonNegative = 6.0
     """Of the second term of trades and mart."""
     alignment: Literal["aligned", "released"] = "aligned"
     """Whose mask an image has: its own, or another image's, as in the released code."""
+    norm_layers: NormLayers = "eval"
+    """Batch-norm while crafting: eval (as released), train, or train_frozen; maps are made in eval."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat.norm, Linf):
@@ -82,12 +85,14 @@ class Part(Objective):
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
         """Attack with one budget, or with a budget for every pixel."""
-        draws, attack = ctx.draws.at("attack"), self.attack
-        if ctx.t <= self.warmup.steps(ctx.clock):
-            return perturb(attack, model, batch.x, batch.y, self.threat, draws)
+        draws, warm = ctx.draws.at("attack"), ctx.t <= self.warmup.steps(ctx.clock)
+        attack = self.attack if warm else self._weighted(model, batch, ctx)
+        return perturb(attack, model, batch.x, batch.y, self.threat, draws, norm_layers=self.norm_layers)
+
+    def _weighted(self, model: nn.Module, batch: Batch, ctx: Context) -> Weighted:
         eps = torch.tensor(self.threat.eps, dtype=batch.x.dtype, device=batch.x.device)
         budgets = torch.where(self._masks(model, batch, ctx), eps, self.low * eps)
-        return perturb(Weighted(attack, budgets), model, batch.x, batch.y, self.threat, draws)
+        return Weighted(self.attack, budgets)
 
     def _masks(self, model: nn.Module, batch: Batch, ctx: Context) -> Bool[Tensor, "n c h w"]:
         # Differs: made of this batch by the network as it is, where released code makes them once an epoch,
@@ -105,25 +110,5 @@ class Part(Objective):
             return fit(model(crafted.x), batch)
         natural, adversarial = model(batch.x), model(crafted.x)
         if self.outer == "trades":
-            return trades(natural, adversarial, batch, self.weight)
-        return mart(natural, adversarial, batch, self.weight)
-
-
-def trades(natural: Logits, adversarial: Logits, batch: Batch, weight: float) -> Loss:
-    """CE(f(x), y) + weight * KL(p(x) || p(x')). Zhang et al., 2019."""
-    found = fit(natural, batch)
-    return Loss(found.total + weight * kl(natural, adversarial).mean(), found.parts)
-
-
-def mart(natural: Logits, adversarial: Logits, batch: Batch, weight: float) -> Loss:
-    """CE(f(x'), y) - log(1 - q_c) + weight * KL(p || q) (1 - p_y), c the likeliest wrong class at x'.
-
-    With p = softmax(f(x)) and q = softmax(f(x')). The small constants are those of the released code. Wang et
-    al., 2020, Improving adversarial robustness requires revisiting misclassified examples.
-    """
-    found, true = fit(adversarial, batch), batch.y[:, None]
-    p, q = natural.softmax(dim=1), adversarial.softmax(dim=1)
-    wrong = q.scatter(1, true, 0).amax(dim=1)
-    boosted = found.total - (1.0001 - wrong + 1e-12).log().mean()
-    apart = (p * ((p + 1e-12).log() - (q + 1e-12).log())).sum(dim=1)
-    return Loss(boosted + weight * (apart * (1.0000001 - p.gather(1, true)[:, 0])).mean(), found.parts)
+            return traded(natural, adversarial, batch, self.weight)
+        return aware(natural, adversarial, batch, self.weight)

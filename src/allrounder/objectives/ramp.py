@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal, final
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from allrounder.attacks.apgd_train import ApgdTrain
@@ -14,9 +13,7 @@ from allrounder.attacks.losses import kl
 from allrounder.objectives.base import Objective, fit
 from allrounder.threats import Threat
 from allrounder.types import Batch, Context, Labels, Logits, Loss, NormLayers, Passes
-from allrounder.values import Kind, Number, refuse, value
-
-NonNegative = Annotated[Number, Field(ge=0)]
+from allrounder.values import Kind, NonNegative, refuse, value
 
 
 @final
@@ -52,7 +49,8 @@ class LogitPairing(Objective):
 
     def __post_init__(self) -> None:
         if self.source == self.target:
-            refuse(self, [(("target",), f"expected another threat than the source, got {self.source} twice")])
+            said = f"expected another threat than the source, got {self.source} twice; write another target"
+            refuse(self, [(("target",), said)])
 
     def threats(self) -> tuple[Threat, ...]:
         """Source and target."""
@@ -82,8 +80,8 @@ class LogitPairing(Objective):
         ]
         target, source = found
         assert target.loss is not None and source.loss is not None
-        # Of equals the source, whose images the pairing trusts.
-        harder = torch.where((target.loss > source.loss)[:, None, None, None], target.x, source.x)
+        # Of equals the target, as in the released code, which lists it first.
+        harder = torch.where((target.loss >= source.loss)[:, None, None, None], target.x, source.x)
         return Crafted(x=torch.cat([target.x, source.x, harder]), passes=target.passes + source.passes)
 
     def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:

@@ -90,4 +90,5 @@ def weighted(logits: Logits, batch: Batch, weight: float) -> torch.Tensor:
         return losses.mean()
     second, first = losses.new_tensor(weight), losses.new_tensor(1 - weight)
     counts: PerExample = torch.where(batch.extra, second, first)
-    return (counts * losses).sum() / counts.sum()
+    # Where nothing counts there is nothing to fit.
+    return (counts * losses).sum() / counts.sum().clamp(min=torch.finfo(counts.dtype).tiny)

@@ -11,10 +11,9 @@ from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.pgd import Pgd
 from allrounder.objectives.base import Objective
-from allrounder.objectives.trades import Weight
 from allrounder.threats import Threat
 from allrounder.types import Batch, Context, Logits, Loss, NormLayers, Passes, PerExample
-from allrounder.values import Kind, Share, value
+from allrounder.values import Kind, NonNegative, Share, value
 
 Variant = Literal["trades-lse", "pgd-lse"]
 OF_VARIANT: dict[Variant, tuple[Pgd, NormLayers]] = {
@@ -43,7 +42,7 @@ class Score(Objective):
     variant: Variant = "trades-lse"
     attack: Annotated[Attack | None, Kind(lambda: ATTACKS, optional=True)] = None
     """The search; by default the one released for the variant."""
-    beta: Weight = 6.0
+    beta: NonNegative = 6.0
     """The weight of the drift in trades-lse."""
     clip: Share = 0.0
     """How unsure a prediction may be at no cost; 0 clips nothing. Published: 0.3 for trades-lse, 0.4 for
@@ -86,8 +85,9 @@ class Score(Objective):
             fitted = model(crafted.x)
             errors = self._clipped(_error(fitted, batch), fitted)
         else:
-            fitted = model(batch.x)
-            drift = (model(crafted.x).softmax(dim=1) - fitted.softmax(dim=1)).square().sum(dim=1)
+            # Crafted images first, as released: the running statistics see the natural ones last.
+            moved, fitted = model(crafted.x), model(batch.x)
+            drift = (moved.softmax(dim=1) - fitted.softmax(dim=1)).square().sum(dim=1)
             if self.clips == "robust":
                 errors = _error(fitted, batch) + self.beta * self._clipped(drift, fitted)
             else:

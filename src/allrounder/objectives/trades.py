@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, final
 
-from pydantic import Field
 from torch import nn
 
 from allrounder.attacks import ATTACKS
@@ -14,10 +13,7 @@ from allrounder.attacks.pgd import Pgd
 from allrounder.objectives.base import Objective, fit
 from allrounder.threats import Threat
 from allrounder.types import Batch, Context, Logits, Loss, NormLayers, Passes
-from allrounder.values import Kind, Number, value
-
-Weight = Annotated[Number, Field(ge=0)]
-"""A field that holds the weight of a term of a loss."""
+from allrounder.values import Kind, NonNegative, value
 
 
 @final
@@ -34,7 +30,7 @@ class Trades(Objective):
 
     threat: Threat
     attack: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=10, step=0.25, loss="kl", start="gaussian")
-    beta: Weight = 6.0
+    beta: NonNegative = 6.0
     """The weight of the divergence."""
     norm_layers: NormLayers = "eval"
     """Batch-norm while crafting: eval (as released), train, or train_frozen."""

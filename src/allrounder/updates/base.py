@@ -28,13 +28,23 @@ class Update(ABC):
     `reduce_`."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """Tensors carried from step to step, named apart from those of objectives; none by default."""
+        """Tensors carried from step to step, named apart from those of objectives; none by default.
+
+        The network is the bare one, so that names are those of its weights in any precision.
+        """
         return {}
 
     def begin_(  # noqa: B027
         self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]
     ) -> None:
         """Take the weights of the runs that a training starts from into the memory; nothing by default."""
+
+    def restarted(self, memory: Mapping[str, Tensor]) -> bool:
+        """Whether the last step went back to earlier weights, so that an average has to start anew there."""
+        return False
+
+    def reset_(self, memory: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Forget momentum that is kept in the memory, as an optimiser forgets its own; nothing by default."""
 
     def passes(self, objective: Objective) -> Passes:
         """What a step with an objective takes, at most; by default what the objective does."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from allrounder.objectives.base import Objective
 from allrounder.optimizers import Optimizer
+from allrounder.precision import bare
 from allrounder.types import Batch, Context, Loss
 from allrounder.updates.base import Update, check_finite
 from allrounder.values import NonNegative, value
@@ -68,7 +69,7 @@ class OnCurve(Update):
     ) -> Loss:
         """Put phi(s) in the network's place for crafting and the loss, and c back for the step."""
         s = float(ctx.draws.at("curve").uniform(torch.zeros((), dtype=torch.float64)))
-        live: Weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        live: Weights = {name: parameter.detach() for name, parameter in bare(model).named_parameters()}
         c = {name: tensor.clone() for name, tensor in live.items()}
         phi = bezier(s, under(FIRST, ctx.memory), c, under(SECOND, ctx.memory))
         try:
@@ -82,7 +83,7 @@ class OnCurve(Update):
         finally:
             copy_(live, c)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in bare(model).named_parameters():
                 if parameter.grad is not None:
                     parameter.grad.add_(phi[name], alpha=self.weight_decay).mul_(2 * s * (1 - s))
         reduce_(model)

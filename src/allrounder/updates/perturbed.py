@@ -57,7 +57,7 @@ class WeightPerturbed(Update):
         ctx: Context,
         reduce_: Callable[[nn.Module], None],
     ) -> Loss:
-        """One step; the group perturbs its weights alike, because the gradient of the ascent is averaged."""
+        """One step; the gradient of the ascent is averaged too, so that all who share it perturb alike."""
         if ctx.t <= self.start.steps(ctx.clock):
             return Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
         crafted = objective.craft(model, batch, ctx)
@@ -93,7 +93,10 @@ def perturbed(model: nn.Module, gamma: float) -> Generator[None]:
     try:
         with torch.no_grad():
             for parameter, before, g in moved:
-                parameter.add_(g * (gamma * length(before) / (length(g) + TINY)))
+                size = length(g)
+                move = g * (gamma * length(before) / (size + TINY))
+                # A gradient that overflows points nowhere; without it the descent decides about the step.
+                parameter.add_(torch.where(size.isfinite(), move, 0))
         yield
     finally:
         with torch.no_grad():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from allrounder.objectives.base import Objective, fit
 from allrounder.optimizers import Optimizer, Sgd
+from allrounder.precision import bare, guard_
 from allrounder.types import Batch, Context, Loss, Passes
 from allrounder.updates.base import Descend, Update, check_finite
 from allrounder.values import Share, value
@@ -49,6 +50,11 @@ class Projected(Update):
             **{f"{MOMENTUM}{name}": tensor for name, tensor in still.items()},
         }
 
+    def reset_(self, memory: Mapping[str, Tensor]) -> None:
+        """The copy's momentum."""
+        for tensor in under(MOMENTUM, memory).values():
+            tensor.zero_()
+
     def passes(self, objective: Objective) -> Passes:
         """The objective's, and a pair for the copy."""
         return objective.passes() + Passes(1, 1)
@@ -72,13 +78,15 @@ class Projected(Update):
         reduce_: Callable[[nn.Module], None],
     ) -> Loss:
         """A step of the learner, one of the copy, and the projection when the epoch is done."""
-        live, start, copy = weights_of(model), under(START, ctx.memory), under(COPY, ctx.memory)
+        live, start, copy = weights_of(bare(model)), under(START, ctx.memory), under(COPY, ctx.memory)
         if (ctx.t - 1) % ctx.clock.steps == 0:
             copy_(start, live)
             copy_(copy, live)
         loss = Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
         robust = snapshot(live)
         copy_(live, copy)
+        # Differs: released code trains the copy before the robust epoch, in a pass of its own over batches in
+        # another order. ADR 0020
         try:
             _natural_step(model, optimizer, batch, under(MOMENTUM, ctx.memory), reduce_)
             copy_(copy, live)
@@ -116,14 +124,15 @@ def _natural_step(
     reduce_: Callable[[nn.Module], None],
 ) -> None:
     """Natural training of whatever weights the model has, with the optimiser's settings but none of its
-    state."""
+    state; where a loss scale finds an overflow, no gradient is left and nothing moves."""
     model.train()
     loss = fit(model(batch.x), batch)
     check_finite(loss)
     optimizer.zero_grad(set_to_none=True)
     loss.total.backward()
     reduce_(model)
-    buffers = {parameter: momentum[name] for name, parameter in model.named_parameters()}
+    guard_(model, optimizer)
+    buffers = {parameter: momentum[name] for name, parameter in bare(model).named_parameters()}
     with torch.no_grad():
         for group in optimizer.param_groups:
             for parameter in cast(list[nn.Parameter], group["params"]):

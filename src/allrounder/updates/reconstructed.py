@@ -61,7 +61,7 @@ class Reconstructed(Update):
         ctx: Context,
         reduce_: Callable[[nn.Module], None],
     ) -> Loss:
-        """One step; both gradients are averaged over a group before the edit, which is not linear."""
+        """One step; both gradients are averaged before the edit, which is not linear."""
         if ctx.t <= self.start.steps(ctx.clock):
             return Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
         crafted = objective.craft(model, batch, ctx)

@@ -46,7 +46,9 @@ def _forward(layer: _BatchNorm, sum_: Sum, input: Tensor) -> Tensor:
 
 
 def _statistics(x: Tensor, sum_: Sum) -> tuple[Tensor, Tensor, float]:
-    """Mean, biased variance and number of values of every channel, over all ranks."""
+    """Mean, biased variance and number of values of every channel, over all ranks; never in half precision,
+    which cannot count."""
+    x = _precise(x)
     others = [0, *range(2, x.dim())]
     values = x.numel() / x.shape[1]
     first = torch.cat([x.sum(others), x.new_tensor([values])])
@@ -69,6 +71,10 @@ def _remember(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> Non
         rate = 1 / float(cast(Tensor, layer.num_batches_tracked))
     layer.running_mean.mul_(1 - rate).add_(mean, alpha=rate)
     layer.running_var.mul_(1 - rate).add_(var * (count / max(count - 1, 1)), alpha=rate)
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
@@ -98,16 +104,17 @@ class _Normalise(torch.autograd.Function):
         sum_: Sum,
         meant: bool,
     ) -> Tensor:
-        """Normalise this rank's values."""
-        xhat = (x - _wide(mean, x)) * _wide(scale, x)
+        """Normalise this rank's values, in the type they have."""
+        xhat = (_precise(x) - _wide(mean, x)) * _wide(scale, x)
         ctx.save_for_backward(xhat, weight, scale)
         ctx.count, ctx.sum_, ctx.meant = count, sum_, meant
-        return xhat * _wide(weight, x) + _wide(bias, x)
+        return (xhat * _wide(weight, x) + _wide(bias, x)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of this rank's values, through the statistics of all."""
-        (dy,) = gradients
+        (given,) = gradients
+        dy = _precise(given)
         xhat, weight, scale = cast(tuple[Tensor, Tensor, Tensor], ctx.saved_tensors)
         others = [0, *range(2, dy.dim())]
         own = torch.stack([dy.sum(others), (dy * xhat).sum(others)])
@@ -116,4 +123,4 @@ class _Normalise(torch.autograd.Function):
         ctx.sum_(total)
         total /= ctx.count * share
         dx = _wide(weight * scale, dy) * (dy - _wide(total[0], dy) - xhat * _wide(total[1], dy))
-        return dx, own[1], own[0], None, None, None, None, None
+        return dx.to(given.dtype), own[1], own[0], None, None, None, None, None
