@@ -92,7 +92,8 @@ OWN: dict[str, tuple[Objective, type[Any], float, dict[int, float]]] = {
 def test_these_recipes_are_shipped_and_no_others_of_their_methods():
     kinds = ("half-half", "trades", "mart", "fat", "iat", "score")
     found = {name for name in shipped() if name.partition("/")[2].startswith(kinds)}
-    assert found == COMMON.keys() | OWN.keys()
+    # Those of 200 epochs are held to these by the tests of the papers' tables.
+    assert {name for name in found if not name.endswith("-200")} == COMMON.keys() | OWN.keys()
 
 
 @pytest.mark.parametrize("name", COMMON)
