@@ -44,7 +44,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("norms", "data", "folding", "precision", "meter", "watch", "schedules", "shelf", "world"),
         *("reliability", "footnotes", "ledger", "gradcam", "costs"),
     ),
-    ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
+    ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions", "sharing"),
     ("attacks", "quick", "tables"),
     ("objectives", "probes", "doctor", "results", "validation"),
     ("assessment",),
