@@ -93,7 +93,7 @@ def main() -> None:
         broadcast = (size - 1) * sizes.weights * (1 + len(tasks) * collects)
         images = {task.name: recipe.batch * task.passes().forwards / counts[task.name] for task in tasks}
         compute = {name: count / chosen.speed for name, count in images.items()}
-        cells = []
+        cells: list[str] = []
         for bandwidth, latency in LINKS.values():
             sums = {
                 name: 2 * (g - 1) / g * sizes.parameters / bandwidth + sizes.sums * latency if g > 1 else 0.0
