@@ -26,10 +26,11 @@ from allrounder.outcome import Outcome
 from allrounder.probes import SUITES, Probe, chosen, suite
 from allrounder.shift_tables import SHIFTED
 from allrounder.storage import write_text
-from allrounder.subject import Subject, subject_of
+from allrounder.subject import Subject, subject_among, subject_of
 from allrounder.tables import SAID, render
 from allrounder.types import device_of
 from allrounder.values import nearest
+from allrounder.world import World
 
 WORTHWHILE = 16
 """Images that a further process should have to do."""
@@ -106,38 +107,49 @@ def eval_(
     """Evaluate a network under attack; call again to go on after an interruption, or with more.
 
     Nothing is done twice. Printed is what this call asks for, kept is all that was asked of the same images.
+    Processes that torchrun started share the images, without --workers.
     """
     _check_known(("--budget", budget, BUDGETS), ("--table", style or STYLES[0], STYLES))
-    about = subject_of(what, which=which, model=model, weights=weights, key=key, data=data)
-    probes = asked(about, suite_name, threat or [], attack or [], ood)
-    where = _home(folder or about.folder, keep_examples)
-    images = len(subset(about.data.test, n or BUDGETS[budget], seed))
-    if model is not None:
-        sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
-    shares = _shares(workers, about.model, probes, images, ood)
-    before = stored(where / OUTCOME) if where else None
-    with Observer(shares, quiet) as watch:
-        watch.say(f"{about.name}: {images} images of {len(about.data.test)}")
-        outcome = evaluate(
-            about.model,
-            about.data,
-            probes=probes,
-            out=where,
-            seed=seed,
-            budget=cast(Size, budget),
-            n=n,
-            lane=lane,
-            workers=shares,
-            keep_examples=keep_examples,
-            check="note" if force else "stop",
-            about=about.about,
-            ood=ood,
-            ood_data=ood_data,
-            progress=watch.note,
-        )
+    with World.opened() as world:
+        about = subject_among(world, what, which=which, model=model, weights=weights, key=key, data=data)
+        probes = asked(about, suite_name, threat or [], attack or [], ood)
+        where = _home(folder or about.folder, keep_examples)
+        images = len(subset(about.data.test, n or BUDGETS[budget], seed))
+        if model is not None:
+            sys.path.insert(0, str(Path.cwd()))  # where workers find the module of a factory, too
+        shares = _shares(workers or (1 if world.size > 1 else None), about.model, probes, images, ood)
+        before = stored(where / OUTCOME) if where and world.chief else None
+        with Observer(shares, quiet or not world.chief) as watch:
+            watch.say(f"{about.name}: {images} images of {len(about.data.test)}{_split(world)}")
+            outcome = evaluate(
+                about.model,
+                about.data,
+                probes=probes,
+                out=where,
+                seed=seed,
+                budget=cast(Size, budget),
+                n=n,
+                lane=lane,
+                workers=shares,
+                keep_examples=keep_examples,
+                check="note" if force else "stop",
+                about=about.about,
+                ood=ood,
+                ood_data=ood_data,
+                world=world,
+                progress=watch.note,
+            )
+        if world.chief:  # who speaks for all
+            _report(outcome, where, before, about.name, style, quiet)
+
+
+def _report(
+    outcome: Outcome, where: Path | None, before: Outcome | None, name: str, style: str | None, quiet: bool
+) -> None:
+    """Write the tables of the folder, if there is one, and print what was asked for."""
     if where is not None:
-        write_tables(where, about.name, stored(where / OUTCOME) or outcome)
-    show(outcome, about.name, style)
+        write_tables(where, name, stored(where / OUTCOME) or outcome)
+    show(outcome, name, style)
     if where is not None and not quiet:
         _tell_of_files(where, before, outcome)
 
@@ -232,6 +244,10 @@ def _shares(workers: int | None, model: nn.Module, probes: tuple[Probe, ...], im
     if shares == 1 and device_of(model)[0].type == "cpu":
         torch.set_num_threads(1)  # as the workers have, so that their number changes nothing
     return shares
+
+
+def _split(world: World) -> str:
+    return f", in {world.size} processes; the bar is that of rank 0" if world.size > 1 else ""
 
 
 def show(outcome: Outcome, name: str, style: str | None) -> None:

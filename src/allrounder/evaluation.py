@@ -6,8 +6,7 @@ evaluate(model, data, threats=["Linf:8/255", "L2:128/255"], attacks=["pgd-20", "
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,25 +17,26 @@ from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
 
-from allrounder.assessment import Assessor, Tick
-from allrounder.attacks import label_of
+from allrounder.assessment import Assessor, Tick, key_of
 from allrounder.attacks.autoattack import stages_of
 from allrounder.data.base import Array, Split
 from allrounder.data.given import Given, as_split
 from allrounder.data.subset import balanced
 from allrounder.doctor import doctor
 from allrounder.errors import Interrupted
-from allrounder.evidence import identity, joined, outcome_of, rows_digest, save_examples, settings, stored
+from allrounder.evidence import identity, joined, outcome_of, save_examples, settings, stored, told
 from allrounder.ledger import Ledger, opened
 from allrounder.ood import Shifted
-from allrounder.outcome import Facts, Outcome
+from allrounder.outcome import NATURAL, Facts, Outcome
 from allrounder.pool import Note, Send, check_can_travel, run_jobs
 from allrounder.probes import Budget, Probe, chosen
 from allrounder.reliability import flags
-from allrounder.stopping import stop_on_signals
+from allrounder.sharing import Shared, check_alone
+from allrounder.stopping import Stop, stop_on_signals
 from allrounder.threats import Threat
 from allrounder.types import Classifier, Labels, device_of
 from allrounder.values import nearest
+from allrounder.world import World
 
 LANES = ((1024, 64), (3072, 32), (49_152, 16), (1 << 62, 8))
 """Images of a pass on a CPU by the numbers in an image, up to each bound; elsewhere eight times as many.
@@ -74,6 +74,7 @@ def evaluate(
     about: Facts | None = None,
     ood: str | Sequence[str] = (),
     ood_data: str | Path | None = None,
+    world: World | None = None,
     progress: Send = lambda note: None,
 ) -> Outcome:
     """Evaluate any callable from images in [0, 1] to logits; only images classified correctly are attacked.
@@ -89,8 +90,11 @@ def evaluate(
     fooled the network. The preflight of `doctor` stops on severe findings (check = "stop"), only notes them
     in the facts ("note"), or is not made ("skip"). `about` joins the facts. `ood` adds images that were
     changed without an adversary, such as "c:5,p" (see `ood`), from the folder `ood_data` or made here.
+    Processes that torchrun started share the images if each gives its `world`; rank 0 alone writes.
     """
+    world = world or World.alone()
     _check_options(budget, check, lane, workers, homeless=keep_examples and out is None)
+    check_alone(world, workers, keep_examples)
     split, wanted = as_split(data, y), chosen(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
     shifted = Shifted.of(ood, split, ood_data)
     check_can_travel(workers, network=model, data=split, probes=wanted)
@@ -101,17 +105,24 @@ def evaluate(
     if check != "skip":
         facts |= preflight(model, split, rows, wanted, stop=check == "stop")
     # Within a training nobody asks which network it was.
-    known = identity(model, split) if check != "skip" or out is not None or workers > 1 else {}
+    known = identity(model, split) if check != "skip" or out is not None or workers * world.size > 1 else {}
     facts |= {key: known[key] for key in known if key in ("network", "data")} | shifted.facts()
+    world.agree("the evaluation", {**known, **facts})
+    plan = {**known, **plan, "examples": keep_examples}
     with ExitStack() as stack:
-        folder = _home(stack, out, workers, {**known, **plan, "examples": keep_examples})
+        folder = _home(stack, out if world.chief else None, workers, plan)
         job = Job(model, split, wanted, seed, width, keep_examples, folder, out is not None, shifted)
-        ledger = job.run(rows, workers, progress)
-        outcome = job.outcome(ledger, rows, {**(about or {}), **facts})
-        if keep_examples and folder is not None:
-            save_examples(folder, ledger, wanted, outcome, rows)
-        if out is not None:
-            _save(outcome, Path(out))
+        return _carried_out(job, rows, {**(about or {}), **facts}, workers, world, progress)
+
+
+def _carried_out(job: Job, rows: Labels, facts: Facts, workers: int, world: World, progress: Send) -> Outcome:
+    """Settle what is asked, and keep it where there is a folder to last."""
+    ledger = job.shared(rows, world, progress) if world.size > 1 else job.run(rows, workers, progress)
+    outcome = job.outcome(ledger, rows, facts)
+    if job.lasting and job.folder is not None:
+        if job.keep:
+            save_examples(job.folder, ledger, job.probes, outcome, rows)
+        _save(outcome, job.folder)
     return outcome
 
 
@@ -144,20 +155,6 @@ def _check_options(budget: str, check: str, lane: int | None, workers: int, *, h
     for name, number in (("lane", lane), ("workers", workers)):
         if number is not None and number < 1:
             raise ValueError(f"{name}: got {number}, expected 1 or more")
-
-
-def told(probes: Sequence[Probe], rows: Labels) -> dict[str, Any]:
-    """Facts known beforehand: images, stages of the probes with all settings, doubts about their budgets."""
-    questions = [threat.question() for threat in dict.fromkeys(probe.threat for probe in probes)]
-    for question in filter(None, questions):
-        warnings.warn(question, stacklevel=3)
-    return {
-        "images": len(rows),
-        "rows": rows_digest(rows),
-        "stages": {str(p): [label_of(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
-        "settings": {str(p): [str(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
-        "questions": [question for question in questions if question is not None],
-    }
 
 
 def lane_for(model: Classifier, split: Split) -> int:
@@ -213,34 +210,64 @@ class Job:
             shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
             run_jobs({name: partial(_work, self, share) for name, share in shares.items()}, workers, progress)
         except Interrupted as stop:
-            if self.lasting and self.folder is not None:
-                raise
-            raise Interrupted(f"{str(stop).partition(',')[0]}, nothing was saved: give out=...") from None
+            raise self._lost(stop) from None
         return Ledger(len(self.split), self.folder)
+
+    def shared(self, rows: Labels, world: World, progress: Send) -> Ledger:
+        """Settle all images together with the other ranks of a world; every ledger then has every line."""
+        shared, stopped = Shared(world, len(self.split), self.folder, self.attacks()), None
+        with stop_on_signals() as stop:
+            try:
+                shared.begin()
+                self._settle(shared.ledger, "", progress, rows[world.rank :: world.size], stop, shared.look)
+            except Interrupted as asked:
+                stopped = self._lost(asked)
+            shared.end(stopped, stop)
+        return shared.ledger
 
     def settle(self, name: str, send: Send, rows: Labels) -> Ledger:
         """Settle some images in this process; a signal stops it after what is settled was saved."""
         ledger = Ledger(len(self.split), self.folder)
         with stop_on_signals() as stop:
-
-            def report(tick: Tick) -> None:
-                asked = tick.passes.forwards, tick.passes.backwards
-                send(Note(name, tick.done, tick.total, tick.what, tick.broken, *asked))
-                if stop.signal is not None:
-                    raise Interrupted(f"{stop.signal}: stopped, call again to continue")
-
-            assessor = Assessor(
-                self.model,
-                self.split,
-                ledger,
-                seed=self.seed,
-                width=self.width,
-                keep=self.keep,
-                report=report,
-            )
-            assessor.assess(rows, self.probes)
-            self.shifted.settle(assessor, rows)
+            self._settle(ledger, name, send, rows, stop, lambda signal: signal)
         return ledger
+
+    def _settle(
+        self,
+        ledger: Ledger,
+        name: str,
+        send: Send,
+        rows: Labels,
+        stop: Stop,
+        look: Callable[[str | None], str | None],
+    ) -> None:
+        """`look` gets the signal that came, if any, and says why to stop, if at all."""
+
+        def report(tick: Tick) -> None:
+            asked = tick.passes.forwards, tick.passes.backwards
+            send(Note(name, tick.done, tick.total, tick.what, tick.broken, *asked))
+            if (reason := look(stop.signal)) is not None:
+                raise Interrupted(f"{reason}: stopped, call again to continue")
+
+        if len(rows) == 0:  # more processes than images
+            return
+        assessor = Assessor(
+            self.model, self.split, ledger, seed=self.seed, width=self.width, keep=self.keep, report=report
+        )
+        assessor.assess(rows, self.probes)
+        self.shifted.settle(assessor, rows)
+
+    def attacks(self) -> list[str]:
+        """What lines are filed under."""
+        stages = [(p, a, k) for p in self.probes for k, a in enumerate(stages_of(p.attack, p.threat))]
+        changed = [key for shift in self.shifted.shifts for key in self.shifted.keys(shift).values()]
+        return list(dict.fromkeys([NATURAL, *(key_of(*stage) for stage in stages), *changed]))
+
+    def _lost(self, stop: Interrupted) -> Interrupted:
+        """What to say when it was stopped."""
+        if self.lasting:
+            return stop
+        return Interrupted(f"{str(stop).partition(',')[0]}, nothing was saved: give out=...")
 
     def outcome(self, ledger: Ledger, rows: Labels, facts: Facts) -> Outcome:
         """What the ledger says of these images, with doubts about it."""

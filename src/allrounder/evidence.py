@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,20 @@ def settings(probes: Sequence[Probe], classes: int) -> dict[str, str]:
     return {
         str(probe): "; ".join(budget_of(attack, classes) for attack in stages_of(probe.attack, probe.threat))
         for probe in probes
+    }
+
+
+def told(probes: Sequence[Probe], rows: Labels) -> dict[str, Any]:
+    """Facts known beforehand: images, stages of the probes with all settings, doubts about their budgets."""
+    questions = [threat.question() for threat in dict.fromkeys(probe.threat for probe in probes)]
+    for question in filter(None, questions):
+        warnings.warn(question, stacklevel=3)
+    return {
+        "images": len(rows),
+        "rows": rows_digest(rows),
+        "stages": {str(p): [label_of(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
+        "settings": {str(p): [str(attack) for attack in stages_of(p.attack, p.threat)] for p in probes},
+        "questions": [question for question in questions if question is not None],
     }
 
 

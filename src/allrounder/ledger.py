@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,8 @@ from allrounder.storage import LOCK, aside, locked, sync, write_text
 from allrounder.types import Images, Labels, PerExampleBool
 
 PLAN, LINES = "plan.json", "lines"
+Told: TypeAlias = Mapping[str, Mapping[str, Sequence[int | float]]]
+"""Lines in plain numbers, by attack: row, predicted, distance."""
 
 
 @final
@@ -67,6 +69,8 @@ class Ledger:
         """Over a split of so many images."""
         self.images, self.folder = images, folder
         self.known: dict[str, Lines] = {}
+        self.tell: Callable[[Told], object] = lambda told: None
+        """Called with every page that is new."""
 
     def lines(self, attack: str) -> Lines:
         """All lines of an attack so far."""
@@ -101,20 +105,19 @@ class Ledger:
             aside(file).replace(file)
         # Last, so that whoever was interrupted in a write can write the same again.
         self.lines(attack).enter_(page)
+        self.tell({attack: _plain(page["row"], page["predicted"], page["distance"])})
 
-    def told(self) -> dict[str, dict[str, list[int | float]]]:
-        """All lines that are remembered, in plain numbers, for another ledger to `hear`."""
-        settled = {name: (lines, lines.settled.nonzero().squeeze(1)) for name, lines in self.known.items()}
-        return {
-            name: {
-                "row": rows.tolist(),
-                "predicted": lines.predicted[rows].tolist(),
-                "distance": lines.distance[rows].tolist(),
-            }
-            for name, (lines, rows) in settled.items()
-        }
+    def told(self, attacks: Iterable[str] | None = None, among: range | None = None) -> Told:
+        """All lines that are remembered, in plain numbers, for another ledger to `hear`; or those of some
+        attacks, and of rows in a range."""
+        among, found = among or range(self.images), dict[str, dict[str, list[int | float]]]()
+        for name in self.known if attacks is None else attacks:
+            lines = self.lines(name)
+            rows = lines.settled[among.start : among.stop].nonzero().squeeze(1) + among.start
+            found[name] = _plain(rows, lines.predicted[rows], lines.distance[rows])
+        return found
 
-    def hear(self, told: Mapping[str, Mapping[str, Sequence[int | float]]]) -> None:
+    def hear(self, told: Told) -> None:
         """Enter the lines of another ledger over the same images."""
         for name, page in told.items():
             rows, predicted = (torch.tensor(page[key], dtype=torch.int64) for key in ("row", "predicted"))
@@ -136,6 +139,10 @@ class Ledger:
 
     def _pages(self, attack: str) -> list[Path]:
         return [] if self.folder is None else sorted(self._of(attack).glob("[0-9]*.safetensors"))
+
+
+def _plain(rows: Labels, predicted: Labels, distance: Tensor) -> dict[str, list[int | float]]:
+    return {"row": rows.tolist(), "predicted": predicted.tolist(), "distance": distance.tolist()}
 
 
 @contextmanager

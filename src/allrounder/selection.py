@@ -35,7 +35,7 @@ class Selector:
         self, recipe: Recipe, data: Data, scratch: nn.Module, clock: Clock, world: World | None = None
     ):
         """`scratch` is a network whose weights may be overwritten."""
-        rule, self.world = recipe.validation, world or World(0, 1, torch.device("cpu"))
+        rule, self.world = recipe.validation, world or World.alone()
         self.rule, self.seed, self.scratch, self.clock = rule, recipe.seed, scratch, clock
         self.counted = [str(threat) for threat in recipe.selection_threats]
         measured = dict.fromkeys((*recipe.selection_threats, *rule.also))

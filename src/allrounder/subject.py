@@ -13,7 +13,10 @@ from allrounder.data.named import data_of
 from allrounder.errors import RunError
 from allrounder.foreign import network_of
 from allrounder.outcome import Facts
+from allrounder.recipe import Recipe
 from allrounder.runs import RECIPE, Run, load
+from allrounder.weights import weights_of
+from allrounder.world import World
 
 
 @final
@@ -61,6 +64,29 @@ def subject_of(
     return Subject(name, network, images, about={"name": name, "data": data})
 
 
+def subject_among(world: World, what: str | None, *, data: str | None = None, **options: Any) -> Subject:
+    """The same for all ranks of a world; a run is read by rank 0 alone, which sends recipe and weights.
+
+    Data, and networks and weights from elsewhere, are read on every machine.
+    """
+    if world.size == 1 or options.get("model") is not None:
+        return subject_of(what, data=data, **options)
+    own = subject_of(what, data=data, **options) if world.chief else None
+    note = None if own is None else {"recipe": Run(Path(str(what))).recipe.dump(), "about": own.about}
+    note = world.meet("the run to evaluate", note)[0]
+    if own is None:
+        recipe = Recipe.loads(note["recipe"])
+        images = recipe.read_data() if data is None else data_of(data)
+        network = recipe.model.build(len(images.classes), images.shape).eval()
+        own = Subject(recipe.name, network, images, Path(str(what)), _threats(recipe), note["about"])
+    world.broadcast_(weights_of(own.model), src=0)
+    return own
+
+
+def _threats(recipe: Recipe) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(probe.threat) for probe in recipe.probes))
+
+
 def _of_run(folder: Path, which: str, data: str | None) -> Subject:
     run = Run(folder)
     recipe = run.recipe
@@ -73,7 +99,6 @@ def _of_run(folder: Path, which: str, data: str | None) -> Subject:
     if "best" in which:
         about["selected_on"] = recipe.validation.on
     about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
-    threats = tuple(dict.fromkeys(str(probe.threat) for probe in recipe.probes))
     about |= {} if data is None else {"data": data}
     where = folder / "eval" / which.replace("@", "-")
-    return Subject(recipe.name, load(folder, which), images, where, threats, about)
+    return Subject(recipe.name, load(folder, which), images, where, _threats(recipe), about)

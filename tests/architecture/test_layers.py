@@ -44,7 +44,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("norms", "data", "folding", "precision", "meter", "watch", "schedules", "shelf", "world"),
         *("reliability", "footnotes", "ledger", "costs"),
     ),
-    ("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions", "gradcam"),
+    (
+        *("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
+        *("gradcam", "sharing"),
+    ),
     ("attacks", "quick", "tables"),
     ("objectives", "probes", "doctor", "results", "validation"),
     ("assessment",),

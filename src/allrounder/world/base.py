@@ -113,6 +113,11 @@ class World:
         """How often the launcher has started all processes anew."""
         return _restarts() if self.link is not None else 0
 
+    @classmethod
+    def alone(cls) -> World:
+        """This process with nobody else, whoever started it."""
+        return cls(0, 1, torch.device("cpu"))
+
     def meet(self, what: str, note: Any) -> list[Any]:
         """Wait for everybody to come here; the notes of all, in the order of ranks."""
         return [note] if self.link is None else self.link.meet(what, note)

@@ -14,7 +14,7 @@ import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
@@ -43,6 +43,8 @@ class Link:
         self.end: int | None = None
         self.paused = False
         self.wire: Counter[str] = Counter()
+        self.posted: Counter[int] = Counter()
+        """Notes left for rank 0; there, notes collected from every rank."""
         self.asked: float | None = None
         """Since when the store owes an answer."""
         threading.Thread(target=self._watch, daemon=True).start()
@@ -53,12 +55,15 @@ class Link:
         known = self.store.check([f"who/{rank}"])
         return f"rank {rank} on {json.loads(self.store.get(f'who/{rank}'))[0]}" if known else f"rank {rank}"
 
-    def meet(self, what: str, note: Any) -> list[Any]:
-        """Wait for everybody to come to the same point; the notes of all, in the order of ranks."""
+    def meet(self, what: str, note: Any, meanwhile: Callable[[], object] = lambda: None) -> list[Any]:
+        """Wait for everybody to come to the same point; the notes of all, in the order of ranks.
+
+        `meanwhile` is called twice a second. A note has less than 8 MB, which is all that the store takes.
+        """
         with self._store_watched():
             self.meetings += 1
             self.store.set(self._place(self.rank), json.dumps([what, note]))
-            self._wait(self._place(rank) for rank in self._others())
+            self._wait([self._place(rank) for rank in self._others()], meanwhile)
             found = [json.loads(self.store.get(self._place(rank))) for rank in range(self.size)]
             # Whoever is here has read the notes of the meeting before.
             if self.meetings > 1:
@@ -79,6 +84,30 @@ class Link:
                 self.told, self.signs = time.monotonic(), self.signs + 1
                 self.store.set(f"sign/{self.rank}", f"{self.signs} {self.step}")
 
+    def post(self, note: Any) -> None:
+        """Leave a note for rank 0, which collects it when it likes; no more than a meeting's."""
+        with self._store_watched():
+            self.posted[self.rank] += 1
+            self.store.set(f"post/{self.rank}/{self.posted[self.rank]}", json.dumps(note))
+
+    def collect(self) -> list[Any]:
+        """On rank 0: the notes that were left since it last asked, each rank's in their order."""
+        found: list[Any] = []
+        with self._store_watched():
+            for rank in self._others():
+                while self.store.check([key := f"post/{rank}/{self.posted[rank] + 1}"]):
+                    self.posted[rank] += 1
+                    found.append(json.loads(self.store.get(key)))
+                    self.store.delete_key(key)
+        return found
+
+    def wanted(self, signal: str | None) -> str | None:
+        """Why all ranks are to stop, if any was asked to; `signal` is what this one was asked by."""
+        with self._store_watched():
+            if signal is not None and not self.store.check(["stop"]):
+                self.store.set("stop", f"{signal} at {self.name(self.rank)}")
+            return self.store.get("stop").decode() if self.store.check(["stop"]) else None
+
     def stops(self, t: int, signal: str | None) -> str | None:
         """After step t: why all ranks stop now, if somebody was asked to stop and this is the step agreed on.
 
@@ -90,17 +119,16 @@ class Link:
         if signal is None and seldom and not follows and not self.paused:
             return None
         self.looked = time.monotonic()
+        reason = self.wanted(signal)
         with self._store_watched():
-            if signal is not None and not self.store.check(["stop"]):
-                self.store.set("stop", f"{signal} at {self.name(self.rank)}")
-            if self.end is None and self.store.check(["stop"]):
+            if self.end is None and reason is not None:
                 self._pause(t)
                 told = [f"pause/{rank}" for rank in range(self.size) if rank not in self.followers]
                 if not follows:
                     self._wait(told)
                 if self.store.check(told):
                     self.end = max(int(self.store.get(key)) for key in told) + 1
-            return self.store.get("stop").decode() if self.end is not None and t >= self.end else None
+            return reason if self.end is not None and t >= self.end else None
 
     def leave(self, error: BaseException | None, *, last: bool) -> None:
         """Tell the others that this rank ends, and why if by an error; the last one waits a little for the
@@ -131,7 +159,7 @@ class Link:
     def _place(self, rank: int) -> str:
         return f"meeting/{self.meetings}/{rank}"
 
-    def _wait(self, keys: Iterable[str]) -> None:
+    def _wait(self, keys: Iterable[str], meanwhile: Callable[[], object] = lambda: None) -> None:
         """Until all keys are there, while those whose keys are missing take steps."""
         missing, seen, pause, looked = list(keys), dict[int, tuple[bytes, float]](), 0.0005, time.monotonic()
         while missing := [key for key in missing if not self.store.check([key])]:
@@ -140,6 +168,7 @@ class Link:
             pause = min(2 * pause, 0.1)
             if time.monotonic() - looked > PULSE:
                 looked = time.monotonic()
+                meanwhile()
                 if self.store.check(["stop"]):
                     self._pause(self.step)
                 self._look_after([int(key.rpartition("/")[2]) for key in missing], seen)
@@ -175,7 +204,7 @@ class Link:
                     return told
                 later = told
             elif self._gone(rank):
-                return f"{self.name(rank)} was killed; resume from the last checkpoint"
+                return f"{self.name(rank)} was killed; resume from what was saved"
         return later
 
     def _gone(self, rank: int) -> bool:
