@@ -30,8 +30,10 @@ from tests.networks import Counting, Tiny, blobs, same, tiny
 
 CLOCK = Clock(epochs=10, steps=4)
 DATA = blobs(train=12, test=6)
-FILLED: dict[str, Any] = {"threat": "Linf:0.1", "against": ["Linf:0.1", "L2:0.5"]}
-FILLED |= {"source": "Linf:0.1", "target": "L2:0.5"}
+FILLED: dict[str, Any] = {
+    **{"threat": "Linf:0.1", "against": ["Linf:0.1", "L2:0.5"]},
+    **{"source": "Linf:0.1", "target": "L2:0.5"},
+}
 """What fields without a default are given here."""
 
 

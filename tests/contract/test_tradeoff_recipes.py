@@ -23,7 +23,9 @@ RISING = Step(at=tuple(map(Time.read, (0, "125/3%", "75%"))), to=(0, 1, 2))
 METHODS = ("half-half", "trades-1", "trades-6", "mart", "fat", "iat", "score")
 
 
-def said(method: str, threat: str, step: float, *, steps: int = 10, lam: float = 5) -> Objective:
+def said(
+    method: str, threat: str, step: float, *, steps: int = 10, lam: float = 5, clip: float = 0
+) -> Objective:
     """What the sources say of a method."""
     near, within = Pgd(steps=steps, step=step, start="gaussian"), Threat.read(threat)
     match method:
@@ -36,7 +38,7 @@ def said(method: str, threat: str, step: float, *, steps: int = 10, lam: float =
         case "iat":
             return Iat(threat=within, alpha=1, attack=Pgd(steps=steps, step=step))
         case "score":
-            return Score(threat=within, beta=6, attack=replace(near, loss="lse-drift"))
+            return Score(threat=within, beta=6, clip=clip, attack=replace(near, loss="lse-drift"))
         case _:
             return Trades(
                 threat=within, beta=float(method.partition("-")[2]), attack=replace(near, loss="kl")
@@ -82,7 +84,7 @@ OWN: dict[str, tuple[Objective, type[Any], float, dict[int, float]]] = {
         {1: 0.1, 99: 0.1, 100: 0.01, 149: 0.01, 150: 0.001, 200: 0.001},
     ),
     "cifar10/score-official": (
-        *(replace(said("score", "Linf:8/255", 0.25), clip=0.3), PreActResNet18, 5e-4),
+        *(said("score", "Linf:8/255", 0.25, clip=0.3), PreActResNet18, 5e-4),
         {1: 0.05, 100: 0.05, 101: 5e-3, 105: 5e-3, 106: 5e-4, 110: 5e-4},
     ),
 }

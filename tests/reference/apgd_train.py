@@ -20,9 +20,9 @@ def search(model, x, y, norm, eps, steps):
     point = before = best = x.copy()
     loss, g = look(model, point, y, None, "ce")
     losses, best_loss, best_g, fooled = [loss], loss, g, wrong(model, point, y)
+    share, old = 0.05, x.size
     if norm == "L1":
         step, period = eps, max(int(0.04 * steps), 1)
-        share, old = 0.05, x.size
     else:
         step, period = 2 * eps, max(int(0.22 * steps), 1)
     due, reduced_last, best_at_last = period, True, best_loss

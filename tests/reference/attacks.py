@@ -65,7 +65,7 @@ def loss_of(name, z, y, natural, kappa=50.0):
         return (p * (torch.log(p) - torch.log(torch.softmax(z, 0)))).sum()
     if name in ("lse", "lse-drift"):
         told = torch.softmax(natural, 0) if name == "lse-drift" else torch.eye(len(z), dtype=z.dtype)[y]
-        return sum((torch.softmax(z, 0)[k] - told[k]) ** 2 for k in range(len(z)))
+        return torch.stack([(torch.softmax(z, 0)[k] - told[k]) ** 2 for k in range(len(z))]).sum()
     best_other = max((z[k] for k in range(len(z)) if k != y), key=lambda one: float(one.detach()))
     if name == "margin":
         return best_other - z[y]

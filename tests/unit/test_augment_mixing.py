@@ -23,7 +23,7 @@ from allrounder.task import Task
 from allrounder.threats import Threat
 from allrounder.times import Clock
 from allrounder.types import Batch, Context
-from allrounder.world import Placement, World
+from allrounder.world import Seat
 from tests.networks import Tiny, blobs
 from tests.reference import augment as slow
 
@@ -174,8 +174,7 @@ def learner(objective: Any, name: str, **more: Any) -> Learner:
     task = Task(name=name, objective=objective, lr=Constant(value=0.1), augment=Mixup(), **more)
     with Draws(0).ambient():
         model: nn.Module = Tiny().double()
-    world = World(0, 1, torch.device("cpu"))
-    return Learner(task, model, world.seat(Placement.alone((name,)), name), 5, Clock(1, 9, "epoch"))
+    return Learner(task, model, Seat(), 5, Clock(1, 9, "epoch"))
 
 
 def first() -> Batch:
