@@ -326,15 +326,17 @@ def test_validations_of_a_training_in_half_precision_are_in_float32(
 ):
     Watched.asked, steps = [], list[tuple[bool, bool]]()
 
-    def noted(*given: Any, **more: Any) -> Any:
+    measure = selection.Selector.measure
+
+    def noted(*given: Any) -> Any:
         steps.extend(Watched.asked)
         Watched.asked.clear()
-        found = evaluate(*given, **more)
+        found = measure(*given)
         assert Watched.asked and set(Watched.asked) == {(False, False)}
         Watched.asked.clear()
         return found
 
-    monkeypatch.setattr(selection, "evaluate", noted)
+    monkeypatch.setattr(selection.Selector, "measure", noted)
     go(recipe(PAIR, BF16, ("epochs = 3", "epochs = 1")), tmp_path / "run", model=Watched)
     assert (True, False) in steps, "the steps before it were in half precision"
 
