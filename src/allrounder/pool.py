@@ -11,8 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from queue import Empty
 from typing import Any, TypeAlias, final
 
 import torch
@@ -49,28 +50,27 @@ Job: TypeAlias = Callable[[str, Send], None]
 def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
     """Run all jobs, `workers` at once, in the given order; every job is tried, failures are reported
     together."""
-    context = multiprocessing.get_context("spawn")
-    notes: Any = context.Queue()
     waiting = dict(jobs)
-    running: dict[str, Any] = {}
+    running: dict[str, _Worker] = {}
     failed: dict[str, str] = {}
     told = False
     with stop_on_signals() as stop:
         while running or (waiting and stop.signal is None):
             while waiting and len(running) < workers and stop.signal is None:
                 name = next(iter(waiting))
-                running[name] = context.Process(target=_work, args=(waiting.pop(name), name, notes))
-                running[name].start()
+                running[name] = _Worker.started(name, waiting.pop(name))
             if stop.signal is not None and not told:
                 told = True  # once: a second signal would end a job before it has saved
-                for process in running.values():
-                    process.terminate()
-            _drain(notes, show, failed)
-            for name in [name for name, process in running.items() if process.exitcode is not None]:
-                code = running.pop(name).exitcode
-                if code != 0 and (code != SAVED or stop.signal is None):
-                    failed.setdefault(name, f"its process ended with code {code}")
-        _drain(notes, show, failed)
+                for worker in running.values():
+                    worker.process.terminate()
+            wait([way for worker in running.values() for way in worker.ways()], timeout=0.2)
+            for name, worker in list(running.items()):
+                ended = worker.process.exitcode is not None  # asked first: no note comes after it
+                worker.drain(show, failed)
+                if ended:
+                    code = running.pop(name).close()
+                    if code != 0 and (code != SAVED or stop.signal is None):
+                        failed.setdefault(name, f"its process ended with code {code}")
         if stop.signal is not None:
             lost = f"; not saved: {', '.join(failed)}" if failed else ""
             raise Interrupted(f"{stop.signal}: stopped, call again to continue{lost}")
@@ -79,32 +79,74 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
 
 
-def _work(job: Job, name: str, notes: Any) -> None:
-    os.setsid()  # signals of the terminal are the parent's to pass on
-    torch.set_num_threads(1)
-    try:
-        job(name, notes.put)
-    except Interrupted:
-        sys.exit(SAVED)
-    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
-        notes.put(Note(name, failed=str(error)))
-    except BaseException:
-        notes.put(Note(name, failed=traceback.format_exc()))
-        raise
+@final
+@dataclass
+class _Worker:
+    """A job's process and the pipe its notes come through.
 
+    Each has a pipe of its own, because a process may be killed at any moment: one that dies while it writes
+    would leave the lock of a common queue closed for all.
+    """
 
-def _drain(notes: Any, show: Send, failed: dict[str, str]) -> None:
-    """Pass on what has arrived, waiting a moment for the first."""
-    try:
-        note = notes.get(timeout=0.2)
-        while True:
+    process: BaseProcess
+    notes: Any
+    told_all: bool = False
+
+    @classmethod
+    def started(cls, name: str, job: Job) -> _Worker:
+        """A process that does the job."""
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(job, name, there))
+        process.start()
+        there.close()  # so that the pipe ends with the process
+        return cls(process, here)
+
+    def ways(self) -> list[Any]:
+        """What tells that there is something to do for it."""
+        return [self.process.sentinel] if self.told_all else [self.process.sentinel, self.notes]
+
+    def drain(self, show: Send, failed: dict[str, str]) -> None:
+        """Pass on what has arrived."""
+        while (note := self._next()) is not None:
             if note.failed:
                 failed[note.name] = note.failed
             else:
                 show(note)
-            note = notes.get_nowait()
-    except Empty:
-        pass
+
+    def _next(self) -> Note | None:
+        try:
+            return self.notes.recv() if not self.told_all and self.notes.poll() else None
+        except (EOFError, OSError):  # it ended, perhaps inside a note
+            self.told_all = True
+            return None
+
+    def close(self) -> int:
+        """Free what it held; how it ended."""
+        self.notes.close()
+        assert self.process.exitcode is not None
+        return self.process.exitcode
+
+
+def _work(job: Job, name: str, notes: Any) -> None:
+    os.setsid()  # signals of the terminal are the parent's to pass on
+    torch.set_num_threads(1)
+
+    def send(note: Note) -> None:
+        try:
+            notes.send(note)
+        except BrokenPipeError:
+            raise Interrupted(f"{name}: the process it works for was killed") from None
+
+    try:
+        job(name, send)
+    except Interrupted:
+        sys.exit(SAVED)
+    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+        send(Note(name, failed=str(error)))
+    except BaseException:
+        send(Note(name, failed=traceback.format_exc()))
+        raise
 
 
 def check_can_travel(workers: int, **parts: Any) -> None:

@@ -88,6 +88,7 @@ def _train(
             reason = world.stops(t, stop.signal)
             if reason is not None:
                 training.save(t)
+                world.meet("the stop", None)  # who leaves earlier cuts the lines that others still use
                 raise Interrupted(f"{run.folder}: {reason} after step {t}; continue with --resume")
         training.finish()
         return stop.signal

@@ -171,18 +171,19 @@ class Link:
                 meanwhile()
                 if self.store.check(["stop"]):
                     self._pause(self.step)
-                self._look_after([int(key.rpartition("/")[2]) for key in missing], seen)
+                self._look_after(missing, seen)
 
     def _pause(self, t: int) -> None:
         if not self.paused and self.rank not in self.followers:
             self.paused = True
             self.store.set(f"pause/{self.rank}", str(t))
 
-    def _look_after(self, missing: Sequence[int], seen: dict[int, tuple[bytes, float]]) -> None:
+    def _look_after(self, missing: Sequence[str], seen: dict[int, tuple[bytes, float]]) -> None:
         """Raise if somebody ended, is gone, or took no step for too long."""
-        if (ended := self._ended(self._others())) is not None:
+        # Who has come and left again since the keys were looked for is not to blame.
+        if (ended := self._ended(self._others())) is not None and not self.store.check(list(missing)):
             raise WorldError(ended)
-        for rank in missing:
+        for rank in [int(key.rpartition("/")[2]) for key in missing]:
             known = self.store.check([f"sign/{rank}"])
             sign = self.store.get(f"sign/{rank}") if known else b"0 0"
             before, since = seen.setdefault(rank, (sign, time.monotonic()))

@@ -1,0 +1,89 @@
+"""Jobs in processes of their own: what they tell, and what their deaths leave."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Generator
+from functools import partial
+from multiprocessing.connection import Connection
+
+import pytest
+
+from allrounder.errors import RunError
+from allrounder.pool import SAVED, Note, Send, _work, run_jobs
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Copies of this process take no time to begin."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    yield
+
+
+def counts(name: str, send: Send, *, up_to: int) -> None:
+    for done in range(up_to):
+        send(Note(name, done, up_to))
+
+
+def dies_in_the_middle_of_a_note(name: str, send: Send) -> None:
+    """As a process that is killed while it writes."""
+    send(Note(name, 1, 2))
+
+    def half(self: Connection, data: bytes) -> None:
+        os.write(self.fileno(), len(data).to_bytes(4, "big") + data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(Connection, "_send_bytes", half)  # noqa: B010
+    send(Note(name, 2, 2))
+
+
+def fails(name: str, send: Send) -> None:
+    raise ValueError("cannot be done")
+
+
+def test_every_note_arrives_in_order_and_every_job_is_done():
+    told = list[Note]()
+    run_jobs({name: partial(counts, up_to=500) for name in ("a", "b", "c")}, 2, told.append)
+    for name in ("a", "b", "c"):
+        assert [note.done for note in told if note.name == name] == list(range(500))
+
+
+def test_a_job_that_dies_while_it_writes_harms_no_other():
+    told = list[Note]()
+    jobs = {"dies": dies_in_the_middle_of_a_note, "fails": fails, "lasts": partial(counts, up_to=500)}
+    with pytest.raises(RunError) as failed:
+        run_jobs(jobs, 2, told.append)
+    assert "2 of 3 runs failed" in str(failed.value)
+    assert "dies: its process ended with code -9" in str(failed.value)
+    assert "fails: cannot be done" in str(failed.value)
+    assert [note.done for note in told if note.name == "lasts"] == list(range(500))
+    assert Note("dies", 1, 2) in told
+
+
+def test_an_error_of_the_listener_is_not_taken_for_the_end_of_a_job():
+    def full(note: Note) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        run_jobs({"a": partial(counts, up_to=1)}, 1, full)
+
+
+def test_a_job_stops_when_nobody_listens_any_more():
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def work() -> None:
+        here.close()  # a copy would keep the pipe open
+        _work(partial(counts, up_to=10**9), "a", there)
+
+    process = context.Process(target=work)
+    process.start()
+    assert here.recv() == Note("a", 0, 10**9)
+    here.close()
+    process.join(30)
+    assert process.exitcode == SAVED
