@@ -59,6 +59,7 @@ class Folded:
         self.pairs = pairs
         folded = {f"{layer}.{kind}" for layer, _ in pairs for kind in ("weight", "bias")}
         self.copied = tuple((t, attrgetter(name)) for name, t in _tensors(network) if name not in folded)
+        self.folds = tuple((network.get_submodule(one), *map(attrgetter, (one, norm))) for one, norm in pairs)
 
     def __call__(self, x: Images) -> Logits:
         """Images in any layout to logits; their gradient comes back in the same layout."""
@@ -72,9 +73,8 @@ class Folded:
         with torch.no_grad():
             for target, read in self.copied:
                 target.copy_(read(model))
-            for layer, norm in self.pairs:
-                source, after = model.get_submodule(layer), model.get_submodule(norm)
-                _fold_(self.network.get_submodule(layer), source, after)
+            for target, layer, norm in self.folds:
+                _fold_(target, layer(model), norm(model))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,14 +209,15 @@ def _pairs(traced: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 def _fold_(target: Any, layer: Any, norm: Any) -> None:
     """Write a layer and the batch-norm behind it into the folded layer."""
+    weight, bias = layer.weight, target.bias
     scale = (norm.running_var + norm.eps).rsqrt_()
     if norm.weight is not None:
         scale.mul_(norm.weight)
-    torch.mul(layer.weight, scale.view(-1, *[1] * (layer.weight.dim() - 1)), out=target.weight)
+    torch.mul(weight, scale.view(-1, *[1] * (weight.dim() - 1)), out=target.weight)
     shift = -norm.running_mean if layer.bias is None else layer.bias - norm.running_mean
-    torch.mul(shift, scale, out=target.bias)
+    torch.mul(shift, scale, out=bias)
     if norm.bias is not None:
-        target.bias.add_(norm.bias)
+        bias.add_(norm.bias)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

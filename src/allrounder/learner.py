@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from allrounder.compute import Compute, tensor_floats
+from allrounder.data.augment import Augment
 from allrounder.errors import Diverged, ThreatError
 from allrounder.precision import guarded, in_precision
 from allrounder.rng import Draws
@@ -19,8 +20,11 @@ from allrounder.task import Task
 from allrounder.times import Clock
 from allrounder.types import Batch, Context, Keep, Loss, device_of
 from allrounder.watch import ADVICE, Watch
-from allrounder.weights import Weights, blend_, copy_, snapshot, under, weights_of
+from allrounder.weights import Blend, Weights, copy_, snapshot, under, weights_of
 from allrounder.world import Seat
+
+View: TypeAlias = tuple[Augment, str]
+"""An augmentation and the stream it draws from: the same for all who see the same images."""
 
 
 @final
@@ -51,16 +55,18 @@ class Learner:
         self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
         self.live = weights_of(model)
         self.average = snapshot(self.live) if task.average is not None else None
+        self.blend = Blend(self.average, self.live) if self.average is not None else None
 
     def begin(self, members: Sequence[Mapping[str, Tensor]]) -> None:
         """Hear what runs the training starts from, if it does, before its first step."""
         if members:
             self.task.update.begin_(self.memory, members)
 
-    def step(self, batch: Batch, t: int) -> Loss:
+    def step(self, batch: Batch, t: int, seen: dict[View, Batch] | None = None) -> Loss:
         """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept.
 
-        Several ranks that share the learner augment all of it, and go on with a part each.
+        Several ranks that share the learner augment all of it, and go on with a part each. Learners that are
+        given one `seen` augment alike together, once.
         """
         task, self.watch.t = self.task, t
         for group in self.optimizer.param_groups:
@@ -71,23 +77,25 @@ class Learner:
         ctx = Context(t, self.clock, draws, self.memory)
         try:
             with draws.at("ambient").ambient(), tensor_floats(self.compute.tf32):
-                shard = self.seat.shard(self.prepare(batch, t))
+                shard = self.seat.shard(self.prepare(batch, t, seen))
                 reduce_ = partial(self.seat.mean_, share=len(shard) / len(batch))
                 loss = task.update.apply(self.network, self.optimizer, task.objective, shard, ctx, reduce_)
             self.optimizer.zero_grad(set_to_none=True)
             self.watch.after(self.live)
         except (Diverged, ThreatError) as error:
             raise type(error)(f"{self._when(t)}: {error}") from error
-        if self.average is not None and task.average is not None:
+        if self.blend is not None and task.average is not None:
             restarted = task.update.restarted(self.memory)
-            blend_(self.average, self.live, 0.0 if restarted else task.average(t, self.clock))
+            self.blend(0.0 if restarted else task.average(t, self.clock))
         return loss
 
-    def prepare(self, batch: Batch, t: int) -> Batch:
+    def prepare(self, batch: Batch, t: int, seen: dict[View, Batch] | None = None) -> Batch:
         """The batch as this task sees it: on its device, augmented, with its label smoothing."""
-        draws = self.draws.at("augment", self.task.stream, t)
-        seen = self.task.augment.apply(batch, draws).to(self.device, self.dtype)
-        return replace(seen, smoothing=self.task.smoothing)
+        view, seen = (self.task.augment, self.task.stream), {} if seen is None else seen
+        if view not in seen:
+            draws = self.draws.at("augment", self.task.stream, t)
+            seen[view] = self.task.augment.apply(batch, draws).to(self.device, self.dtype)
+        return replace(seen[view], smoothing=self.task.smoothing)
 
     def lr(self, t: int) -> float:
         """The learning rate of step t."""

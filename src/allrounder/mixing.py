@@ -19,7 +19,7 @@ from allrounder.schedules import Constant, Decay, ShareCurve
 from allrounder.times import Clock, Span, Time
 from allrounder.types import Keep
 from allrounder.values import Share, nearest, refuse, value
-from allrounder.weights import Weights, add_, blend_, snapshot, zeros_like
+from allrounder.weights import Blend, Weights, add_, snapshot, zeros_like
 from allrounder.world import Placement, World
 
 
@@ -139,11 +139,15 @@ class Mixer:
             name: snapshot(start) if name == self.names[0] else zeros_like(start)
             for name in placement.local(world.rank)
         }
+        self.blends: dict[str, Blend] = {}
 
     def observe(self, name: str, weights: Mapping[str, Tensor], t: int) -> None:
         """Take a learner's weights after step t into its part: local arithmetic."""
         share = self.mix.shares_at(t, self.clock, self.names)[name]
-        blend_(self.parts[name], weights, self.mix.decay(t, self.clock), share)
+        blend = self.blends.get(name)
+        if blend is None or blend.source is not weights:
+            blend = self.blends[name] = Blend(self.parts[name], weights)
+        blend(self.mix.decay(t, self.clock), share)
 
     def collect(self) -> Weights:
         """theta_g: the sum of the parts in learner order; every rank calls it together.

@@ -10,7 +10,7 @@ from torch import nn
 from allrounder.data.base import Data
 from allrounder.data.known import facts_of
 from allrounder.folding import sibling
-from allrounder.learner import Learner
+from allrounder.learner import Learner, View
 from allrounder.meter import Meter
 from allrounder.minutes import Minutes
 from allrounder.mixing import Mixer
@@ -67,8 +67,7 @@ class Training:
 
     def step(self, t: int) -> None:
         """Step t: every learner descends, the mixture follows, and on due dates all restart."""
-        clock, mix = self.clock, self.recipe.mixing
-        epoch = clock.epoch(t)
+        clock, mix, epoch = self.clock, self.recipe.mixing, self.clock.epoch(t)
         self.world.tick(t)
         if self.learners:  # a rank may have none
             self._descend(self.batches.at(epoch, t - (epoch - 1) * clock.steps), t)
@@ -85,9 +84,11 @@ class Training:
             self.save(t)
 
     def _descend(self, batch: Batch, t: int) -> None:
+        seen: dict[View, Batch] = {}
         for learner in self.learners:
             self.world.tick()
-            self.meter.count(learner.task.name, learner.step(batch, t), len(learner.seat.rows(len(batch))))
+            images, loss = len(learner.seat.rows(len(batch))), learner.step(batch, t, seen)
+            self.meter.count(learner.task.name, loss, images)
             self.mixer.observe(learner.task.name, learner.weights(), t)
 
     def global_weights(self, what: str = "the global weights") -> Weights:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -42,20 +42,37 @@ def blend_(
     target: Mapping[str, Tensor], source: Mapping[str, Tensor], decay: float, share: float = 1.0
 ) -> None:
     """target <- decay * target + (1 - decay) * share * source: one step of a moving average, or of a part."""
-    _check_fit(target, source)
-    kept, new = _floats(target, source)
-    torch._foreach_mul_(kept, decay)  # pyright: ignore[reportPrivateImportUsage]
-    torch._foreach_add_(kept, new, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
-    for name, tensor in target.items():
-        if not tensor.is_floating_point():
-            tensor.copy_(source[name])
+    Blend(target, source)(decay, share)
+
+
+@final
+class Blend:
+    """`blend_` of the same tensors again and again: they are compared and sorted once, not in every step."""
+
+    def __init__(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+        """Tensors may change in place later, but not be replaced."""
+        _check_fit(target, source)
+        self.target, self.source = target, source
+        self.kept, self.new = _floats(target, source)
+        self.counters = [(t, source[name]) for name, t in target.items() if not t.is_floating_point()]
+        self.same = all(new.dtype == kept.dtype for kept, new in zip(self.kept, self.new, strict=True))
+
+    def __call__(self, decay: float, share: float = 1.0) -> None:
+        """One step."""
+        new = self.new
+        if not self.same:
+            new = [new.to(kept.dtype) for kept, new in zip(self.kept, self.new, strict=True)]
+        torch._foreach_mul_(self.kept, decay)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(self.kept, new, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
+        for counter, newest in self.counters:
+            counter.copy_(newest)
 
 
 def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """target <- target + source; counters keep the target's."""
     _check_fit(target, source)
     kept, new = _floats(target, source)
-    torch._foreach_add_(kept, new)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_add_(kept, [n.to(k.dtype) for k, n in zip(kept, new, strict=True)])  # pyright: ignore[reportPrivateImportUsage]
 
 
 def bezier(
@@ -106,7 +123,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _floats(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     names = [name for name, tensor in a.items() if tensor.is_floating_point()]
-    return [a[name] for name in names], [b[name].to(a[name].dtype) for name in names]
+    return [a[name] for name in names], [b[name] for name in names]
 
 
 def _check_fit(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from allrounder import folding
 from allrounder.modes import buffers_restored, gradients_off, modes_restored
-from allrounder.precision import Cast
+from allrounder.precision import Cast, bare
 from allrounder.types import Classifier, NormLayers
 
 
@@ -32,12 +32,11 @@ def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Cla
             raise ValueError(f"norm_layers is {norm_layers!r}, expected eval: a plain function has no modes")
         yield model
         return
+    folded = folding.frozen(bare(model), x) if norm_layers == "eval" else None
+    if folded is not None and not isinstance(model, Cast):
+        yield folded  # the network itself is not touched
+        return
     frozen = buffers_restored(model) if norm_layers == "train_frozen" else nullcontext()
     with modes_restored(model), gradients_off(model), frozen:
         model.train(norm_layers != "eval")
-        yield (_folded(model, x) if norm_layers == "eval" else None) or model
-
-
-def _folded(model: nn.Module, x: Tensor) -> Classifier | None:
-    folded = folding.frozen(model.network if isinstance(model, Cast) else model, x)
-    return partial(model.through, folded) if folded is not None and isinstance(model, Cast) else folded
+        yield partial(model.through, folded) if folded is not None and isinstance(model, Cast) else model
