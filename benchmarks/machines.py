@@ -10,10 +10,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from allrounder.attacks.pgd import Pgd
 from allrounder.data import Given
@@ -110,6 +113,17 @@ def storages() -> dict[int, int]:
 def newly_held(before: Mapping[int, int]) -> int:
     """The bytes that tensors hold now and did not hold before."""
     return sum(size for address, size in storages().items() if address not in before)
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most bytes that a call holds at one time, beyond what is there before it: activations, gradients,
+    crafted images. Every allocation and release on the CPU is counted."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        run()
+    found: Any = watched.profiler
+    events = [event for event in found.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(changes, initial=0))
 
 
 def expected_bytes(training: Training) -> int:

@@ -35,6 +35,7 @@ from machines import (
     median_ratio,
     network_bytes,
     newly_held,
+    peak_bytes,
     recipe_of,
     storages,
     synthetic,
@@ -91,11 +92,19 @@ def measure(variant: str, kind: str, batch: int, rounds: int, processes: bool) -
 
 
 def memory(machines: Training, step: Callable[[], None], before: Mapping[int, int]) -> dict[str, Any]:
-    """What the machines hold between two steps, which must be what they may."""
+    """What the machines hold between two steps and what a step takes on top, which must be what they may."""
     step()
     held, allowed = newly_held(before), expected_bytes(machines)
     assert held == allowed, f"the machines hold {held} bytes, expected {allowed}"
-    return {"MB held": held / 1e6, "networks held": held / network_bytes(machines)}
+    on_top, batch = peak_bytes(step), machines.batches.at(1, 1)
+    alone = max(peak_bytes(lambda one=one: one.step(batch, 1)) for one in machines.learners)
+    # While others learn, the augmented images wait for those who see them too.
+    waiting = 2 * batch.x.nbytes
+    assert on_top <= alone + waiting, (
+        f"a step takes {on_top} bytes on top, expected {alone + waiting} at most"
+    )
+    held_by = held / network_bytes(machines)
+    return {"MB held": held / 1e6, "networks held": held_by, "MB on top": on_top / 1e6}
 
 
 def told(row: dict[str, Any], name: str) -> str:
@@ -120,7 +129,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object per row")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    names = (*LEAST, *MOST, "plain / passes - 1", "ours, ms", "MB held", "networks held")
+    names = (*LEAST, *MOST, "plain / passes - 1", "ours, ms", "MB held", "networks held", "MB on top")
     if not chosen.json:
         print(f"1 thread, torch {torch.__version__}, {chosen.rounds} rounds; ! is a missed aim")
         print(" | ".join(("network", "variant", "batch", *names)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.machines import expected_bytes, here, newly_held, storages
+from benchmarks.machines import expected_bytes, here, newly_held, peak_bytes, storages
 from torch import nn
 
 from allrounder.data.base import Data
@@ -74,6 +74,25 @@ def test_more_steps_hold_no_more(tmp_path: Path):
     training.step(2)
     training.step(3)
     assert newly_held(before) == held
+
+
+def test_activations_are_there_once_however_many_learners_there_are(tmp_path: Path):
+    data = blobs(48)
+    one, three = (stepped(recipe_of(n, n), tmp_path / str(n), data) for n in (1, 3))
+    alone, together = (peak_bytes(lambda t=training: t.step(3)) for training in (one, three))
+    assert alone > 4 * 16 * 64  # a network's answers to a batch, at the very least
+    assert alone <= together <= alone + 256  # some numbers for the log wait for the end of the step
+
+
+def test_what_is_held_on_the_way_is_counted_at_its_peak():
+    def holds() -> int:
+        first = torch.ones(1000)
+        second = first + 1
+        del first
+        third = second * 2
+        return len(third)
+
+    assert 2 * 4000 <= peak_bytes(holds) <= 2 * 4000 + 64  # numbers are tensors, too
 
 
 def test_what_is_held_is_counted_once_and_with_its_gradients():
