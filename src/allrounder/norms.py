@@ -32,7 +32,8 @@ class Norm(ABC):
 
     @abstractmethod
     def ascend(self, g: Images) -> Images:
-        """A direction of unit length along which a loss with gradient g rises; zero where g is zero."""
+        """A direction of unit length along which a loss with gradient g rises; zero where g is zero. A new
+        tensor, which the caller may overwrite."""
 
     @abstractmethod
     def sample(self, like: Images, eps: float, draws: Draws) -> Images:

@@ -104,7 +104,7 @@ def climb(
     for _ in range(steps):
         g = mean_gradient(model, x_adv, y, loss, natural, eot)
         m = gather(m, g)
-        x_adv = project(x_adv + alpha * threat.norm.ascend(m))
+        x_adv = project(threat.norm.ascend(m).mul_(alpha).add_(x_adv))
     forwards, backwards = steps * eot + (natural is not None), steps * eot
     return Crafted(x=x_adv, passes=Passes(forwards=forwards, backwards=backwards))
 
