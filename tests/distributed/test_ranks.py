@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from allrounder.runs import Run
-from tests.distributed.processes import FAILED, SAVED
+from tests.distributed.processes import FAILED, SAVED, Ended
 from tests.trainings import remains
 
-Results = dict[str, tuple[list[int], list[str]]]
+Results = dict[str, Ended]
 ROOT = Path(__file__).parents[2]
 
 
@@ -101,9 +101,9 @@ def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happe
         for name, tensor in expected.items():
             assert torch.allclose(found[name], tensor, rtol=1e-9, atol=1e-11), (which, name)
     assert json.loads((several.folder / "env.json").read_text())[0]["ranks"] == {
-        "linf": [0, 1],
-        "natural": [2],
-        "l2": [3, 4],
+        "linf": [0, 1, 2],
+        "natural": [3],
+        "l2": [4, 5],
     }
     losses = [[e["loss"] for e in run.metrics() if e["event"] == "epoch"] for run in (one, several)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
