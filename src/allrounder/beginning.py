@@ -64,10 +64,11 @@ def identity(recipe: Recipe) -> dict[str, str | int]:
 
 
 def check_alone(recipe: Recipe, world: World) -> None:
-    """Raise where several processes are of no use to a recipe."""
-    several = recipe.program is not None or any(task.update.members for task in recipe.tasks)
-    if world.size > 1 and several:
+    """Raise where a learner's update needs the weights of runs, which rank 0 alone could read."""
+    curved = [task.name for task in recipe.tasks if task.update.members]
+    if world.size > 1 and curved:
         raise WorldError(
-            f"{recipe.name}: is made of several runs, but was launched in {world.size} processes; "
-            "train it without --workers or torchrun"
+            f"{recipe.name or 'recipe'}: learner {curved[0]} moves between earlier runs, but was launched in "
+            f"{world.size} processes; train it without --workers or torchrun. Runs that it starts from may "
+            "be trained with them, each by a recipe of its own"
         )

@@ -59,7 +59,7 @@ class Training:
         ]
         for learner in self.learners:
             learner.begin([weights for _, weights in members])
-        self.mixer = Mixer(recipe.mixing, self.placement, weights_of(start), world, self.clock)
+        self.mixer = Mixer(recipe.mixing, self.placement, weights_of(self.scratch), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock, world)
         self.meter = Meter(recipe.names, waits=world.device.type == "cuda")
         self.minutes = Minutes(run, world, self.placement, self.clock, self.meter)

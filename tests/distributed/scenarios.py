@@ -22,6 +22,7 @@ from allrounder.world import Placement, link
 from tests.distributed.processes import Ended, ranks, started
 from tests.interruptions import STEP, Point, die, struck
 from tests.networks import Tiny
+from tests.programs import program
 from tests.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
 
 L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
@@ -41,6 +42,7 @@ UNEVEN = recipe(
 move batch-norm, and after an epoch updates edit gradients and weights."""
 OTHER_SEAT = {"linf": (1,), "natural": (0,), "l2": (1,)}
 BACKWARDS = {"linf": (2,), "natural": (1,), "l2": (0,)}
+PERFORMED = ("soup", "self-training")
 PATIENCE = "ALLROUNDER_TIMEOUT"
 
 
@@ -74,6 +76,12 @@ def terminated_in_a_group(out: Path, rank: int) -> None:
     struck_at(UNEVEN, out, 1, terminate, rank)
 
 
+def on_rank_1(act: Callable[[int], object], rank: int) -> None:
+    """Let rank 1 train all learners of all phases, and rank 0 write; so the bits are those of one process."""
+    allrounder.training.seating = lambda recipe, *_: Placement(dict.fromkeys(recipe.names, (1,)))
+    act(rank)
+
+
 def hung_at(out: Path, rank: int) -> None:
     os.environ[PATIENCE] = "6"
     struck_at(TRIO, out, 1, hang, rank)
@@ -100,6 +108,7 @@ def end_all(children: list[int]) -> None:
 
 def everything(out: Path) -> dict[str, Ended]:
     """Every scenario, by name: the codes of all ranks, and what they said."""
+    link.PULSE = 0.1  # so that what happens to one is noticed sooner
     go(TRIO, out / "serial")
     go(UNEVEN, out / "uneven serial", model=tiny64)
     other = recipe(TRIO.dump(), ("seed = 5", "seed = 6"))
@@ -110,8 +119,7 @@ def everything(out: Path) -> dict[str, Ended]:
 
     # Most of its time is patience, in which others may happen.
     hung = started(3, partial(hung_at, out / "hung"), out / "said" / "hung", end_all)
-    for size in (2, 3):
-        let(f"{size} ranks", size, partial(plainly, out / f"{size} ranks"))
+    let("in order", 3, partial(plainly, out / "in order"))
     let("other seats", 2, partial(placed, TRIO, out / "other seats", OTHER_SEAT))
     let("backwards", 3, partial(placed, TRIO, out / "backwards", BACKWARDS))
     let("shared", 6, lambda rank: go(UNEVEN, out / "shared", model=tiny64))
@@ -122,6 +130,13 @@ def everything(out: Path) -> dict[str, Ended]:
     let("killed", 3, partial(struck_at, TRIO, out / "killed", 1, die))
     let("killed, resumed", 2, partial(plainly, out / "killed"))
     go(TRIO, out / "stopped", resume=True)
+    for name in PERFORMED:
+        go(program(name), out / f"{name} serial")
+    let("self-training", 2, partial(on_rank_1, lambda _: go(program("self-training"), out / "self-training")))
+    stopped = partial(struck_at, program("soup"), out / "soup", 1, terminate)
+    let("soup, stopped", 2, partial(on_rank_1, stopped))
+    let("soup", 2, partial(on_rank_1, lambda _: go(program("soup"), out / "soup", resume=True)))
+    let("curve", 2, lambda _: go(program("curve"), out / "curve"))
     found["hung"] = hung()
     return found
 

@@ -14,6 +14,7 @@ import torch
 
 from allrounder.runs import Run
 from tests.distributed.processes import FAILED, SAVED, Ended
+from tests.distributed.scenarios import PERFORMED
 from tests.trainings import remains
 
 Results = dict[str, Ended]
@@ -33,11 +34,11 @@ def happened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
 def trained(folder: Path) -> dict[str, Any]:
     """What a run left, but for what went over the wire, which a single process has nothing to tell of."""
     left: dict[str, Any] = remains(folder)
-    left["metrics.jsonl"] = [event for event in left["metrics.jsonl"] if event["event"] != "wire"]
-    return left
+    logs = {name: events for name, events in left.items() if name.endswith("metrics.jsonl")}
+    return left | {name: [e for e in events if e["event"] != "wire"] for name, events in logs.items()}
 
 
-@pytest.mark.parametrize("name", ["2 ranks", "3 ranks", "other seats", "backwards"])
+@pytest.mark.parametrize("name", ["in order", "other seats", "backwards"])
 def test_any_placement_of_learners_gives_the_bits_of_one_process(name: str, happened: tuple[Path, Results]):
     out, results = happened
     assert set(results[name][0]) == {0}, results[name]
@@ -92,6 +93,26 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
         assert point is not None and f"after step {int(point.name[-8:])};" in said[0]
 
 
+@pytest.mark.parametrize("name", PERFORMED)
+def test_the_phases_of_a_program_are_trained_by_others_to_the_bits_of_one_process(
+    name: str, happened: tuple[Path, Results]
+):
+    out, results = happened
+    assert results[name][0] == [0, 0], results[name]
+    assert trained(out / name) == trained(out / f"{name} serial")
+    if name == "soup":
+        codes, said = results["soup, stopped"]
+        assert codes == [SAVED, SAVED] and len(set(said)) == 1, said
+        assert "phases/linf: SIGTERM at rank 1 on" in said[0], "inside its second training"
+
+
+def test_a_learner_that_moves_between_runs_is_refused(happened: tuple[Path, Results]):
+    out, results = happened
+    codes, said = results["curve"]
+    assert codes == [FAILED, FAILED] and not (out / "curve").exists()
+    assert all("learner linf moves between earlier runs" in text and "without" in text for text in said), said
+
+
 def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happened: tuple[Path, Results]):
     out, results = happened
     assert set(results["shared"][0]) == {0}, results["shared"]
@@ -109,10 +130,10 @@ def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happe
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_bytes_on_the_wire_are_those_of_the_formula(size: int, happened: tuple[Path, Results]):
+@pytest.mark.parametrize(("name", "size"), [("other seats", 2), ("in order", 3)])
+def test_the_bytes_on_the_wire_are_those_of_the_formula(name: str, size: int, happened: tuple[Path, Results]):
     out, _ = happened
-    run = Run(out / f"{size} ranks")
+    run = Run(out / name)
     weights, _ = run.weights()
     theta = sum(tensor.nbytes for tensor in weights.values())
     wire = [event for event in run.metrics() if event["event"] == "wire"]
