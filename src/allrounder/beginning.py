@@ -64,11 +64,11 @@ def identity(recipe: Recipe) -> dict[str, str | int]:
 
 
 def check_alone(recipe: Recipe, world: World) -> None:
-    """Raise where a learner's update needs the weights of runs, which rank 0 alone could read."""
+    """Raise where an update needs the weights of runs, which rank 0 alone reads, and may sit elsewhere."""
     curved = [task.name for task in recipe.tasks if task.update.members]
-    if world.size > 1 and curved:
+    if curved and len(recipe.tasks) > 1 and world.size > 1:
         raise WorldError(
-            f"{recipe.name or 'recipe'}: learner {curved[0]} moves between earlier runs, but was launched in "
-            f"{world.size} processes; train it without --workers or torchrun. Runs that it starts from may "
-            "be trained with them, each by a recipe of its own"
+            f"{recipe.name or 'recipe'}: learner {curved[0]} moves between earlier runs, which rank 0 alone "
+            f"reads, and is one of {len(recipe.tasks)} in a world of {world.size} processes; train it "
+            "without --workers or torchrun (the runs that it starts from may be trained with them)"
         )

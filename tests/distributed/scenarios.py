@@ -22,7 +22,7 @@ from allrounder.world import Placement, link
 from tests.distributed.processes import Ended, ranks, started
 from tests.interruptions import STEP, Point, die, struck
 from tests.networks import Tiny
-from tests.programs import program
+from tests.programs import PROGRAMS, program
 from tests.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
 
 L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
@@ -42,7 +42,6 @@ UNEVEN = recipe(
 move batch-norm, and after an epoch updates edit gradients and weights."""
 OTHER_SEAT = {"linf": (1,), "natural": (0,), "l2": (1,)}
 BACKWARDS = {"linf": (2,), "natural": (1,), "l2": (0,)}
-PERFORMED = ("soup", "self-training")
 PATIENCE = "ALLROUNDER_TIMEOUT"
 
 
@@ -77,8 +76,11 @@ def terminated_in_a_group(out: Path, rank: int) -> None:
 
 
 def on_rank_1(act: Callable[[int], object], rank: int) -> None:
-    """Let rank 1 train all learners of all phases, and rank 0 write; so the bits are those of one process."""
-    allrounder.training.seating = lambda recipe, *_: Placement(dict.fromkeys(recipe.names, (1,)))
+    """Let rank 1 train what need not start from runs, and rank 0 write; so the bits are those of one
+    process."""
+    allrounder.training.seating = lambda recipe, *_: Placement(
+        {task.name: (0 if task.update.members else 1,) for task in recipe.tasks}
+    )
     act(rank)
 
 
@@ -130,13 +132,12 @@ def everything(out: Path) -> dict[str, Ended]:
     let("killed", 3, partial(struck_at, TRIO, out / "killed", 1, die))
     let("killed, resumed", 2, partial(plainly, out / "killed"))
     go(TRIO, out / "stopped", resume=True)
-    for name in PERFORMED:
-        go(program(name), out / f"{name} serial")
-    let("self-training", 2, partial(on_rank_1, lambda _: go(program("self-training"), out / "self-training")))
     stopped = partial(struck_at, program("soup"), out / "soup", 1, terminate)
     let("soup, stopped", 2, partial(on_rank_1, stopped))
-    let("soup", 2, partial(on_rank_1, lambda _: go(program("soup"), out / "soup", resume=True)))
-    let("curve", 2, lambda _: go(program("curve"), out / "curve"))
+    for name in PROGRAMS:
+        go(program(name), out / f"{name} serial")
+        performed = partial(go, program(name), out / name, resume=True)
+        let(name, 2, partial(on_rank_1, lambda _, performed=performed: performed()))
     found["hung"] = hung()
     return found
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from allrounder.beginning import check_alone
 from allrounder.errors import WorldError
 from allrounder.world import Placement, Seat, World, deal
-from tests.trainings import SOLO, go, recipe
+from tests.trainings import HEAD, LINF, MIX, NATURAL, SOLO, go, recipe
 
 WORLD = World(0, 1, torch.device("cpu"))
 
@@ -44,6 +45,20 @@ def test_every_learner_sits_on_the_only_rank():
     assert placement.leader("natural") == 0
     assert WORLD.seat(placement, "linf") == Seat(0, 1)
     assert WORLD.seats(placement) == {"linf": Seat(), "natural": Seat()}
+
+
+def test_a_learner_that_may_not_find_the_runs_it_moves_between_is_refused():
+    init = 'init = { kind = "soup", runs = ["one", "two"] }\n'
+    curved = LINF.replace("lr = 0.05", "lr = 0.05\nupdate = { kind = 'curve' }")
+    curved = curved.replace("lr = 0.05", "lr = 0.05\noptimizer = { kind = 'sgd', weight_decay = 0 }")
+    two = World(0, 2, torch.device("cpu"))
+    check_alone(recipe(init + HEAD + curved), two)
+    mixed = recipe(init + HEAD + curved + NATURAL + MIX)
+    check_alone(mixed, WORLD)
+    with pytest.raises(
+        WorldError, match=r"learner linf moves between .* one of 2 in a world of 2 .*train it"
+    ):
+        check_alone(mixed, two)
 
 
 COST = {"linf": 33, "natural": 3, "l2": 33}

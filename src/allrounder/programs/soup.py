@@ -8,7 +8,7 @@ from allrounder.recalibration import recalibrated
 from allrounder.rng import Draws
 from allrounder.selection import split_off
 from allrounder.starting import soup
-from allrounder.weights import Weights, weights_of
+from allrounder.weights import Weights, snapshot, weights_of
 
 
 def stir(stage: Stage, program: WeightSoup) -> None:
@@ -25,7 +25,7 @@ def stir(stage: Stage, program: WeightSoup) -> None:
         split, draws = split_off(recipe, stage.data)[0], Draws(recipe.seed).at("recalibrate")
         return recalibrated(theta, stage.network(), split, draws, recipe.batch)
 
-    theta = stage.made("the soup", weights_of(stage.network()), stirred)
+    theta = stage.made("the soup", snapshot(weights_of(stage.network())), stirred)
     told = stage.measured(theta)
     if stage.world.chief:
         members = {name: run.weights()[0] for name, run in runs.items()}
