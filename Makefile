@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Tests and comparisons start many processes, which would compile the package anew without their bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test test-slow check fmt bench clean
 

@@ -70,7 +70,6 @@ def main() -> None:
         model = recipe.model.build(chosen.classes, tuple(chosen.shape))
     sizes, trained = Sizes.of(model), chosen.images - recipe.validation.images
     clock = Clock(recipe.epochs, math.ceil(trained / recipe.batch), recipe.pace)
-    smallest = trained - (clock.steps - 1) * recipe.batch
     exchanges = sum(recipe.mixing.due(t, clock) for t in range(1, clock.total))
     validations = math.ceil(clock.total / recipe.validation.every.steps(clock))
     collects, tasks = exchanges + validations + 1, recipe.tasks
@@ -79,8 +78,7 @@ def main() -> None:
     apart = sum(sizes.state(task) for task in tasks[1:])
     summed = sizes.parameters + sizes.norm
     print(f"parameters {sizes.parameters:,} bytes, with buffers {sizes.weights:,}")
-    print(f"{clock.steps:,} steps an epoch; the last batch has {smallest} images, so a learner gets")
-    print(f"{max(smallest // 2, 1)} ranks at most")
+    print(f"{clock.steps:,} steps an epoch; a learner gets {max(recipe.batch // 2, 1)} ranks at most")
     print(
         f"{validations} validations, {exchanges} exchanges, 1 end: {collects} times every part is broadcast"
     )
@@ -88,7 +86,7 @@ def main() -> None:
     print(f"a step of a shared learner sums {summed:,} bytes a rank in {sizes.sums + 1} calls")
     print(f"ranks | of a learner | broadcast, bytes | compute s | {' | '.join(LINKS)} | validation s")
     for size in chosen.ranks:
-        placement = seating(recipe, model, smallest, size)
+        placement = seating(recipe, model, recipe.batch, size)
         counts = {name: len(ranks) for name, ranks in placement.ranks.items()}
         broadcast = (size - 1) * sizes.weights * (1 + len(tasks) * collects)
         images = {task.name: recipe.batch * task.passes().forwards / counts[task.name] for task in tasks}

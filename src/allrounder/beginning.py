@@ -64,10 +64,11 @@ def identity(recipe: Recipe) -> dict[str, str | int]:
 
 
 def check_alone(recipe: Recipe, world: World) -> None:
-    """Raise where several processes are of no use to a recipe."""
-    several = recipe.program is not None or any(task.update.members for task in recipe.tasks)
-    if world.size > 1 and several:
+    """Raise where an update needs the weights of runs, which rank 0 alone reads, and may sit elsewhere."""
+    curved = [task.name for task in recipe.tasks if task.update.members]
+    if curved and len(recipe.tasks) > 1 and world.size > 1:
         raise WorldError(
-            f"{recipe.name}: is made of several runs, but was launched in {world.size} processes; "
-            "train it without --workers or torchrun"
+            f"{recipe.name or 'recipe'}: learner {curved[0]} moves between earlier runs, which rank 0 alone "
+            f"reads, and is one of {len(recipe.tasks)} in a world of {world.size} processes; train it "
+            "without --workers or torchrun (the runs that it starts from may be trained with them)"
         )

@@ -46,7 +46,6 @@ class Learner:
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
-        seat.synchronise_(model)
         self.network = in_precision(self.model, compute)
         remembered = task.objective.memory() | task.update.memory(self.model)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
@@ -71,14 +70,15 @@ class Learner:
         task, self.watch.t = self.task, t
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
-        draws = self.draws.at(task.name, t)
-        if self.seat.count > 1:
-            draws = draws.sharded(self.seat.rows(len(batch)), len(batch))
+        draws, seat = self.draws.at(task.name, t), self.seat.at(len(batch))
+        seat.synchronise_(self.model)
+        if seat.count > 1:
+            draws = draws.sharded(seat.rows(len(batch)), len(batch))
         ctx = Context(t, self.clock, draws, self.memory)
         try:
             with draws.at("ambient").ambient(), tensor_floats(self.compute.tf32):
-                shard = self.seat.shard(self.prepare(batch, t, seen))
-                reduce_ = partial(self.seat.mean_, share=len(shard) / len(batch))
+                shard = seat.shard(self.prepare(batch, t, seen))
+                reduce_ = partial(seat.mean_, share=len(shard) / len(batch))
                 loss = task.update.apply(self.network, self.optimizer, task.objective, shard, ctx, reduce_)
             self.optimizer.zero_grad(set_to_none=True)
             self.watch.after(self.live)

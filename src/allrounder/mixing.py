@@ -132,8 +132,10 @@ class Mixer:
     def __init__(
         self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock
     ):
-        """The first learner's part starts as all of the starting point, the others' as nothing of it."""
+        """The first learner's part starts as all of the starting point, the others' as nothing of it; later
+        it only says what weights are like, and may change."""
         self.mix, self.placement, self.world, self.clock = mix, placement, world, clock
+        self.like = start
         self.names = tuple(placement.ranks)
         self.parts = {
             name: snapshot(start) if name == self.names[0] else zeros_like(start)
@@ -166,4 +168,4 @@ class Mixer:
 
     def _room(self) -> Weights:
         """Where the part of a learner that is seated elsewhere is received."""
-        return zeros_like(next(iter(self.parts.values())))
+        return zeros_like(self.like)

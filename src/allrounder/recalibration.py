@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,21 @@ def recalibrated(
     draws: Draws,
     size: int,
     count: int = IMAGES,
+    tick: Callable[[], None] = lambda: None,
 ) -> Weights:
     """The weights with statistics of their own, from up to `count` images of a split, the same every time.
 
-    `network` is one whose weights may be overwritten.
+    `network` is one whose weights may be overwritten; `tick` is called for every batch.
     """
     copy_(weights_of(network), weights)
     device, dtype = device_of(network)
-    recalibrate_(network, (x.to(device, dtype) for x in some_images(split, count, draws, size)))
+
+    def batches() -> Generator[Tensor]:
+        for x in some_images(split, count, draws, size):
+            tick()
+            yield x.to(device, dtype)
+
+    recalibrate_(network, batches())
     return snapshot(weights_of(network))
 
 

@@ -53,13 +53,15 @@ def train(
 
         def phase(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
             run, _ = begun(recipe, out, True, model, data, world)
-            signal = None if run.finished else _train(recipe, run, model, data, world, progress)
-            if signal is not None:  # it came while the last weights were written
-                raise Interrupted(f"{run.folder}: {signal} after its end; continue with --resume")
+            finished = world.meet(f"the folder of {out.name}", run.finished if world.chief else None)[0]
+            signal = None if finished else _train(recipe, run, model, data, world, progress)
+            # It came while the last weights were written.
+            for told in filter(None, world.meet(f"the end of {out.name}", signal)):
+                raise Interrupted(f"{run.folder}: {told} after its end; continue with --resume")
             return run
 
-        with run.locked():
-            for line in run.record_session(world.device):
+        with run.locked() if world.chief else nullcontext():
+            for line in run.record_session(world.device) if world.chief else ():
                 progress.say(line)
             data = recipe.with_extra(data or recipe.read_data())
             perform(Stage(recipe, run, model, data, world, progress, phase))

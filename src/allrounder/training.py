@@ -50,8 +50,7 @@ class Training:
         start = starting_network(recipe, model, data, members).to(world.device)
         world.broadcast_(weights_of(start), src=0)
         self.scratch = sibling(start)
-        smallest = len(self.batches.at(1, self.clock.steps)) if world.size > 1 else 1
-        self.placement = seating(recipe, start, smallest, world.size)
+        self.placement = seating(recipe, start, min(recipe.batch, len(self.train_split)), world.size)
         seats = world.seats(self.placement)
         self.learners = [
             Learner(task, sibling(start), seats[task.name], recipe.seed, self.clock, recipe.compute)
@@ -60,7 +59,7 @@ class Training:
         ]
         for learner in self.learners:
             learner.begin([weights for _, weights in members])
-        self.mixer = Mixer(recipe.mixing, self.placement, weights_of(start), world, self.clock)
+        self.mixer = Mixer(recipe.mixing, self.placement, weights_of(self.scratch), world, self.clock)
         self.selector = Selector(recipe, data, self.scratch, self.clock, world)
         self.meter = Meter(recipe.names, waits=world.device.type == "cuda")
         self.minutes = Minutes(run, world, self.placement, self.clock, self.meter)
@@ -87,9 +86,9 @@ class Training:
         seen: dict[View, Batch] = {}
         for learner in self.learners:
             self.world.tick()
-            images, loss = len(learner.seat.rows(len(batch))), learner.step(batch, t, seen)
-            self.meter.count(learner.task.name, loss, images)
-            self.mixer.observe(learner.task.name, learner.weights(), t)
+            name, images = learner.task.name, learner.seat.at(len(batch)).counts(len(batch))
+            self.meter.count(name, learner.step(batch, t, seen), images)
+            self.mixer.observe(name, learner.weights(), t)
 
     def global_weights(self, what: str = "the global weights") -> Weights:
         """theta_g, with batch-norm statistics of its own where the recipe asks for them."""

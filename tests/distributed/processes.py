@@ -9,12 +9,15 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
 from allrounder.errors import Interrupted
 
 FAILED, SAVED, CRASHED = 1, 75, 99
+Ended: TypeAlias = tuple[list[int], list[str]]
+"""The code of every rank, and what it said."""
 
 
 def free_port() -> int:
@@ -23,13 +26,15 @@ def free_port() -> int:
         return one.getsockname()[1]
 
 
-def ranks(
-    size: int, body: Callable[[int], object], said: Path, during: Callable[[list[int]], None] | None = None
-):
-    """Run a body in every rank of a world; how each ended, and what it said on its way out.
+def ranks(size: int, body: Callable[[int], object], said: Path) -> Ended:
+    """Run a body in every rank of a world; how each ended, and what it said on its way out."""
+    return started(size, body, said)()
 
-    `during` gets the process numbers once all are started.
-    """
+
+def started(
+    size: int, body: Callable[[int], object], said: Path, during: Callable[[list[int]], None] | None = None
+) -> Callable[[], Ended]:
+    """The same, to be waited for later; `during` gets the process numbers before."""
     port, children = str(free_port()), list[int]()
     said.mkdir(parents=True, exist_ok=True)
     for rank in range(size):
@@ -39,10 +44,14 @@ def ranks(
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
             os._exit(_ended(body, rank, said / f"{rank}.txt"))
         children.append(child)
-    if during is not None:
-        during(children)
-    codes = {child: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
-    return [codes[child] for child in children], [_read(said / f"{rank}.txt") for rank in range(size)]
+
+    def ended() -> Ended:
+        if during is not None:
+            during(children)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        return codes, [_read(said / f"{rank}.txt") for rank in range(size)]
+
+    return ended
 
 
 def _read(path: Path) -> str:

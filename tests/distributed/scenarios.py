@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +19,10 @@ from torch import nn
 import allrounder.training
 from allrounder.recipe import Recipe
 from allrounder.world import Placement, link
-from tests.distributed.processes import ranks
+from tests.distributed.processes import Ended, ranks, started
 from tests.interruptions import STEP, Point, die, struck
 from tests.networks import Tiny
+from tests.programs import PROGRAMS, program
 from tests.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
 
 L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
@@ -32,9 +32,14 @@ TRIO = recipe(HEAD + AVERAGED + NATURAL + L2 + MIX.replace("curve = 0.6", DIVIDE
 """Three learners with exchanges, validations and an average."""
 TRAINED = LINF.replace("steps = 2 } }", "steps = 2 }, norm_layers = 'train' }")
 UNEVEN = recipe(
-    HEAD.replace("batch = 16", "batch = 13") + TRAINED + NATURAL + L2 + MIX.replace("curve = 0.6", DIVIDED)
+    HEAD.replace("batch = 16", "batch = 17")
+    + TRAINED.replace("lr = 0.05", 'lr = 0.05\nupdate = { kind = "awp", start = 1 }')
+    + NATURAL
+    + L2.replace("lr = 0.05", 'lr = 0.05\nupdate = { kind = "reconstructed", start = 1 }')
+    + MIX.replace("curve = 0.6", DIVIDED)
 )
-"""Batches of 13, 13 and 10 images, which two ranks cannot share evenly; attacks move batch-norm."""
+"""Batches of 17, 17 and 2 images, which ranks cannot share evenly, and three cannot share the last; attacks
+move batch-norm, and after an epoch updates edit gradients and weights."""
 OTHER_SEAT = {"linf": (1,), "natural": (0,), "l2": (1,)}
 BACKWARDS = {"linf": (2,), "natural": (1,), "l2": (0,)}
 PATIENCE = "ALLROUNDER_TIMEOUT"
@@ -70,6 +75,20 @@ def terminated_in_a_group(out: Path, rank: int) -> None:
     struck_at(UNEVEN, out, 1, terminate, rank)
 
 
+def on_rank_1(act: Callable[[int], object], rank: int) -> None:
+    """Let rank 1 train what need not start from runs, and rank 0 write; so the bits are those of one
+    process."""
+    allrounder.training.seating = lambda recipe, *_: Placement(
+        {task.name: (0 if task.update.members else 1,) for task in recipe.tasks}
+    )
+    act(rank)
+
+
+def hung_at(out: Path, rank: int) -> None:
+    os.environ[PATIENCE] = "6"
+    struck_at(TRIO, out, 1, hang, rank)
+
+
 def hang() -> None:
     time.sleep(600)
 
@@ -89,31 +108,37 @@ def end_all(children: list[int]) -> None:
     os.kill(children[1], signal.SIGKILL)
 
 
-def everything(out: Path) -> dict[str, Any]:
+def everything(out: Path) -> dict[str, Ended]:
     """Every scenario, by name: the codes of all ranks, and what they said."""
+    link.PULSE = 0.1  # so that what happens to one is noticed sooner
     go(TRIO, out / "serial")
     go(UNEVEN, out / "uneven serial", model=tiny64)
     other = recipe(TRIO.dump(), ("seed = 5", "seed = 6"))
-    found: dict[str, Any] = {}
+    found: dict[str, Ended] = {}
 
-    def let(name: str, size: int, body: Callable[[int], object], **more: Any) -> None:
-        found[name] = ranks(size, body, out / "said" / name, **more)
+    def let(name: str, size: int, body: Callable[[int], object]) -> None:
+        found[name] = ranks(size, body, out / "said" / name)
 
-    for size in (2, 3):
-        let(f"{size} ranks", size, partial(plainly, out / f"{size} ranks"))
+    # Most of its time is patience, in which others may happen.
+    hung = started(3, partial(hung_at, out / "hung"), out / "said" / "hung", end_all)
+    let("in order", 3, partial(plainly, out / "in order"))
     let("other seats", 2, partial(placed, TRIO, out / "other seats", OTHER_SEAT))
     let("backwards", 3, partial(placed, TRIO, out / "backwards", BACKWARDS))
-    let("shared", 5, lambda rank: go(UNEVEN, out / "shared", model=tiny64))
+    let("shared", 6, lambda rank: go(UNEVEN, out / "shared", model=tiny64))
     let("other recipe", 2, lambda rank: go(other if rank else TRIO, out / "other recipe"))
     let("failed", 3, partial(struck_at, TRIO, out / "failed", 2, give_way))
     let("stopped", 3, partial(struck_at, TRIO, out / "stopped", 2, terminate))
     let("stopped, shared", 4, partial(terminated_in_a_group, out / "stopped, shared"))
     let("killed", 3, partial(struck_at, TRIO, out / "killed", 1, die))
-    os.environ[PATIENCE] = "6"
-    let("hung", 3, partial(struck_at, TRIO, out / "hung", 1, hang), during=end_all)
-    del os.environ[PATIENCE]
     let("killed, resumed", 2, partial(plainly, out / "killed"))
     go(TRIO, out / "stopped", resume=True)
+    stopped = partial(struck_at, program("soup"), out / "soup", 1, terminate)
+    let("soup, stopped", 2, partial(on_rank_1, stopped))
+    for name in PROGRAMS:
+        go(program(name), out / f"{name} serial")
+        performed = partial(go, program(name), out / name, resume=True)
+        let(name, 2, partial(on_rank_1, lambda _, performed=performed: performed()))
+    found["hung"] = hung()
     return found
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from allrounder.runs import Run
-from tests.distributed.processes import FAILED, SAVED
+from tests.distributed.processes import FAILED, SAVED, Ended
+from tests.programs import PROGRAMS
 from tests.trainings import remains
 
-Results = dict[str, tuple[list[int], list[str]]]
+Results = dict[str, Ended]
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,11 +34,11 @@ def happened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
 def trained(folder: Path) -> dict[str, Any]:
     """What a run left, but for what went over the wire, which a single process has nothing to tell of."""
     left: dict[str, Any] = remains(folder)
-    left["metrics.jsonl"] = [event for event in left["metrics.jsonl"] if event["event"] != "wire"]
-    return left
+    logs = {name: events for name, events in left.items() if name.endswith("metrics.jsonl")}
+    return left | {name: [e for e in events if e["event"] != "wire"] for name, events in logs.items()}
 
 
-@pytest.mark.parametrize("name", ["2 ranks", "3 ranks", "other seats", "backwards"])
+@pytest.mark.parametrize("name", ["in order", "other seats", "backwards"])
 def test_any_placement_of_learners_gives_the_bits_of_one_process(name: str, happened: tuple[Path, Results]):
     out, results = happened
     assert set(results[name][0]) == {0}, results[name]
@@ -92,6 +93,19 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
         assert point is not None and f"after step {int(point.name[-8:])};" in said[0]
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_phases_of_a_program_are_trained_by_others_to_the_bits_of_one_process(
+    name: str, happened: tuple[Path, Results]
+):
+    out, results = happened
+    assert results[name][0] == [0, 0], results[name]
+    assert trained(out / name) == trained(out / f"{name} serial")
+    if name == "soup":
+        codes, said = results["soup, stopped"]
+        assert codes == [SAVED, SAVED] and len(set(said)) == 1, said
+        assert "phases/linf: SIGTERM at rank 1 on" in said[0], "inside its second training"
+
+
 def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happened: tuple[Path, Results]):
     out, results = happened
     assert set(results["shared"][0]) == {0}, results["shared"]
@@ -101,18 +115,18 @@ def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happe
         for name, tensor in expected.items():
             assert torch.allclose(found[name], tensor, rtol=1e-9, atol=1e-11), (which, name)
     assert json.loads((several.folder / "env.json").read_text())[0]["ranks"] == {
-        "linf": [0, 1],
-        "natural": [2],
-        "l2": [3, 4],
+        "linf": [0, 1, 2],
+        "natural": [3],
+        "l2": [4, 5],
     }
     losses = [[e["loss"] for e in run.metrics() if e["event"] == "epoch"] for run in (one, several)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_bytes_on_the_wire_are_those_of_the_formula(size: int, happened: tuple[Path, Results]):
+@pytest.mark.parametrize(("name", "size"), [("other seats", 2), ("in order", 3)])
+def test_the_bytes_on_the_wire_are_those_of_the_formula(name: str, size: int, happened: tuple[Path, Results]):
     out, _ = happened
-    run = Run(out / f"{size} ranks")
+    run = Run(out / name)
     weights, _ = run.weights()
     theta = sum(tensor.nbytes for tensor in weights.values())
     wire = [event for event in run.metrics() if event["event"] == "wire"]

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from allrounder.beginning import check_alone
 from allrounder.errors import WorldError
 from allrounder.world import Placement, Seat, World, deal
-from tests.trainings import SOLO, go, recipe
+from tests.trainings import HEAD, LINF, MIX, NATURAL, SOLO, go, recipe
 
 WORLD = World(0, 1, torch.device("cpu"))
 
@@ -44,6 +45,20 @@ def test_every_learner_sits_on_the_only_rank():
     assert placement.leader("natural") == 0
     assert WORLD.seat(placement, "linf") == Seat(0, 1)
     assert WORLD.seats(placement) == {"linf": Seat(), "natural": Seat()}
+
+
+def test_a_learner_that_may_not_find_the_runs_it_moves_between_is_refused():
+    init = 'init = { kind = "soup", runs = ["one", "two"] }\n'
+    curved = LINF.replace("lr = 0.05", "lr = 0.05\nupdate = { kind = 'curve' }")
+    curved = curved.replace("lr = 0.05", "lr = 0.05\noptimizer = { kind = 'sgd', weight_decay = 0 }")
+    two = World(0, 2, torch.device("cpu"))
+    check_alone(recipe(init + HEAD + curved), two)
+    mixed = recipe(init + HEAD + curved + NATURAL + MIX)
+    check_alone(mixed, WORLD)
+    with pytest.raises(
+        WorldError, match=r"learner linf moves between .* one of 2 in a world of 2 .*train it"
+    ):
+        check_alone(mixed, two)
 
 
 COST = {"linf": 33, "natural": 3, "l2": 33}
@@ -92,11 +107,32 @@ def test_every_learner_is_seated_and_no_rank_is_far_from_the_mean(costs: list[in
         assert sorted(rank for ranks in placement.ranks.values() for rank in ranks) == list(range(size))
 
 
-@given(images=st.integers(0, 50), count=st.integers(1, 7))
-def test_the_seats_of_a_group_have_every_image_once(images: int, count: int):
-    rows = [Seat(index, count).rows(images) for index in range(count)]
-    assert [row for some in rows for row in some] == list(range(images))
-    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+@given(images=st.integers(1, 50), count=st.integers(1, 7))
+def test_the_seats_of_a_group_have_every_image_once_or_all_of_them_where_they_are_few(
+    images: int, count: int
+):
+    seats = [Seat(index, count).at(images) for index in range(count)]
+    rows = [seat.rows(images) for seat in seats]
+    assert sum(seat.counts(images) for seat in seats) == images, "each is reported once"
+    if images < count:
+        assert rows == [range(images)] * count
+    else:
+        assert [row for some in rows for row in some] == list(range(images))
+        assert max(map(len, rows)) - min(map(len, rows)) <= 1
+
+
+def test_where_all_ranks_have_all_images_their_gradients_count_once():
+    def sum_(tensor: torch.Tensor) -> None:
+        """Three ranks with the same."""
+        tensor *= 3
+
+    model = nn.Linear(2, 1)
+    model(torch.ones(2, 2)).sum().backward()
+    assert model.weight.grad is not None
+    Seat(1, 3, sum_).at(2).mean_(model)
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
+    Seat(1, 3, sum_).at(6).mean_(model, share=1 / 3)
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]
 
 
 def test_nobody_else_can_speak():

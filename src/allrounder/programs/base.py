@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from allrounder.data.base import Data
 from allrounder.init import PHASES
@@ -16,7 +16,7 @@ from allrounder.runs import Run
 from allrounder.selection import Selector, split_off
 from allrounder.starting import starting_network
 from allrounder.times import Clock
-from allrounder.weights import Weights
+from allrounder.weights import Weights, copy_
 from allrounder.world import World
 
 Train: TypeAlias = Callable[[Recipe, Path, Data, Progress], Run]
@@ -52,7 +52,8 @@ class Stage:
     """A program's run folder, its data, and the way to train a phase in a folder below.
 
     The run folder has no checkpoints: a phase that is finished is skipped, one that is not goes on from its
-    own, and decisions that were logged are not made again.
+    own, and decisions that were logged are not made again. All ranks train the phases; what is made of them
+    rank 0 makes for all, and it alone has the folders.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class Stage:
         """Take up what is there, without half a line."""
         self.recipe, self.run, self.data = recipe, run, data
         self.model, self.world, self.progress, self._train = model, world, progress, train
-        run.keep_metrics(lambda event: event["event"] in ("phase", "point"))
+        if world.chief:
+            run.keep_metrics(lambda event: event["event"] in ("phase", "point"))
 
     def train(self, name: str, recipe: Recipe | None = None, data: Data | None = None) -> Run:
         """Train a phase, as the program says or as changed, unless that was done."""
@@ -77,7 +79,7 @@ class Stage:
         part = Part(self.progress, length[name], before, sum(length.values()))
         folder = self.run.folder / PHASES / name
         found = self._train(recipe or self.recipe.training(name), folder, data or self.data, part)
-        if name not in [event["name"] for event in self.logged("phase")]:
+        if self.world.chief and name not in [event["name"] for event in self.logged("phase")]:
             _, facts = found.weights()
             self.run.log("phase", name=name, t=facts["t"], fingerprint=facts["fingerprint"])
         return found
@@ -85,6 +87,14 @@ class Stage:
     def logged(self, event: str) -> list[dict[str, Any]]:
         """What was decided before."""
         return [one for one in self.run.metrics() if one["event"] == event]
+
+    def made(self, what: str, like: Weights, make: Callable[[], Mapping[str, Tensor]]) -> Weights:
+        """Tensors that rank 0 makes, on every rank, in place of others of their names and shapes."""
+        if self.world.chief:
+            copy_(like, make())
+        self.world.meet(what, None)
+        self.world.broadcast_(like, src=0)
+        return like
 
     def network(self) -> nn.Module:
         """A network whose weights may be overwritten."""
@@ -109,12 +119,14 @@ class Stage:
             self.run.save_weights("best", t, weights, {**facts, "score": told["score"]})
         self.run.save_weights("last", t, weights, facts)
 
-    def measured(self, theta: Weights, t: int) -> dict[str, Any]:
-        """Accuracies of weights on the images held out for that; nothing where there are none."""
-        selector = Selector(self.recipe, self.data, self.network(), self.clock())
+    def measured(self, theta: Weights) -> dict[str, Any]:
+        """Accuracies of weights on the images held out for that, by all ranks; nothing where there are
+        none."""
+        selector = Selector(self.recipe, self.data, self.network(), self.clock(), self.world)
         if selector.split is None:
             return {}
-        return {key: fact for key, fact in selector.measure(theta, t).items() if key != "best"}
+        facts = selector.measure(theta, selector.clock.total)
+        return {key: fact for key, fact in facts.items() if key != "best"}
 
 
 def plain(card: Mapping[str, Any]) -> dict[str, Any]:

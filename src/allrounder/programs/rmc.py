@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from allrounder.data.base import Split
@@ -14,14 +15,13 @@ from allrounder.recalibration import recalibrated
 from allrounder.rng import Draws
 from allrounder.selection import split_off
 from allrounder.stopping import stop_on_signals
-from allrounder.weights import Weights, bezier, copy_, weights_of
+from allrounder.weights import Weights, bezier, weights_of
 
 
 def choose_point(stage: Stage, program: Curve) -> None:
     """Train both ends and the bend, measure points of the curve, and keep the best; the first, of equals."""
-    first, second = (stage.train(phase.name).weights(program.which)[0] for phase in program.end)
-    bend, card = stage.train(CURVE).weights()
-    recipe, network = stage.recipe, stage.network()
+    ends, curve = [stage.train(phase.name) for phase in program.end], stage.train(CURVE)
+    recipe, network, world = stage.recipe, stage.network(), stage.world
     train, held_out = split_off(recipe, stage.data)
     tested = stage.data.test if recipe.validation.on == "test" else held_out
     assert tested is not None, "a recipe without them is refused"
@@ -29,25 +29,31 @@ def choose_point(stage: Stage, program: Curve) -> None:
     def point(place: float) -> Weights:
         """phi(place), with batch-norm statistics of its own."""
         draws = Draws(recipe.seed).at("recalibrate")
-        theta = bezier(place, first, bend, second)
-        return recalibrated(theta, network, train, draws, recipe.batch, program.images or len(train))
+        first, second = (run.weights(program.which)[0] for run in ends)
+        theta = bezier(place, first, curve.weights()[0], second)
+        images = program.images or len(train)
+        return recalibrated(theta, network, train, draws, recipe.batch, images, world.tick)
 
-    found = {event["place"]: event for event in stage.logged("point")}
+    logged = world.meet("the places", stage.logged("point") if world.chief else None)[0]
+    found = {event["place"]: event for event in logged}
     with stop_on_signals() as stop:
         for place in places(program.points):
             if place not in found:
-                copy_(weights_of(network), point(place))
+                stage.made(f"place {place:g}", weights_of(network), partial(point, place))
                 found[place] = {"place": place, **_accuracies(stage, network, tested)}
-                stage.run.log("point", **found[place])
-            if stop.signal is not None:
-                told = f"{stop.signal} after place {place:g} of the curve; continue with --resume"
+                if world.chief:
+                    stage.run.log("point", **found[place])
+            for signal in filter(None, world.meet(f"after place {place:g}", stop.signal)):
+                told = f"{signal} after place {place:g} of the curve; continue with --resume"
                 raise Interrupted(f"{stage.run.folder}: {told}")
+    if not world.chief:
+        return
     best = max(found.values(), key=lambda event: (event[program.choose], event["natural"], -event["place"]))
     theta = point(best["place"])
     measured = {key: best[key] for key in ("place", "natural", "robust")}
     told = {**measured, "score": best[program.choose], "selected_on": recipe.validation.on}
-    weights = {"global": theta, recipe.names[0]: bend}
-    stage.finish(weights, card, told)
+    bend, card = curve.weights()
+    stage.finish({"global": theta, recipe.names[0]: bend}, card, told)
 
 
 def places(count: int) -> list[float]:
@@ -58,7 +64,7 @@ def places(count: int) -> list[float]:
 def _accuracies(stage: Stage, network: Any, split: Split) -> dict[str, Any]:
     recipe = stage.recipe
     probes = [Probe("validation", recipe.validation.attack, threat) for threat in recipe.selection_threats]
-    outcome = evaluate(network, split, probes=probes, seed=recipe.seed, check="skip")
+    outcome = evaluate(network, split, probes=probes, seed=recipe.seed, check="skip", world=stage.world)
     robust = {str(probe.threat): outcome.accuracy("validation", str(probe.threat)) for probe in probes}
     worst, mean = outcome.worst("validation"), outcome.mean("validation")
     return {"natural": outcome.accuracy(), "robust": robust, "worst": worst, "mean": mean}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,7 @@ from allrounder.runs import Run
 from allrounder.selection import split_off
 from allrounder.storage import read_tensors, write_folder
 from allrounder.types import Labels, device_of
-from allrounder.weights import copy_, weights_of
+from allrounder.weights import Weights, copy_, weights_of
 
 LABELS = "labels"
 SIZE = 256
@@ -33,9 +33,12 @@ def self_train(stage: Stage, program: SelfTraining) -> None:
     recipe, name = stage.recipe, program.teacher.name
     data, pool = cut(recipe, stage.data, program.hidden)
     teacher, final = (_on(recipe.training(phase), data, program.hidden > 0) for phase in (name, FINAL))
-    weights, _ = stage.train(name, teacher, data).weights(program.which)
-    labels = _labels(stage, weights, pool)
-    run = stage.train(FINAL, final, replace(data, extra=Relabelled(pool, labels)))
+    taught = stage.train(name, teacher, data)
+    unknown = {LABELS: torch.zeros(len(pool), dtype=torch.int64)}
+    found = stage.made("the labels", unknown, lambda: _labels(stage, taught.weights(program.which)[0], pool))
+    run = stage.train(FINAL, final, replace(data, extra=Relabelled(pool, found[LABELS])))
+    if not stage.world.chief:
+        return
     for event in run.metrics():
         if event["event"] == "validation":
             stage.run.log(**event)
@@ -65,15 +68,15 @@ def check_dealt(recipe: Recipe, data: Data, hidden: float) -> None:
     recipe.training(FINAL).batches(split_off(recipe, known)[0], pool)
 
 
-def label(network: nn.Module, split: Split) -> Labels:
-    """The classes that a network sees in the images of a split."""
+def label(network: nn.Module, split: Split, tick: Callable[[], None] = lambda: None) -> Labels:
+    """The classes that a network sees in the images of a split; `tick` is called again and again."""
     device, dtype = device_of(network)
     network.eval()
+    found: list[Tensor] = []
     with torch.no_grad():
-        found = [
-            network(split.fetch(rows).to(device, dtype)).argmax(1).cpu()
-            for rows in torch.split(torch.arange(len(split)), SIZE)
-        ]
+        for rows in torch.split(torch.arange(len(split)), SIZE):
+            tick()
+            found.append(network(split.fetch(rows).to(device, dtype)).argmax(1).cpu())
     return torch.cat(found)
 
 
@@ -82,16 +85,16 @@ def _on(recipe: Recipe, data: Data, named: bool) -> Recipe:
     return replace(recipe, data=Given(name=data.name)) if named else recipe
 
 
-def _labels(stage: Stage, weights: Mapping[str, Tensor], pool: Split) -> Labels:
+def _labels(stage: Stage, weights: Mapping[str, Tensor], pool: Split) -> Weights:
     """The teacher's labels, kept in the run folder: they stay when bits of another machine differ."""
     folder = stage.run.folder / LABELS
     if not folder.exists():
         network = stage.network()
         copy_(weights_of(network), weights)
-        found = label(network, pool)
+        found = label(network, pool, stage.world.tick)
         agree = float((found == pool.labels).float().mean())
         write_folder(folder, {LABELS: {LABELS: found}}, {"images": len(found), "agree": agree})
-    return read_tensors(folder, LABELS)[LABELS]
+    return read_tensors(folder, LABELS)
 
 
 def _take_over(run: Run, source: Run, which: str) -> None:

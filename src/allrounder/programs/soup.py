@@ -8,19 +8,26 @@ from allrounder.recalibration import recalibrated
 from allrounder.rng import Draws
 from allrounder.selection import split_off
 from allrounder.starting import soup
+from allrounder.weights import Weights, snapshot, weights_of
 
 
 def stir(stage: Stage, program: WeightSoup) -> None:
     """Train the base and every member, and average the members' last weights."""
     recipe = stage.recipe
     stage.train(program.base.name)
-    found = {name: stage.train(name).weights() for name in recipe.names}
-    members = {name: weights for name, (weights, _) in found.items()}
-    shares = [program.shares.get(name, 1.0) for name in recipe.names]
-    theta = soup(list(members.values()), shares)
-    if program.buffers == "recalibrate":
-        split, _ = split_off(recipe, stage.data)
-        draws = Draws(recipe.seed).at("recalibrate")
-        theta = recalibrated(theta, stage.network(), split, draws, recipe.batch)
-    card = found[recipe.names[-1]][1]
-    stage.finish({"global": theta, **members}, card, stage.measured(theta, card["t"]))
+    runs = {name: stage.train(name) for name in recipe.names}
+
+    def stirred() -> Weights:
+        shares = [program.shares.get(name, 1.0) for name in recipe.names]
+        theta = soup([run.weights()[0] for run in runs.values()], shares)
+        if program.buffers == "average":
+            return theta
+        split, draws = split_off(recipe, stage.data)[0], Draws(recipe.seed).at("recalibrate")
+        return recalibrated(theta, stage.network(), split, draws, recipe.batch)
+
+    theta = stage.made("the soup", snapshot(weights_of(stage.network())), stirred)
+    told = stage.measured(theta)
+    if stage.world.chief:
+        members = {name: run.weights()[0] for name, run in runs.items()}
+        card = runs[recipe.names[-1]].weights()[1]
+        stage.finish({"global": theta, **members}, card, told)

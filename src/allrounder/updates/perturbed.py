@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ class WeightPerturbed(Update):
     one at w + v.
     Wu, Xia and Wang, 2020, Adversarial weight perturbation helps robust generalization.
     """
+
+    whole_batch: ClassVar[bool] = False
 
     gamma: Positive = 0.005
     """The size of the perturbation, relative to the norm of a tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ class Reconstructed(Update):
     Tong et al., 2024, Balancing generalization and robustness in adversarial training via steering through
     clean and adversarial gradient directions.
     """
+
+    whole_batch: ClassVar[bool] = False
 
     start: Time = Time.read("77.5%")
     """When editing begins: after 155 of 200 epochs, as released."""

@@ -187,7 +187,7 @@ class World:
         """This rank's seats; every rank calls it together."""
         found = {name: self.seat(placement, name) for name in placement.ranks}
         if self.link is not None:
-            self.link.followers = placement.followers()
+            self.link.followers, self.link.step = placement.followers(), 0
         return {name: seat for name, seat in found.items() if seat is not None}
 
     def seat(self, placement: Placement, name: str) -> Seat | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -26,11 +26,32 @@ class Seat:
     count: int = 1
     sum_: Callable[[Tensor], None] = field(default=_nobody_else, compare=False, repr=False)
     """Replaces a tensor by its sum over the group."""
+    whole: bool = False
+    """Whether every rank of the group has all images."""
+
+    def at(self, images: int) -> Seat:
+        """The seat at a batch of so many images. Where they are fewer than ranks, as the last of an epoch may
+        be, a rank without any could not take its part: all have all of them, and their sums are means, so
+        that the batch counts once."""
+        if images >= self.count:
+            return self
+
+        def mean_(tensor: Tensor) -> None:
+            self.sum_(tensor)
+            tensor /= self.count
+
+        return replace(self, sum_=mean_, whole=True)
 
     def rows(self, images: int) -> range:
         """The images of a batch that are this rank's: a run of them, as long as that of others or one
         longer."""
+        if self.whole:
+            return range(images)
         return range(images * self.index // self.count, images * (self.index + 1) // self.count)
+
+    def counts(self, images: int) -> int:
+        """How many images of a batch this rank reports on; each is reported once."""
+        return len(self.rows(images)) if self.index == 0 or not self.whole else 0
 
     def shard(self, batch: Batch) -> Batch:
         """This rank's part of a batch."""
