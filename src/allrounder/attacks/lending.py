@@ -32,11 +32,23 @@ def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Cla
             raise ValueError(f"norm_layers is {norm_layers!r}, expected eval: a plain function has no modes")
         yield model
         return
-    folded = folding.frozen(bare(model), x) if norm_layers == "eval" else None
-    if folded is not None and not isinstance(model, Cast):
-        yield folded  # the network itself is not touched
-        return
     frozen = buffers_restored(model) if norm_layers == "train_frozen" else nullcontext()
     with modes_restored(model), gradients_off(model), frozen:
         model.train(norm_layers != "eval")
-        yield partial(model.through, folded) if folded is not None and isinstance(model, Cast) else model
+        yield (_folded(model, x) if norm_layers == "eval" else None) or model
+
+
+@contextmanager
+def lend_to_attack(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Classifier]:
+    """The same for who sees nothing but what is lent: where that is a copy, the network itself need not be
+    switched to eval mode and back."""
+    copy = None
+    if norm_layers == "eval" and isinstance(model, nn.Module) and not isinstance(model, Cast):
+        copy = folding.frozen(model, x)
+    with nullcontext(copy) if copy is not None else lend(model, x, norm_layers) as lent:
+        yield lent
+
+
+def _folded(model: nn.Module, x: Tensor) -> Classifier | None:
+    folded = folding.frozen(bare(model), x)
+    return partial(model.through, folded) if folded is not None and isinstance(model, Cast) else folded
