@@ -53,8 +53,9 @@ class Training:
         smallest = len(self.batches.at(1, self.clock.steps)) if world.size > 1 else 1
         self.placement = seating(recipe, start, smallest, world.size)
         seats = world.seats(self.placement)
+        full = len(self.batches.at(1, 1)) if recipe.compute.compile else 0
         self.learners = [
-            Learner(task, sibling(start), seats[task.name], recipe.seed, self.clock, recipe.compute)
+            Learner(task, sibling(start), seats[task.name], recipe.seed, self.clock, recipe.compute, full)
             for task in recipe.tasks
             if task.name in seats
         ]
