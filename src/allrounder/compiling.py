@@ -29,6 +29,8 @@ TINY = 1e-30
 TOLERANCES, HALF = (1e-3, 2e-2), (5e-2, 2e-1)
 """How far logits and input gradients may differ, by their lengths: in float32, and in half precision, where a
 compiler leaves out roundings between operations. A ReLU that rounding turns on changes the gradient more."""
+ADVICE = "Set TORCHDYNAMO"
+"""Where the messages of torch's compiler go on to how to look into it."""
 Form: TypeAlias = tuple[torch.Size, torch.dtype, torch.device, torch.dtype | None]
 
 
@@ -75,7 +77,7 @@ def _form(folded: Folded, like: Images, dtype: torch.dtype | None) -> Classifier
             network = cast(Classifier, torch.compile(folded.network, dynamic=False, fullgraph=True))
             _check_agreement(folded, network, like, dtype)
     except Exception as error:  # A compiler has many ways to fail, and none of them is worth a training.
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        said = " ".join(f"{type(error).__name__}: {error}".split(ADVICE)[0].split())[:300]
         LOG.info("attacks on %s use the folded copy, not a compiled one: %s", tuple(like.shape), said)
         return None
     return network

@@ -60,7 +60,8 @@ try:
         logits.float().logsumexp(1).sum().backward()
         found.append(x.grad)
 except Exception as error:
-    sys.exit(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+    said = f"{type(error).__name__}: {error}".split("Set TORCHDYNAMO")[0]
+    sys.exit(" ".join(said.split())[:300])
 near = float((found[0] - found[1]).norm() / found[0].norm()) < 0.1
 sys.exit(0 if near else "the gradients are not those of the network")
 """
