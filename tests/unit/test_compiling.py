@@ -79,6 +79,20 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     compute.uncompiled.cache_clear()
 
 
+@pytest.fixture
+def forms(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Every form that is compiled for good, or None for one that is not to be used."""
+    found: list[object] = []
+    right = compiling._form
+
+    def noted(*given: Any) -> Any:
+        found.append(right(*given))
+        return found[-1]
+
+    monkeypatch.setattr(compiling, "_form", noted)
+    return found
+
+
 def network(kind: type[nn.Module] = Tiny, seed: int = 1) -> nn.Module:
     with Draws(seed).ambient():
         return kind()
@@ -277,7 +291,7 @@ def test_this_machine_can_compile_and_a_missing_compiler_is_found_out(monkeypatc
 
 @pytest.mark.slow
 @needs_compiler
-def test_a_compiled_training_is_repeated_and_resumed_to_the_bit(tmp_path: Path):
+def test_a_compiled_training_is_repeated_and_resumed_to_the_bit(tmp_path: Path, forms: list[object]):
     asked = recipe(PAIR, COMPILE)
     whole = go(asked, tmp_path / "whole")
 
@@ -294,11 +308,15 @@ def test_a_compiled_training_is_repeated_and_resumed_to_the_bit(tmp_path: Path):
     go(asked, tmp_path / "cut", resume=True)
     go(asked, tmp_path / "again")
     assert remains(tmp_path / "cut") == remains(tmp_path / "again") == remains(whole.folder)
+    assert len(forms) == 4 and None not in forms, "every session compiled"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @needs_compiler
-def test_networks_that_were_trained_with_and_without_compiling_get_the_same_verdicts(tmp_path: Path):
+def test_networks_that_were_trained_with_and_without_compiling_get_the_same_verdicts(
+    tmp_path: Path, forms: list[object]
+):
     """165 steps of adversarial training either way, then PGD-20 on 1000 images.
 
     Rounding that fusing changes would part the weights a little more with every step, so at most one verdict
@@ -313,9 +331,9 @@ def test_networks_that_were_trained_with_and_without_compiling_get_the_same_verd
         for probe, predicted in outcome.predicted.items():
             found.setdefault(probe, []).append(predicted == outcome.label)
     assert found.keys() == {"natural", "pgd-20@Linf:0.1"}
+    assert len(forms) == 1 and None not in forms, "one of the two was compiled"
     for plain_, compiled_ in found.values():
         assert len(plain_) == 1000 and 0.1 < plain_.mean() < 0.9, "all or nothing would tell nothing"
-        print(f"equal verdicts: {(plain_ == compiled_).mean():.2%}")
         assert (plain_ == compiled_).mean() >= 0.98
         assert abs(plain_.mean() - compiled_.mean()) <= 0.01
 
