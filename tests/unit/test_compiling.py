@@ -240,11 +240,11 @@ def test_a_machine_without_a_compiler_is_a_refusal_and_leaves_no_folder(
     for _ in range(2):
         with pytest.raises(RecipeError) as refused:
             go(recipe(PAIR, COMPILE), tmp_path / "run", world=World(0, 1, CPU))
-    assert str(refused.value) == (
-        "compute.compile: got true, and a small network that was compiled for cpu in fp32 failed: "
-        "No working C++ compiler; expected it to run forward and backward; install a C++ compiler that torch "
-        "can use, or set compute.compile to false"
-    )
+        assert str(refused.value) == (
+            "compute.compile: got true, and a small network that was compiled for cpu in fp32 failed: "
+            "No working C++ compiler; expected it to run forward and backward; install a C++ compiler that "
+            "torch can use, or set compute.compile to false"
+        )
     assert asked.read_text() == "x", "a machine is asked once"
     assert [path.name for path in tmp_path.iterdir()] == ["asked"]
 
