@@ -104,7 +104,10 @@ def here(rank: int = 0, size: int = 1) -> World:
 def storages() -> dict[int, int]:
     """The bytes of all memory that tensors and their gradients hold in this process, by its address."""
     gc.collect()
-    found = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    # What torch's compiler keeps in place of tensors has shapes and no memory.
+    kinds = {kind for kind in map(type, gc.get_objects()) if issubclass(kind, Tensor)}
+    kinds = {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses")}
+    found = [item for item in gc.get_objects() if type(item) in kinds]
     found += [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
     owned = [tensor.untyped_storage() for tensor in found]
     return {storage.data_ptr(): storage.nbytes() for storage in owned if storage.nbytes()}

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from allrounder.models.layers import Skipping
 from allrounder.rng import Draws
-from allrounder.types import Images, Logits
+from allrounder.types import Classifier, Images, Logits
 
 LOG = logging.getLogger("allrounder")
 TOLERANCE = 1e-6
@@ -63,10 +63,14 @@ class Folded:
 
     def __call__(self, x: Images) -> Logits:
         """Images in any layout to logits; their gradient comes back in the same layout."""
+        return self.through(self.network, x)
+
+    def through(self, network: Classifier, x: Images) -> Logits:
+        """The same by another form of the copy, such as a compiled one."""
         last = x.contiguous(memory_format=torch.channels_last)
         if last is not x and last.requires_grad:
             last.register_hook(Tensor.contiguous)
-        return self.network(last)
+        return network(last)
 
     def refresh_(self, model: nn.Module) -> None:
         """Take over the numbers that a model of the same structure holds now."""
@@ -263,7 +267,7 @@ def _check_agreement(folded: Folded, model: nn.Module, example: Images) -> None:
     The numbers are shaken first: with the statistics of a fresh batch-norm every fold looks right.
     """
     plain = copy.deepcopy(model).to("cpu", torch.float64).eval()
-    _shake_(plain)
+    shake_(plain)
     twin = Folded(copy.deepcopy(folded.network).to("cpu", torch.float64), folded.pairs)
     twin.refresh_(plain)
     like = torch.empty(2, *example.shape[1:], dtype=torch.float64)
@@ -280,7 +284,8 @@ def _check_agreement(folded: Folded, model: nn.Module, example: Images) -> None:
             raise Unfoldable(f"its {what} and those of the copy differ by {gap:.1e} relatively")
 
 
-def _shake_(model: nn.Module) -> None:
+def shake_(model: nn.Module) -> None:
+    """Give batch-norm layers, and parameters that are all zero, numbers with which a wrong copy shows."""
     with torch.no_grad():
         for name, module in _modules(model):
             if isinstance(module, _BatchNorm):

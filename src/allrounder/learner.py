@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.compute import Compute, tensor_floats
+from allrounder.compute import Compute, crafting_compiled, tensor_floats
 from allrounder.data.augment import Augment
 from allrounder.errors import Diverged, ThreatError
 from allrounder.precision import guarded, in_precision
@@ -39,14 +39,19 @@ class Learner:
         seed: int,
         clock: Clock,
         compute: Compute = Compute(),
+        full: int = 0,
     ):
-        """The network is trained in channels_last, which convolutions prefer."""
+        """The network is trained in channels_last, which convolutions prefer.
+
+        `full` is how many images a batch has unless it is the last one of an epoch: the ones to compile for.
+        """
         self.task, self.seat, self.clock, self.compute = task, seat, clock, compute
         self.draws = Draws(seed)
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_of(model)
         self.optimizer = task.optimizer.build(model.parameters())
         self.network = in_precision(self.model, compute)
+        self.compiled = len(seat.rows(full)) if compute.compile else None
         remembered = task.objective.memory() | task.update.memory(self.model)
         self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
         # A loss scale asks before the watch does: it takes away what overflows, and training goes on.
@@ -75,8 +80,9 @@ class Learner:
         if seat.count > 1:
             draws = draws.sharded(seat.rows(len(batch)), len(batch))
         ctx = Context(t, self.clock, draws, self.memory)
+        arithmetic = tensor_floats(self.compute.tf32)
         try:
-            with draws.at("ambient").ambient(), tensor_floats(self.compute.tf32):
+            with draws.at("ambient").ambient(), arithmetic, crafting_compiled(self.compiled):
                 shard = seat.shard(self.prepare(batch, t, seen))
                 reduce_ = partial(seat.mean_, share=len(shard) / len(batch))
                 loss = task.update.apply(self.network, self.optimizer, task.objective, shard, ctx, reduce_)

@@ -65,6 +65,8 @@ def plan(
         raise ValueError(f"{recipe.name}: has several trainings ({names}); plan each of recipe.trainings()")
     world, progress = world or World.from_env(), progress or Silent()
     remarks = recipe.compute.check(world.device)
+    if recipe.compute.compile:
+        remarks = [*remarks, "compiling is part of no step, but its memory is in that of activations"]
     data, said = _images(recipe, data)
     # Where weights start from changes no cost, and those runs need not be here.
     plain = tuple(replace(task, update=Descend()) if task.update.members else task for task in recipe.tasks)
@@ -109,7 +111,7 @@ def _measured(training: Training, steps: int, progress: Progress) -> Plan:
                 seconds, _ = _timed(lambda who=learner, b=batch, t=t: _step(training, who, b, t))
                 taken[learner.task.name].append(seconds)
             progress.step(number + 1)
-    # The first one warms up: it allocates, traces the network and makes the momentum.
+    # The first one warms up: it allocates, traces and perhaps compiles the network, and makes the momentum.
     learners = tuple(_cost(training, who, median(taken[who.task.name][1:])) for who in training.learners)
     saving, _ = _timed(lambda: training.save(1))
     progress.step(steps + 2)

@@ -52,8 +52,9 @@ class Training:
         self.scratch = sibling(start)
         self.placement = seating(recipe, start, min(recipe.batch, len(self.train_split)), world.size)
         seats = world.seats(self.placement)
+        full = len(self.batches.at(1, 1)) if recipe.compute.compile else 0
         self.learners = [
-            Learner(task, sibling(start), seats[task.name], recipe.seed, self.clock, recipe.compute)
+            Learner(task, sibling(start), seats[task.name], recipe.seed, self.clock, recipe.compute, full)
             for task in recipe.tasks
             if task.name in seats
         ]

@@ -46,7 +46,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         *("threats", "recalibration", "shift_tables", "foreign", "winograd", "stem", "corruptions"),
-        *("gradcam", "sharing"),
+        *("gradcam", "sharing", "compiling"),
     ),
     ("attacks", "quick", "tables"),
     ("objectives", "probes", "doctor", "results", "validation"),

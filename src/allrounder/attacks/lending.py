@@ -10,6 +10,8 @@ from typing import get_args
 from torch import Tensor, nn
 
 from allrounder import folding
+from allrounder.compiling import compiled
+from allrounder.compute import COMPILED
 from allrounder.modes import buffers_restored, gradients_off, modes_restored
 from allrounder.precision import Cast, bare
 from allrounder.types import Classifier, NormLayers
@@ -21,8 +23,8 @@ def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Cla
 
     eval lends a folded copy where one can be made (see `folding`), else the network in eval mode. train lends
     it in training mode, so its running statistics move; train_frozen does too, and restores every buffer
-    after. A network in half precision is folded in float32, and lent in half. A function that is no nn.Module
-    is lent as it is.
+    after. A network in half precision is folded in float32, and lent in half. Where it is asked for, the
+    folded copy is compiled (see `compiling`). A function that is no nn.Module is lent as it is.
     """
     if norm_layers not in get_args(NormLayers):
         known = ", ".join(get_args(NormLayers))
@@ -44,11 +46,15 @@ def lend_to_attack(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Gen
     switched to eval mode and back."""
     copy = None
     if norm_layers == "eval" and isinstance(model, nn.Module) and not isinstance(model, Cast):
-        copy = folding.frozen(model, x)
+        copy = _folded(model, x)
     with nullcontext(copy) if copy is not None else lend(model, x, norm_layers) as lent:
         yield lent
 
 
 def _folded(model: nn.Module, x: Tensor) -> Classifier | None:
     folded = folding.frozen(bare(model), x)
-    return partial(model.through, folded) if folded is not None and isinstance(model, Cast) else folded
+    if folded is None:
+        return None
+    dtype, images = model.dtype if isinstance(model, Cast) else None, COMPILED.get()
+    run = folded if images != len(x) else compiled(folded, x, dtype)
+    return partial(model.through, run) if isinstance(model, Cast) else run
