@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import final
@@ -47,13 +48,14 @@ def seated(talk: Connection, together: Barrier, variant: str, kind: str, batch: 
 
 @final
 class Crew:
-    """One process per learner."""
+    """One process per learner, or for each of some learners, of which one may come twice."""
 
-    def __init__(self, variant: str, kind: str, batch: int) -> None:
-        names, context = recipe_of(variant, kind, batch).names, multiprocessing.get_context("spawn")
-        self.together = context.Barrier(len(names))  # kept, as the processes only know its name
+    def __init__(self, variant: str, kind: str, batch: int, ranks: Sequence[int] | None = None) -> None:
+        seated_ = range(len(recipe_of(variant, kind, batch).names)) if ranks is None else ranks
+        context = multiprocessing.get_context("spawn")
+        self.together = context.Barrier(len(seated_))  # kept, as the processes only know its name
         self.ends: list[Connection] = []
-        for rank in range(len(names)):
+        for rank in seated_:
             ours, theirs = context.Pipe()
             context.Process(
                 target=seated, args=(theirs, self.together, variant, kind, batch, rank), daemon=True

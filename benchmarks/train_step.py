@@ -11,6 +11,8 @@ plain / passes - 1  what a loop without averages, mixture, checks and logs would
                     and of the optimiser
 ideal / processes   the ideal is the longest learner alone, or all of them divided by the cores; the aim is
                     85%
+one / two           what the machine allows: one process alone over two equal ones at once, which share
+                    nothing but its memory and its caches
 """
 
 from __future__ import annotations
@@ -84,10 +86,12 @@ def measure(variant: str, kind: str, batch: int, rounds: int, processes: bool) -
     row["plain / passes - 1"] = median_ratio(found["plain"], found["passes"]) - 1
     row["ours, ms"] = 1000 * statistics.median(found["ours"])
     if processes:
-        crew = Crew(variant, kind, batch)
-        told = in_turns({"ideal": crew.ideal, "measured": crew.measured}, rounds)
-        crew.stop()
-        row["ideal / processes"] = median_ratio(told["ideal"], told["measured"])
+        # The first learner twice: two that have nothing to do with each other.
+        for name, ranks in (("ideal / processes", None), ("one / two", (0, 0))):
+            crew = Crew(variant, kind, batch, ranks)
+            told = in_turns({"ideal": crew.ideal, "measured": crew.measured}, rounds)
+            crew.stop()
+            row[name] = median_ratio(told["ideal"], told["measured"])
     return row
 
 
@@ -112,7 +116,7 @@ def told(row: dict[str, Any], name: str) -> str:
     if name not in row:
         return "-"
     missed = row[name] < LEAST.get(name, row[name]) or row[name] > MOST.get(name, row[name])
-    shown = f"{row[name]:.1%}" if "- 1" in name or "ideal" in name else f"{row[name]:.2f}"
+    shown = f"{row[name]:.1%}" if "- 1" in name or "ideal" in name or "one" in name else f"{row[name]:.2f}"
     return shown + "!" * missed
 
 
@@ -129,7 +133,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object per row")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    names = (*LEAST, *MOST, "plain / passes - 1", "ours, ms", "MB held", "networks held", "MB on top")
+    names = (
+        *LEAST,
+        "one / two",
+        *MOST,
+        "plain / passes - 1",
+        "ours, ms",
+        "MB held",
+        "networks held",
+        "MB on top",
+    )
     if not chosen.json:
         print(f"1 thread, torch {torch.__version__}, {chosen.rounds} rounds; ! is a missed aim")
         print(" | ".join(("network", "variant", "batch", *names)))
