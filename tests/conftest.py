@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 from jaxtyping import install_import_hook
 
 install_import_hook("allrounder", "beartype.beartype")
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(1)
 settings.register_profile("allrounder", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("allrounder")
+
+
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers begin as copies of this process, which takes no time; spawned ones import everything anew."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)

@@ -1,7 +1,6 @@
 """Deaths at chosen moments of a training, in a process of its own or as an exception in this one.
 
-Run as a module, it trains a scenario once for every point and lets each training be killed there, or it gives
-commands to the command line and sends signals to them.
+Run as a module, it trains a scenario once for every point and lets each training be killed there.
 """
 
 from __future__ import annotations
@@ -150,9 +149,9 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def perished(doing: str, out: Path) -> dict[str, int]:
-    """Have another process kill or signal trainings below a folder; how each of them ended, by name."""
-    words = [sys.executable, "-m", "tests.interruptions", doing, str(out)]
+def perished(out: Path) -> dict[str, int]:
+    """Have another process kill trainings below a folder; how each of them ended, by name."""
+    words = [sys.executable, "-m", "tests.interruptions", str(out)]
     root = Path(__file__).parents[1]
     subprocess.run(words, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
     return json.loads((out / "codes.json").read_text())
@@ -166,6 +165,8 @@ def forked(body: Callable[[], int]) -> int:
     """Run something in a copy of this process; its exit code, or minus the signal that ended it."""
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest may not listen
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             os._exit(body())
         except BaseException:
@@ -213,19 +214,19 @@ def command(*words: str) -> int:
 
 
 def signal_everywhere(out: Path) -> dict[str, int]:
-    """Give the command whole, then once for every way to stop it."""
+    """Give the command whole, then once for every way to stop it, each in a copy of this process."""
+    torch.optim.SGD([torch.zeros(1)])  # torch loads much at its first use, which all copies then share
 
     def stopped(name: str) -> int:
         point, numbers = SIGNALS[name]
         with struck(point, lambda: [os.kill(os.getpid(), number) for number in numbers]):
             return command(*SMALL, "--out", str(out / name))
 
-    codes = {"whole": command(*SMALL, "--out", str(out / "whole"))}
+    codes = {"whole": forked(partial(command, *SMALL, "--out", str(out / "whole")))}
     return codes | {name: forked(partial(stopped, name)) for name in SIGNALS}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _, doing, below = sys.argv
-    ends = {"kill": kill_everywhere, "signal": signal_everywhere}[doing](Path(below))
-    (Path(below) / "codes.json").write_text(json.dumps(ends))
+    below = Path(sys.argv[1])
+    (below / "codes.json").write_text(json.dumps(kill_everywhere(below)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,6 +15,11 @@ from allrounder.values import nearest
 
 def shipped() -> dict[str, Traversable]:
     """The recipes inside the package, by name."""
+    return dict(_shipped())
+
+
+@cache  # every recipe that is read asks for them
+def _shipped() -> dict[str, Traversable]:
     root = resources.files("allrounder") / "recipes"
     found: dict[str, Traversable] = {}
     for folder in sorted(root.iterdir(), key=lambda entry: entry.name):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -60,6 +61,7 @@ class View:
         return f"{self.name}@{self.origin}:{self.number}"
 
 
+@lru_cache(maxsize=4096)  # a table asks for every name once a cell
 def view_of(probe: str) -> View | None:
     """What a probe shows; none for natural images and attacks."""
     named = NAMED.fullmatch(probe)
@@ -81,7 +83,12 @@ def groups(probes: Iterable[str]) -> dict[Column, list[list[str]]]:
 
     One over fewer than all says over how many. What would be in none is a group by itself.
     """
-    probes, found = list(probes), dict[Column, list[list[str]]]()
+    return dict(_groups(tuple(probes)))
+
+
+@lru_cache(maxsize=64)  # a table asks for the same once a cell
+def _groups(probes: tuple[str, ...]) -> dict[Column, list[list[str]]]:
+    found = dict[Column, list[list[str]]]()
     for source in sources(probes, "c"):
         some = [view for view in views(probes, "c") if view.source == source]
         found |= _of_corruptions(some, source)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks.base import Crafted
+from allrounder.attacks.pgd import Pgd
 from allrounder.data import Embedded
 from allrounder.data.augment import NoAugment
 from allrounder.mixing import Exchange, Mix, Shares
@@ -217,7 +218,7 @@ def test_it_trains_two_steps_in_a_generalist_mix(objective: Objective, tmp_path:
             shares=Shares(lead="subject", curve=Constant(value=0.5)),
             exchange=Exchange(start=Time.read(0), every=Time.read("50%")),
         ),
-        validation=Validation(images=2, train_images=0),
+        validation=Validation(images=2, train_images=0, attack=Pgd(steps=1)),
     )
     run = train(recipe, tmp_path / "run", model=tiny, data=DATA)
     losses = [event["loss"] for event in run.metrics() if event["event"] == "epoch"]

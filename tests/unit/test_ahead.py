@@ -25,7 +25,7 @@ def hunt(search: Square, of: Points, text: str, width: int, plain=network) -> Hu
 
 @THREATS
 def test_a_wide_lane_finds_the_same_with_fewer_passes(text: str):
-    of, search = points(14).some(torch.arange(8, 14)), Square(queries=60, restarts=2)
+    of, search = points(14).some(torch.arange(8, 14)), Square(queries=30, restarts=2)
     one_by_one = hunt(search, of, text, 1)
     broken = one_by_one.predicted != of.y
     assert 0 < int(broken.sum()) < len(of)
@@ -34,8 +34,8 @@ def test_a_wide_lane_finds_the_same_with_fewer_passes(text: str):
         assert torch.equal(wide.x, one_by_one.x) and torch.equal(wide.predicted, one_by_one.predicted)
     # Without looking ahead, a point that stands takes a pass for each of its questions.
     alone = of.some((~broken).nonzero().squeeze(1)[:1])
-    assert hunt(Square(queries=60), alone, text, 40).passes.forwards < 61 / 2
-    assert hunt(Square(queries=60), alone, text, 1).passes.forwards == 61
+    assert hunt(Square(queries=30), alone, text, 40).passes.forwards < 31 / 2
+    assert hunt(Square(queries=30), alone, text, 1).passes.forwards == 31
 
 
 def test_what_is_not_confirmed_goes_on_as_if_one_by_one():

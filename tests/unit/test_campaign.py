@@ -143,7 +143,9 @@ def test_a_recipe_changed_under_a_finished_study_is_reported(study: Study, tmp_p
             use(replace(study, seeds=(0,)), folder)
 
 
-def test_a_failure_stops_none_of_the_others(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("forking")
+def test_a_failure_stops_none_of_the_others(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     bad = replace(study, seeds=(0,))
     begin(bad, folder)

@@ -23,6 +23,8 @@ def file(study: Study, tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("forking")
 def test_a_study_is_run_and_tabled_and_nothing_is_done_twice(allrounder: Command, file: str, tmp_path: Path):
     out = str(tmp_path / "out")
     first = allrounder("sweep", file, "--out", out, "--workers", "1")

@@ -51,8 +51,17 @@ def siblings(folder: Path) -> tuple[nn.Module, nn.Module]:
     return first.model.eval(), second.model.eval()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("averaged", [0, 1])
+@pytest.mark.parametrize(
+    ("count", "averaged"),
+    [
+        (1, 0),
+        (2, 1),
+        (3, 0),
+        (3, 1),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(2, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_learner_costs_its_network_its_momentum_its_part_and_its_average(
     count: int, averaged: int, tmp_path: Path
 ):

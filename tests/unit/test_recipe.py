@@ -621,7 +621,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(tables())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_recipe_survives_being_written(table: dict[str, Any]):
     recipe = Recipe.loads(tomli_w.dumps(table))
     again = Recipe.loads(recipe.dump())
@@ -709,10 +709,12 @@ def test_equal_recipes_have_equal_fingerprints_in_whatever_order_they_are_writte
 
 
 def test_the_fingerprint_is_the_same_in_every_process():
+    names = list(shipped())[::5]
     code = (
-        "import json; from allrounder.recipe import Recipe, shipped;"
-        "print(json.dumps({name: Recipe.load(name).fingerprint() for name in shipped()}))"
+        "import json, sys; from allrounder.recipe import Recipe;"
+        "print(json.dumps({name: Recipe.load(name).fingerprint() for name in sys.argv[1:]}))"
     )
     env = {**os.environ, "PYTHONHASHSEED": "12345"}
-    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == {name: Recipe.load(name).fingerprint() for name in shipped()}
+    words = [sys.executable, "-c", code, *names]
+    found = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == {name: Recipe.load(name).fingerprint() for name in names}

@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory):
 def graveyard(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     """One killed run for every point, and how the process of each ended."""
     out = tmp_path_factory.mktemp("killed")
-    return out, perished("kill", out)
+    return out, perished(out)
 
 
 def leftovers(folder: Path) -> list[Path]:

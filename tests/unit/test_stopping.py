@@ -17,7 +17,7 @@ from allrounder.recipe import Recipe
 from allrounder.runs import Run
 from allrounder.stopping import stop_on_signals
 from allrounder.trainer import train
-from tests.interruptions import SIGNALS, SMALL, STEP, Point, perished, struck
+from tests.interruptions import SIGNALS, SMALL, STEP, Point, signal_everywhere, struck
 from tests.trainings import SOLO, go, recipe, remains
 
 RESUMABLE = 75
@@ -28,7 +28,7 @@ SETS = [text for text in SMALL if "=" in text]
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     """The command, whole and stopped in every way, and the exit codes."""
     out = tmp_path_factory.mktemp("stopped")
-    return out, perished("signal", out)
+    return out, signal_everywhere(out)
 
 
 def resumed(folder: Path) -> Run:
