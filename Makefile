@@ -21,10 +21,10 @@ demo: setup                  ## train and compare the baselines and the Generali
 	$(BIN)/allrounder demo
 
 test: setup                  ## the tests that run everywhere, in minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup             ## the tests that take longer
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 check: setup                 ## style and types
 	$(BIN)/ruff format --check .

@@ -259,7 +259,9 @@ def test_learners_see_extra_images_and_validation_does_not(tmp_path: Path, monke
     from allrounder.learner import Learner
 
     seen, step = list[Batch](), Learner.step
-    monkeypatch.setattr(Learner, "step", lambda self, batch, t: (seen.append(batch), step(self, batch, t))[1])
+    monkeypatch.setattr(
+        Learner, "step", lambda self, batch, *more: (seen.append(batch), step(self, batch, *more))[1]
+    )
     value, data = recipe(SOLO, *WITH), with_extra()
     go(value, tmp_path / "run", data=data)
     train_split, held_out = split_off(value, data)

@@ -78,8 +78,8 @@ def test_an_epoch_is_logged_with_the_means_over_its_images(tmp_path: Path):
     losses, sizes = [], []
     take = real.learners[0].step
 
-    def noted(batch: Any, t: int) -> Any:
-        loss = take(batch, t)
+    def noted(batch: Any, t: int, seen: Any) -> Any:
+        loss = take(batch, t, seen)
         losses.append(float(loss.total.detach()))
         sizes.append(len(batch))
         return loss
