@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from allrounder.models.layers import Skipping
+from allrounder.models.layers import Average, Skipping
 from allrounder.rng import Draws
 from allrounder.types import Classifier, Images, Logits
 
@@ -187,8 +187,8 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Layers that can be folded are not looked into."""
-        return type(m) in FOLDABLE or super().is_leaf_module(m, module_qualified_name)
+        """Layers that can be folded are not looked into, nor those that look at shapes."""
+        return type(m) in (*FOLDABLE, Average) or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None

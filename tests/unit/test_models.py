@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from allrounder.errors import RecipeError
 from allrounder.models import MODELS, Given
 from allrounder.models.base import Architecture
 from allrounder.models.bottleneck import ResNet50, WideResNet50
-from allrounder.models.layers import THIN, Skipping, conv
+from allrounder.models.layers import THIN, Average, Skipping, conv
 from allrounder.models.normalise import Normalise
 from allrounder.models.resnet import PreActResNet18, ResNet18, ResNet34
 from allrounder.models.small import SmallCnn
@@ -230,3 +231,27 @@ def test_a_network_given_from_python_must_be_given_again():
     assert MODELS["given"] is Given
     with pytest.raises(RecipeError, match=r'given from Python as "lab.net".*give it again, also to resume'):
         Given(name="lab.net").build(10, CIFAR)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("size", [(4, 4), (6, 9), (7, 7), (1, 1)])
+def test_averages_and_their_gradients_are_those_of_torch_to_the_bit(
+    layout: torch.memory_format, size: tuple[int, int]
+):
+    x = Draws(0).normal(torch.empty(3, 5, *size)).contiguous(memory_format=layout)
+    direction = Draws(1).normal(torch.empty(3, 20))
+    found: list[tuple[Tensor, Tensor]] = []
+    for average in (partial(F.adaptive_avg_pool2d, output_size=2), Average(2)):
+        asked = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        y = average(asked)
+        (slope,) = torch.autograd.grad((y.flatten(1) * direction).sum(), asked)
+        found.append((y.detach(), slope))
+    assert all(map(torch.equal, *found))
+    assert found[0][1].stride() == found[1][1].stride()
+
+
+def test_averages_can_be_differentiated_twice_and_mapped():
+    x = Draws(0).normal(torch.empty(2, 3, 4, 4, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradgradcheck(Average(2), (x,))
+    mapped = torch.func.vmap(lambda one: Average(2)(one[None])[0])(x.detach())
+    torch.testing.assert_close(mapped, Average(2)(x.detach()))

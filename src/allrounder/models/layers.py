@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn import functional as F
@@ -50,6 +51,43 @@ def stage(block: Block, inputs: int, outputs: int, count: int, stride: int) -> n
 def pool(x: Flow) -> Flow:
     """The average over all pixels, (n, c, h, w) to (n, c), so that any image size will do."""
     return F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+@final
+class Average(nn.Module):
+    """The average over each of so many by so many fields, whatever the size of the image.
+
+    On the way back from `flatten` a gradient is not channels_last, and then torch takes several times as
+    long for the same numbers on a CPU; so here it is brought into the layout that the averages have.
+    """
+
+    def __init__(self, fields: int) -> None:
+        super().__init__()
+        self.fields = fields
+
+    def forward(self, input: Flow) -> Flow:
+        """The averages, (n, c, fields, fields)."""
+        return cast(Tensor, _SameLayout.apply(F.adaptive_avg_pool2d(input, self.fields)))
+
+
+@final
+class _SameLayout(torch.autograd.Function):
+    """Nothing, but that the gradient has the layout of what went in."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        last = inputs[0].stride(1) == 1
+        ctx.layout = torch.channels_last if last else torch.contiguous_format
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous(memory_format=ctx.layout)
 
 
 def uniform_(network: nn.Module) -> None:

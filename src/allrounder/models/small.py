@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import Flow, conv, uniform_
+from allrounder.models.layers import Average, Flow, conv, uniform_
 from allrounder.values import Count, value
 
 
@@ -25,7 +25,7 @@ class Small(nn.Module):
         self.conv2, self.bn2 = conv(width, 2 * width, stride=2), nn.BatchNorm2d(2 * width)
         self.conv3, self.bn3 = conv(2 * width, 4 * width, stride=2), nn.BatchNorm2d(4 * width)
         self.conv4, self.bn4 = conv(4 * width, 4 * width), nn.BatchNorm2d(4 * width)
-        self.linear = nn.Linear(16 * width, classes)
+        self.pool, self.linear = Average(2), nn.Linear(16 * width, classes)
         uniform_(self)
 
     def forward(self, x: Flow) -> Flow:
@@ -34,7 +34,7 @@ class Small(nn.Module):
         x = F.relu(self.bn2(self.conv2(x)), inplace=True)
         x = F.relu(self.bn3(self.conv3(x)), inplace=True)
         x = F.relu(self.bn4(self.conv4(x)), inplace=True)
-        return self.linear(F.adaptive_avg_pool2d(x, 2).flatten(1))
+        return self.linear(self.pool(x).flatten(1))
 
 
 @final
