@@ -20,6 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup                  ## train and compare the baselines and the Generalists on the embedded data
 	$(BIN)/allrounder demo
 
+# Files stay whole: what a module makes once would otherwise be made by both workers.
 test: setup                  ## the tests that run everywhere, in minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 

@@ -51,11 +51,11 @@ class Crew:
     """One process per learner, or for each of some learners, of which one may come twice."""
 
     def __init__(self, variant: str, kind: str, batch: int, ranks: Sequence[int] | None = None) -> None:
-        seated_ = range(len(recipe_of(variant, kind, batch).names)) if ranks is None else ranks
+        seats = range(len(recipe_of(variant, kind, batch).names)) if ranks is None else ranks
         context = multiprocessing.get_context("spawn")
-        self.together = context.Barrier(len(seated_))  # kept, as the processes only know its name
+        self.together = context.Barrier(len(seats))  # kept, as the processes only know its name
         self.ends: list[Connection] = []
-        for rank in seated_:
+        for rank in seats:
             ours, theirs = context.Pipe()
             context.Process(
                 target=seated, args=(theirs, self.together, variant, kind, batch, rank), daemon=True

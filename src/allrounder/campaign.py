@@ -31,7 +31,7 @@ STUDY, EVALUATED = "study.toml", "eval"
 
 @final
 class Reporter:
-    """Sends the progress of a training through a queue, a few times a second."""
+    """Sends the progress of a training to the parent, a few times a second."""
 
     def __init__(self, name: str, send: Send):
         """Under this name."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TypeAlias, cast, final
 from weakref import WeakKeyDictionary
@@ -76,11 +76,20 @@ def _form(folded: Folded, like: Images, dtype: torch.dtype | None) -> Classifier
             warnings.filterwarnings("ignore", module=r"torch\.")
             network = cast(Classifier, torch.compile(folded.network, dynamic=False, fullgraph=True))
             _check_agreement(folded, network, like, dtype)
-    except Exception as error:  # A compiler has many ways to fail, and none of them is worth a training.
+    except Exception as error:  # A compiler has many ways to fail, and few of them are worth a training.
+        # But a full disk passes, and after a resume the same training would craft other images.
+        if any(isinstance(cause, OSError | MemoryError) for cause in _causes(error)):
+            raise
         said = " ".join(f"{type(error).__name__}: {error}".split(ADVICE)[0].split())[:300]
         LOG.info("attacks on %s use the folded copy, not a compiled one: %s", tuple(like.shape), said)
         return None
     return network
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _check_agreement(folded: Folded, network: Classifier, like: Images, dtype: torch.dtype | None) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Literal, TypeAlias, cast, final
+from typing import Annotated, Any, Literal, TypeAlias, cast, final
 
 import torch
+from pydantic import Field
 
 from allrounder.errors import RecipeError
 from allrounder.values import Flag, value
@@ -77,7 +78,8 @@ class Compute:
     """What networks compute in while crafting and descending: fp32, bf16, or fp16 (on CUDA)."""
     tf32: Flag = False
     """Whether CUDA may round the factors of float32 products to 10 bits (TF32)."""
-    compile: Flag = False
+    # Left out of recipes where it is false: those from before it keep their fingerprint.
+    compile: Annotated[Flag, Field(exclude_if=lambda chosen: not chosen)] = False  # pyright: ignore[reportUnknownLambdaType]
     """Whether the folded copy that attacks craft on is compiled (torch.compile). The network that descends
     never is: updates swap its weights, and its batch statistics move."""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias, final, get_args
@@ -208,7 +207,9 @@ class Job:
             if workers == 1:
                 return self.settle("", progress, rows)
             shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
-            run_jobs({name: partial(_work, self, share) for name, share in shares.items()}, workers, progress)
+            run_jobs(
+                {name: partial(self.settle, rows=share) for name, share in shares.items()}, workers, progress
+            )
         except Interrupted as stop:
             raise self._lost(stop) from None
         return Ledger(len(self.split), self.folder)
@@ -274,15 +275,3 @@ class Job:
         outcome = outcome_of(ledger, self.probes, rows, self.split.labels[rows], facts)
         outcome = replace(outcome, predicted={**outcome.predicted, **self.shifted.predicted(ledger, rows)})
         return replace(outcome, facts={**facts, "flags": flags(outcome)})
-
-
-def _work(job: Job, rows: Labels, name: str, send: Send) -> None:
-    """The share of one process; when the one that began it is gone, it saves and ends too."""
-    parent = parent_process()
-
-    def tell(note: Note) -> None:
-        if parent is not None and not parent.is_alive():
-            raise Interrupted(f"{name}: the evaluation it belongs to was killed")
-        send(note)
-
-    job.settle(name, tell, rows)

@@ -25,6 +25,8 @@ from allrounder.world import Seat
 
 View: TypeAlias = tuple[Augment, str]
 """An augmentation and the stream it draws from: the same for all who see the same images."""
+Seen: TypeAlias = dict[View, tuple[Batch, int]]
+"""What was augmented of a batch, and how often its images had been written to by then."""
 
 
 @final
@@ -66,7 +68,7 @@ class Learner:
         if members:
             self.task.update.begin_(self.memory, members)
 
-    def step(self, batch: Batch, t: int, seen: dict[View, Batch] | None = None) -> Loss:
+    def step(self, batch: Batch, t: int, seen: Seen | None = None) -> Loss:
         """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept.
 
         Several ranks that share the learner augment all of it, and go on with a part each. Learners that are
@@ -95,13 +97,16 @@ class Learner:
             self.blend(0.0 if restarted else task.average(t, self.clock))
         return loss
 
-    def prepare(self, batch: Batch, t: int, seen: dict[View, Batch] | None = None) -> Batch:
+    def prepare(self, batch: Batch, t: int, seen: Seen | None = None) -> Batch:
         """The batch as this task sees it: on its device, augmented, with its label smoothing."""
         view, seen = (self.task.augment, self.task.stream), {} if seen is None else seen
-        if view not in seen:
+        shown = seen.get(view)
+        # A network that changes its images in place, as a normalisation may, has spoilt them for others.
+        if shown is None or shown[0].x._version != shown[1]:
             draws = self.draws.at("augment", self.task.stream, t)
-            seen[view] = self.task.augment.apply(batch, draws).to(self.device, self.dtype)
-        return replace(seen[view], smoothing=self.task.smoothing)
+            new = self.task.augment.apply(batch, draws).to(self.device, self.dtype)
+            shown = seen[view] = new, new.x._version
+        return replace(shown[0], smoothing=self.task.smoothing)
 
     def lr(self, t: int) -> float:
         """The learning rate of step t."""

@@ -200,7 +200,7 @@ def _wide(per_example: Tensor) -> Tensor:
 
 def _sign(g: Tensor) -> Tensor:
     """sign(g), but NaN where g is not finite: torch says 0 for NaN, so a broken gradient would look flat."""
-    return torch.add(g.sign(), g, alpha=0)
+    return g.sign().add_(0 * g)
 
 
 def _unit(norm: Norm, d: Images) -> Images:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -24,6 +26,10 @@ from allrounder.stopping import stop_on_signals
 
 SAVED = 75
 """The exit code of a job that was stopped and can go on."""
+
+
+MOST = 1000
+"""Notes that are taken from one job before the others are looked at."""
 
 
 @final
@@ -43,7 +49,7 @@ class Note:
 
 
 Send: TypeAlias = Callable[[Note], None]
-Job: TypeAlias = Callable[[str, Send], None]
+Job: TypeAlias = Callable[[str, Send], object]
 """Gets its own name and a way to report; must be importable, because processes are spawned."""
 
 
@@ -54,7 +60,7 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
     running: dict[str, _Worker] = {}
     failed: dict[str, str] = {}
     told = False
-    with stop_on_signals() as stop:
+    with _ended(running), stop_on_signals() as stop:
         while running or (waiting and stop.signal is None):
             while waiting and len(running) < workers and stop.signal is None:
                 name = next(iter(waiting))
@@ -77,6 +83,20 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
     if failed:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
+
+
+@contextmanager
+def _ended(running: Mapping[str, _Worker]) -> Generator[None]:
+    """After an error here, let the jobs that still run save and end, and hear them out until they have."""
+    try:
+        yield
+    finally:
+        for worker in running.values():
+            worker.process.terminate()
+        while left := [worker for worker in running.values() if worker.process.exitcode is None]:
+            wait([way for worker in left for way in worker.ways()], timeout=0.2)
+            for worker in left:
+                worker.drain(lambda note: None, {})
 
 
 @final
@@ -107,8 +127,10 @@ class _Worker:
         return [self.process.sentinel] if self.told_all else [self.process.sentinel, self.notes]
 
     def drain(self, show: Send, failed: dict[str, str]) -> None:
-        """Pass on what has arrived."""
-        while (note := self._next()) is not None:
+        """Pass on what has arrived; more than a pipe holds would be another turn's."""
+        for _ in range(MOST):
+            if (note := self._next()) is None:
+                break
             if note.failed:
                 failed[note.name] = note.failed
             else:
@@ -130,13 +152,17 @@ class _Worker:
 
 def _work(job: Job, name: str, notes: Any) -> None:
     os.setsid()  # signals of the terminal are the parent's to pass on
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # a fork would have the parent's
     torch.set_num_threads(1)
 
     def send(note: Note) -> None:
         try:
-            notes.send(note)
-        except BrokenPipeError:
-            raise Interrupted(f"{name}: the process it works for was killed") from None
+            if not notes.closed:
+                notes.send(note)
+        except BrokenPipeError:  # who listened was killed, so that nobody will end this job
+            notes.close()
+            signal.raise_signal(signal.SIGTERM)
 
     try:
         job(name, send)

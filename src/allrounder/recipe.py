@@ -261,7 +261,4 @@ class Recipe:
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def _table(self) -> Table:
-        table = adapter(type(self)).dump_python(self, mode="json", exclude_none=True)
-        if not self.compute.compile:  # a choice that came later, as above
-            del table["compute"]["compile"]
-        return table
+        return adapter(type(self)).dump_python(self, mode="json", exclude_none=True)

@@ -83,7 +83,7 @@ def groups(probes: Iterable[str]) -> dict[Column, list[list[str]]]:
 
     One over fewer than all says over how many. What would be in none is a group by itself.
     """
-    return dict(_groups(tuple(probes)))
+    return {name: [*map(list, parts)] for name, parts in _groups(tuple(probes)).items()}
 
 
 @lru_cache(maxsize=64)  # a table asks for the same once a cell

@@ -10,7 +10,7 @@ from torch import nn
 from allrounder.data.base import Data
 from allrounder.data.known import facts_of
 from allrounder.folding import sibling
-from allrounder.learner import Learner, View
+from allrounder.learner import Learner, Seen
 from allrounder.meter import Meter
 from allrounder.minutes import Minutes
 from allrounder.mixing import Mixer
@@ -50,9 +50,9 @@ class Training:
         start = starting_network(recipe, model, data, members).to(world.device)
         world.broadcast_(weights_of(start), src=0)
         self.scratch = sibling(start)
-        self.placement = seating(recipe, start, min(recipe.batch, len(self.train_split)), world.size)
+        full = min(recipe.batch, len(self.train_split))
+        self.placement = seating(recipe, start, full, world.size)
         seats = world.seats(self.placement)
-        full = len(self.batches.at(1, 1)) if recipe.compute.compile else 0
         self.learners = [
             Learner(task, sibling(start), seats[task.name], recipe.seed, self.clock, recipe.compute, full)
             for task in recipe.tasks
@@ -84,7 +84,7 @@ class Training:
             self.save(t)
 
     def _descend(self, batch: Batch, t: int) -> None:
-        seen: dict[View, Batch] = {}
+        seen: Seen = {}
         for learner in self.learners:
             self.world.tick()
             name, images = learner.task.name, learner.seat.at(len(batch)).counts(len(batch))

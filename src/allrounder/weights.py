@@ -52,7 +52,7 @@ class Blend:
     def __init__(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
         """Tensors may change in place later, but not be replaced."""
         _check_fit(target, source)
-        self.target, self.source = target, source
+        self.source = source
         self.kept, self.new = _floats(target, source)
         self.counters = [(t, source[name]) for name, t in target.items() if not t.is_floating_point()]
         self.same = all(new.dtype == kept.dtype for kept, new in zip(self.kept, self.new, strict=True))

@@ -89,7 +89,7 @@ def test_eval_crafts_on_the_folded_copy_where_there_is_one(monkeypatch):
     monkeypatch.setattr(folding, "frozen", frozen)
     model = network()
     on_copy = go(model=model).x
-    assert asked == [(True, True, True)]  # as it was: nothing is switched where it is not used
+    assert asked == [(False, False, True)]
     assert torch.equal(on_copy, go(model=lambda x: folded(x.mean((1, 2)))).x)
     for norm_layers in ("train", "train_frozen"):
         go(model=model, norm_layers=norm_layers)

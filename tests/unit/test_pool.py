@@ -5,24 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator
 from functools import partial
 from multiprocessing.connection import Connection
 
 import pytest
 
-from allrounder.errors import RunError
+from allrounder.errors import Interrupted, RunError
 from allrounder.pool import SAVED, Note, Send, _work, run_jobs
+from allrounder.stopping import stop_on_signals
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def forked(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """Copies of this process take no time to begin."""
-    context = multiprocessing.get_context("fork")
-    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
-    yield
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+    pytest.mark.usefixtures("forking"),
+]
 
 
 def counts(name: str, send: Send, *, up_to: int) -> None:
@@ -40,6 +35,15 @@ def dies_in_the_middle_of_a_note(name: str, send: Send) -> None:
 
     setattr(Connection, "_send_bytes", half)  # noqa: B010
     send(Note(name, 2, 2))
+
+
+def counts_until_told(name: str, send: Send) -> None:
+    """A job that looks for signals, as trainings and evaluations do."""
+    with stop_on_signals() as stop:
+        for done in range(10**9):
+            send(Note(name, done, 10**9))
+            if stop.signal is not None:
+                raise Interrupted(stop.signal)
 
 
 def fails(name: str, send: Send) -> None:
@@ -66,11 +70,16 @@ def test_a_job_that_dies_while_it_writes_harms_no_other():
 
 
 def test_an_error_of_the_listener_is_not_taken_for_the_end_of_a_job():
+    heard = set[str]()
+
     def full(note: Note) -> None:
-        raise OSError(28, "No space left on device")
+        heard.add(note.name)
+        if len(heard) == 2:
+            raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        run_jobs({"a": partial(counts, up_to=1)}, 1, full)
+        run_jobs({name: counts_until_told for name in ("a", "b")}, 2, full)
+    assert not multiprocessing.active_children(), "they were let end"
 
 
 def test_a_job_stops_when_nobody_listens_any_more():
@@ -79,7 +88,7 @@ def test_a_job_stops_when_nobody_listens_any_more():
 
     def work() -> None:
         here.close()  # a copy would keep the pipe open
-        _work(partial(counts, up_to=10**9), "a", there)
+        _work(counts_until_told, "a", there)
 
     process = context.Process(target=work)
     process.start()

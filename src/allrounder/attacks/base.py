@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from allrounder.attacks.lending import lend_to_attack
+from allrounder.attacks.lending import lend
 from allrounder.errors import ThreatError
 from allrounder.norms import Norm
 from allrounder.rng import Draws
@@ -100,7 +100,7 @@ def perturb(
     with torch.inference_mode(False), torch.no_grad(), draws.at("ambient").ambient():
         # Tensors made in inference mode cannot enter a graph; their clones can.
         x, y = (t.clone() if t.is_inference() else t.detach() for t in (x, y.long()))
-        with lend_to_attack(model, x, norm_layers) as lent:
+        with lend(model, x, norm_layers) as lent:
             # check_supports has made sure that only attacks on unions get one.
             found = attack.run(_checked(lent, int(y.max())), x, y, cast(Threat, threat), draws)
     verify(f"{attack} under {threat}", found.x, x, threat)

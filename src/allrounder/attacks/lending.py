@@ -40,17 +40,6 @@ def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Cla
         yield (_folded(model, x) if norm_layers == "eval" else None) or model
 
 
-@contextmanager
-def lend_to_attack(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Classifier]:
-    """The same for who sees nothing but what is lent: where that is a copy, the network itself need not be
-    switched to eval mode and back."""
-    copy = None
-    if norm_layers == "eval" and isinstance(model, nn.Module) and not isinstance(model, Cast):
-        copy = _folded(model, x)
-    with nullcontext(copy) if copy is not None else lend(model, x, norm_layers) as lent:
-        yield lent
-
-
 def _folded(model: nn.Module, x: Tensor) -> Classifier | None:
     folded = folding.frozen(bare(model), x)
     if folded is None:

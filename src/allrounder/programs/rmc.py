@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from allrounder.data.base import Split
@@ -26,11 +26,16 @@ def choose_point(stage: Stage, program: Curve) -> None:
     tested = stage.data.test if recipe.validation.on == "test" else held_out
     assert tested is not None, "a recipe without them is refused"
 
+    @cache
+    def corners() -> tuple[Weights, Weights, Weights]:
+        """The ends of the curve and its bend between them."""
+        first, second = (run.weights(program.which)[0] for run in ends)
+        return first, curve.weights()[0], second
+
     def point(place: float) -> Weights:
         """phi(place), with batch-norm statistics of its own."""
         draws = Draws(recipe.seed).at("recalibrate")
-        first, second = (run.weights(program.which)[0] for run in ends)
-        theta = bezier(place, first, curve.weights()[0], second)
+        theta = bezier(place, *corners())
         images = program.images or len(train)
         return recalibrated(theta, network, train, draws, recipe.batch, images, world.tick)
 

@@ -23,7 +23,7 @@ def stir(stage: Stage, program: WeightSoup) -> None:
         if program.buffers == "average":
             return theta
         split, draws = split_off(recipe, stage.data)[0], Draws(recipe.seed).at("recalibrate")
-        return recalibrated(theta, stage.network(), split, draws, recipe.batch)
+        return recalibrated(theta, stage.network(), split, draws, recipe.batch, tick=stage.world.tick)
 
     theta = stage.made("the soup", snapshot(weights_of(stage.network())), stirred)
     told = stage.measured(theta)

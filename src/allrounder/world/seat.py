@@ -30,10 +30,9 @@ class Seat:
     """Whether every rank of the group has all images."""
 
     def at(self, images: int) -> Seat:
-        """The seat at a batch of so many images. Where they are fewer than ranks, as the last of an epoch may
-        be, a rank without any could not take its part: all have all of them, and their sums are means, so
-        that the batch counts once."""
-        if images >= self.count:
+        """The seat at a batch of so many images. Where some rank would have less than two, as in the last of
+        an epoch, all have all of them, and their sums are means, so that the batch counts once."""
+        if images >= 2 * self.count or self.count == 1:
             return self
 
         def mean_(tensor: Tensor) -> None:
