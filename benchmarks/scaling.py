@@ -1,9 +1,9 @@
 """How time and memory of a training step grow with attack steps, learners, width and batch.
 
 Each point is a process of its own with one thread: the processor's seconds of a step (the least of several,
-because other programs only ever add to it), the memory that the machines hold between steps, and the peak of
-the process above what it had before the machines were made. A line is fitted through every curve; R^2 says
-how straight it is, and "last / line" how the largest point compares with a line through the first two.
+because other programs only ever add to it), the memory that tensors hold between steps, and the most that
+they hold on top of it during a step, both to the byte. A line is fitted through every curve; R^2 says how
+straight it is, and "last / line" how the largest point compares with a line through the first two.
 Width enters as its square, as the multiplications of convolutions do.
 """
 
@@ -11,15 +11,23 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from machines import SHAPES, cpu_seconds, network, newly_held, recipe_for, storages, synthetic, training_of
+from machines import (
+    SHAPES,
+    cpu_seconds,
+    network,
+    newly_held,
+    peak_bytes,
+    recipe_for,
+    storages,
+    synthetic,
+    training_of,
+)
 
 POINTS = {
     "steps": (1, 5, 10, 20, 40),
@@ -28,9 +36,7 @@ POINTS = {
     "batch": (16, 32, 64, 128),
 }
 USUAL = {"steps": 10, "learners": 2, "width": 16, "batch": 32}
-MEASURES = ("ms", "MB held", "MB peak")
-KILOBYTES = 1 if sys.platform == "darwin" else 1024
-"""What ru_maxrss counts in."""
+MEASURES = ("ms", "MB held", "MB on top")
 
 
 @dataclass(frozen=True)
@@ -63,25 +69,21 @@ class Curve:
 
 
 def point(kind: str, settings: dict[str, int], rounds: int) -> tuple[float, float, float]:
-    """The milliseconds of a step, and the megabytes between steps and at their peak."""
+    """The milliseconds of a step, and the megabytes between steps and on top of them."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # what torch loads with a first step is nobody's
         training_of(recipe_for(1, 1, network(kind, 8), 8), synthetic(SHAPES[kind], 8), Path(folder)).step(1)
     model, batch = network(kind, settings["width"]), settings["batch"]
     recipe = recipe_for(settings["learners"], settings["steps"], model, batch)
     data = synthetic(SHAPES[kind], batch)
-    before, empty = storages(), peak()
+    before = storages()
     with tempfile.TemporaryDirectory() as folder:
         training = training_of(recipe, data, Path(folder))
         training.step(1)
         held = newly_held(before)
         seconds = min(cpu_seconds(lambda t=t: training.step(t)) for t in range(2, rounds + 2))
-    return 1000 * seconds, held / 1e6, (peak() - empty) / 1e6
-
-
-def peak() -> int:
-    """The most memory, in bytes, that this process ever had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KILOBYTES
+        on_top = peak_bytes(lambda: training.step(rounds + 2))
+    return 1000 * seconds, held / 1e6, on_top / 1e6
 
 
 def curves(kind: str, axis: str, rounds: int) -> list[Curve]:

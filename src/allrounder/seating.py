@@ -17,7 +17,8 @@ def seating(recipe: Recipe, network: nn.Module, images: int, size: int) -> Place
     """Deal ranks by what a step of each task takes.
 
     One rank has the whole batch of a learner that says so, and of any where the network draws noise, which
-    cannot be drawn for some images of a batch. No rank gets less than two of a batch's `images`.
+    cannot be drawn for some images of a batch. No rank gets less than two of a full batch's
+    `images`.
     """
     noisy = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in network.modules())
     whole = [task.name for task in recipe.tasks if noisy or not task.divisible()]
