@@ -80,7 +80,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--beta", type=float, default=0.5, help="of TRADES; smaller is more accurate")
+    parser.add_argument("--beta", type=float, default=2.0, help="of TRADES; smaller is more accurate")
     parser.add_argument(
         "--set", action="append", default=[], dest="sets", metavar="A.B=C", help="for all rows"
     )
