@@ -1,11 +1,11 @@
 """The papers' time table in small: TRADES, Generalist-D one learner after the other, and both side by side.
 
 CVPR appendix A.4, Table 4 compares training times at about the same natural accuracy: TRADES with a weight on
-robustness chosen for that, Generalist in one process, and with a process for every learner. Here the same is done
-with embedded recipes, every process with one thread; the rows take turns, so that a machine that slows down
-does so for all. Seconds are of the whole command, from the start of Python to the last file; a start that
-loads no data is timed beside, to be taken off in the mind. The two Generalists must end with the same bits,
-which is checked.
+robustness chosen for that, Generalist in one process, and with a process for every learner. Here the same is
+done with embedded recipes, every process with one thread; the rows take turns, so that a machine that slows
+down does so for all. Seconds are of the whole command, from the start of Python to the last file; a start
+that loads no data is timed beside, to be taken off in the mind. The two Generalists must end with the same
+bits, which is checked.
 
     python benchmarks/time_table.py                        # some minutes on two idle cores
     python benchmarks/time_table.py --set epochs=1 --set model.width=4 --rounds 1       # tries it
