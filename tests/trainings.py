@@ -69,6 +69,21 @@ class Forgetful(Tiny):
         return self.linear(self.dropout(self.bn(self.conv(x)).tanh().flatten(1)))
 
 
+class EndsAfter:
+    """A listener that ends a training by an error after a step."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def begin(self, total: int, done: int) -> None: ...
+
+    def step(self, t: int) -> None:
+        if t == self.last:
+            raise KeyError(t)
+
+    def say(self, text: str) -> None: ...
+
+
 def forgetful() -> nn.Module:
     return Forgetful()
 

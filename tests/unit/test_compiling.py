@@ -35,7 +35,7 @@ from allrounder.times import Clock
 from allrounder.trainer import train
 from allrounder.world import Seat, World
 from tests.networks import Tiny, Unfoldable, blobs, tiny
-from tests.trainings import PAIR, go, recipe, remains
+from tests.trainings import PAIR, EndsAfter, go, recipe, remains
 
 CPU, LINF = torch.device("cpu"), Threat.read("Linf:0.1")
 COMPILE = ("epochs = 3", "epochs = 3\ncompute = { compile = true }")
@@ -296,16 +296,8 @@ def test_a_compiled_training_is_repeated_and_resumed_to_the_bit(tmp_path: Path, 
     asked = recipe(PAIR, COMPILE)
     whole = go(asked, tmp_path / "whole")
 
-    class Stop:
-        def begin(self, total: int, done: int) -> None: ...
-        def step(self, t: int) -> None:
-            if t == 5:
-                raise KeyError
-
-        def say(self, text: str) -> None: ...
-
     with pytest.raises(KeyError):
-        go(asked, tmp_path / "cut", progress=Stop())
+        go(asked, tmp_path / "cut", progress=EndsAfter(5))
     go(asked, tmp_path / "cut", resume=True)
     go(asked, tmp_path / "again")
     assert remains(tmp_path / "cut") == remains(tmp_path / "again") == remains(whole.folder)

@@ -32,7 +32,7 @@ from allrounder.times import Clock
 from allrounder.weights import snapshot
 from allrounder.world import Seat, World
 from tests.networks import Tiny, Unfoldable, blobs, same
-from tests.trainings import PAIR, go, recipe, remains
+from tests.trainings import PAIR, EndsAfter, go, recipe, remains
 
 CPU, LINF = torch.device("cpu"), Threat.read("Linf:0.1")
 NATURAL = Task(name="natural", objective=Natural(), lr=Constant(value=0.1))
@@ -212,16 +212,8 @@ def test_a_training_in_half_precision_is_killed_and_resumed_to_the_bit(tmp_path:
     asked = recipe(PAIR, BF16)
     whole = go(asked, tmp_path / "whole")
 
-    class Stop:
-        def begin(self, total: int, done: int) -> None: ...
-        def step(self, t: int) -> None:
-            if t == 5:
-                raise KeyError
-
-        def say(self, text: str) -> None: ...
-
     with pytest.raises(KeyError):
-        go(asked, tmp_path / "cut", progress=Stop())
+        go(asked, tmp_path / "cut", progress=EndsAfter(5))
     go(asked, tmp_path / "cut", resume=True)
     assert remains(tmp_path / "cut") == remains(whole.folder)
     assert all(t.dtype != torch.bfloat16 for t in whole.weights()[0].values())
