@@ -1,0 +1,49 @@
+"""Every shipped recipe, as numbers that do not depend on the names of its fields."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+
+from allrounder.recipe import Recipe, shipped
+from allrounder.times import Clock
+from tests.golden.results import Result
+
+STEPS = 6
+"""Steps of an epoch."""
+FOLDERS = ("embedded", "mnist", "svhn", "cifar10", "cifar100", "imagenet")
+
+
+def describe_recipe(name: str) -> str:
+    """Describe a recipe: lengths, threats, passes, and rates, shares and exchanges over a short run."""
+    recipe = Recipe.load(name)
+    lines = [f"{name} {recipe.batch} {recipe.seed}", " ".join(map(str, recipe.probes))]
+    for stage, training in recipe.trainings().items():
+        clock = Clock(training.epochs, STEPS, training.pace)
+        lines.append(f"{stage} {training.epochs} {training.passes()} {training.validation.on}")
+        lines.append(" ".join(map(str, training.selection_threats)))
+        for t in range(1, clock.total + 1, max(clock.total // 24, 1)):
+            rates = [task.lr(clock.reading(t), clock) for task in training.tasks]
+            averages = [0.0 if task.average is None else task.average(t, clock) for task in training.tasks]
+            shares = training.mixing.shares_at(t, clock, training.names).values()
+            numbers = [*rates, *averages, *shares, training.mixing.decay(t, clock)]
+            lines.append(" ".join(number.hex() for number in map(float, numbers)))
+        due = [t for t in range(1, clock.total + 1) if training.mixing.due(t, clock)]
+        lines.append(" ".join(map(str, [*due, *(task.smoothing for task in training.tasks)])))
+    return "\n".join(lines)
+
+
+def describe_folder(folder: str) -> Result:
+    """Describe all recipes of a folder."""
+    names = sorted(name for name in shipped() if name.startswith(f"{folder}/"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about budgets such as 0.031, which the released code has
+        texts = [describe_recipe(name) for name in names]
+    return {"losses": [float(len(names))], "digest": sha256("\n\n".join(texts).encode()).hexdigest()}
+
+
+CASES: dict[str, Callable[[], Result]] = {
+    f"recipes/{folder}": partial(describe_folder, folder) for folder in FOLDERS
+}

@@ -1,0 +1,84 @@
+"""Results stay what they were when they were recorded, bit for bit on machines with the same arithmetic."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.golden.cases import CASES, EQUAL
+from tests.golden.record import find_family, read_records
+from tests.golden.results import (
+    Result,
+    describe_arithmetic,
+    find_exact_difference,
+    find_rough_difference,
+    make_result,
+)
+
+RECORDS = read_records()
+ADVICE = "if that is meant: python -m tests.golden.record"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The results of all cases that are tested, from a process without run-time checks of types."""
+    calls: list[Any] = [getattr(item, "callspec", None) for item in request.session.items]
+    chosen = {call.params.get("name") for call in calls if call is not None}
+    names = [name for name in CASES if name in chosen]
+    out = tmp_path_factory.mktemp("golden") / "results.json"
+    words = [sys.executable, "-m", "tests.golden.record", "--out", str(out)]
+    words += [word for name in names if len(names) < len(CASES) for word in ("--only", name)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text(encoding="ascii"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_gives_what_was_recorded(name: str, run: dict[str, Any]):
+    record = RECORDS[find_family(name)]
+    expected: Result = record["cases"][name]
+    found: Result = run["cases"][name]
+    assert not found["digest"].startswith("failed: "), found["digest"]
+    if record["arithmetic"] == run["arithmetic"]:
+        difference = find_exact_difference(expected, found)
+        assert difference is None, f"{name}: {difference}; {ADVICE}"
+        return
+    difference = find_rough_difference(expected, found)
+    assert difference is None, f"{name}: {difference}; {ADVICE}"
+    pytest.skip("recorded with another arithmetic: losses agree roughly, bits were not compared")
+
+
+def test_every_record_has_its_case():
+    recorded = {name for record in RECORDS.values() for name in record["cases"]}
+    assert recorded == set(CASES)
+
+
+@pytest.mark.parametrize(("one", "other"), EQUAL)
+def test_processes_and_interruptions_change_no_bit(one: str, other: str):
+    results = [RECORDS[find_family(name)]["cases"][name] for name in (one, other)]
+    assert find_exact_difference(*results) is None
+
+
+def test_a_comparison_sees_the_last_bit_and_a_rough_one_does_not():
+    x = torch.ones(3)
+    one, same = make_result({"x": x}, [0.1]), make_result({"x": x.clone()}, [0.1])
+    moved, other = make_result({"x": x}, [0.1 + 2e-17]), make_result({"x": x.nextafter(2 * x)}, [0.1])
+    assert find_exact_difference(one, same) is None
+    assert "loss 0" in (find_exact_difference(one, moved) or "")
+    assert "digest" in (find_exact_difference(one, other) or "")
+    assert find_rough_difference(one, moved) is None is find_rough_difference(one, other)
+    assert find_rough_difference(one, make_result({}, [0.3])) is not None
+    assert find_exact_difference(one, make_result({"x": x})) is not None
+
+
+def test_the_arithmetic_is_described_the_same_every_time():
+    assert describe_arithmetic() == describe_arithmetic()
