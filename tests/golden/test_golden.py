@@ -25,6 +25,7 @@ from tests.golden.results import (
 RECORDS = read_records()
 ADVICE = "if that is meant: python -m tests.golden.record"
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(1800)  # the first test waits for all cases: a minute, more on a busy machine
 
 
 @pytest.fixture(scope="module")
