@@ -219,14 +219,14 @@ def width_of(search: Search, classes: int, numbers: int, width: int) -> int:
 def key_of(probe: Probe, attack: Attack, stage: int) -> str:
     """What an attack's lines are filed under: a search has the same alone and in any cascade."""
     if isinstance(attack, Search):
-        return f"{attack}@{probe.threat}"
+        return f"{attack.address()}@{probe.threat}"
     return f"{attack} as {probe}" + (f" stage {stage}" if stage else "")
 
 
 def draws_of(draws: Draws, probe: Probe, attack: Attack, stage: int) -> Draws:
     """The randomness of an attack, so that a cascade's verdict is that of its parts together."""
     if isinstance(attack, Search):
-        return draws.at("search", str(attack), str(probe.threat))
+        return draws.at("search", attack.address(), str(probe.threat))
     return draws.at("probe", str(probe), *(("stage", stage) if stage else ()))
 
 

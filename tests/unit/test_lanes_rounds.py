@@ -118,6 +118,9 @@ class Scripted(Search):
     count: int = 3
     cycle: ClassVar[tuple[bool, ...]] = (False,)
 
+    def address(self) -> str:
+        return f"Scripted({self.length}, {self.count})"
+
     def rounds(self, classes: int) -> int:
         return self.count
 

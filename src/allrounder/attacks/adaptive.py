@@ -42,6 +42,10 @@ class CustomLoss:
     def __repr__(self) -> str:
         return f"CustomLoss(name={self.name!r})"
 
+    def address(self) -> str:
+        """The part of a search's address that names this loss; it is data and must not change."""
+        return f"CustomLoss(name={self.name!r})"
+
     def __call__(self, logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:
         """The loss, checked to be one that can be climbed."""
         loss = self.function(logits, y, natural)

@@ -55,6 +55,15 @@ class Apgd(Search):
     eot: Count = 1
     """How many answers of a random network to average (expectation over transformations)."""
 
+    def address(self) -> str:
+        """The text that selects its random numbers."""
+        loss = self.surrogate
+        surrogate = loss.address() if isinstance(loss, CustomLoss) else repr(loss)
+        return (
+            f"Apgd(steps={self.steps}, surrogate={surrogate}, targets={self.targets}, "
+            f"restarts={self.restarts}, rho={self.rho}, schedule={self.schedule}, eot={self.eot})"
+        )
+
     def repeats(self) -> int:
         """As often as its answers are averaged."""
         return self.eot

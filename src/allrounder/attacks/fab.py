@@ -54,6 +54,13 @@ class Fab(Search):
     beta: Share = 0.9
     """How much of the way to keep after crossing the boundary."""
 
+    def address(self) -> str:
+        """The text that selects its random numbers."""
+        return (
+            f"Fab(steps={self.steps}, targets={self.targets}, restarts={self.restarts}, "
+            f"alpha_max={self.alpha_max}, eta={self.eta}, beta={self.beta})"
+        )
+
     def rounds(self, classes: int) -> int:
         """One per target and start; there are no more targets than other classes."""
         return self.restarts * min(self.targets or 1, classes - 1)

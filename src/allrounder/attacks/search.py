@@ -62,6 +62,13 @@ class Search(Attack):
     cycle: ClassVar[tuple[bool, ...]] = (True,)
     """Whether the questions of a step want gradients, in turn; all examples of a batch keep in step."""
 
+    @abstractmethod
+    def address(self) -> str:
+        """The text that selects this search's random numbers, and under which its results are stored.
+
+        It is data: renaming a class or adding a field must not change it.
+        """
+
     def repeats(self) -> int:
         """How often a network is asked the same, to average its answers: more than once where it is
         random."""

@@ -45,6 +45,10 @@ class Square(Search):
     restarts: Count = 1
     """The number of searches, the first one included."""
 
+    def address(self) -> str:
+        """The text that selects its random numbers."""
+        return f"Square(queries={self.queries}, p={self.p}, restarts={self.restarts})"
+
     def rounds(self, classes: int) -> int:
         """One for each search."""
         return self.restarts
