@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
+from allrounder.config.schedules import Constant
+from allrounder.config.time import Clock
 from allrounder.data.augment import AUGMENTS, Augment, ColourJitter, CropFlip, CutMix, ResizedCrop
 from allrounder.data.base import Batches, Tensors
-from allrounder.learner import Learner
+from allrounder.distributed import Placement, World
 from allrounder.models.resnet import ResNet18
 from allrounder.objectives import Natural
+from allrounder.recipe.task import Task
 from allrounder.rng import Draws
-from allrounder.schedules import Constant
-from allrounder.task import Task
-from allrounder.times import Clock
-from allrounder.world import Placement, World
+from allrounder.training.learner import Learner
 
 IMAGES, CLASSES, SHAPE = 4096, 10, (3, 32, 32)
 AIM = 0.03

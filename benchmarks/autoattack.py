@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 
 import allrounder as ar
-from allrounder.assessment import CHUNK, width_of
 from allrounder.attacks import Apgd, AutoAttack, Cascade, label_of
-from allrounder.data.named import data_of
-from allrounder.foreign import network_of
-from allrounder.probes import Probe
-from allrounder.threats import Threat
+from allrounder.data.inputs.by_name import data_of
+from allrounder.evaluation.probes import Probe
+from allrounder.evaluation.runner import CHUNK, width_of
+from allrounder.models.external import network_of
+from allrounder.threats.threat import Threat
 
 ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square", "aa")
 RUN = Path("runs/demo/at-linf/seed-0")

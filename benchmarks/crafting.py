@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder import Draws, Pgd, Threat, perturb
-from allrounder.compute import crafting_compiled
+from allrounder.config.fields import adapter
 from allrounder.models import MODELS, ModelSpec
-from allrounder.values import adapter
+from allrounder.recipe.compute import crafting_compiled
 
 STEPS, EPS = 10, 8 / 255
 

@@ -14,14 +14,14 @@ import torch
 from machines import SHAPES, here, recipe_of, synthetic
 
 from allrounder import Draws
+from allrounder.config.time import Clock
 from allrounder.data.base import Batches
-from allrounder.learner import Learner
-from allrounder.meter import Meter
-from allrounder.mixing import Mixer
-from allrounder.starting import starting_network
-from allrounder.times import Clock
-from allrounder.weights import weights_of
-from allrounder.world import Placement
+from allrounder.distributed import Placement
+from allrounder.nn.state import weights_of
+from allrounder.recipe.mix import Mixer
+from allrounder.training.learner import Learner
+from allrounder.training.metrics import Meter
+from allrounder.training.starting import starting_network
 
 
 def seated(talk: Connection, together: Barrier, variant: str, kind: str, batch: int, rank: int) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from allrounder import Draws
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import Pgd, climb, start_at
-from allrounder.folding import Folded, frozen
+from allrounder.inference.fold import Folded, frozen
 from allrounder.objectives import Adversarial
-from allrounder.recipe import Recipe
-from allrounder.task import Task
+from allrounder.recipe.recipe import Recipe
+from allrounder.recipe.task import Task
 
 
 @final

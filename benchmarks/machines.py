@@ -19,23 +19,23 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from allrounder.attacks.pgd import Pgd
+from allrounder.config.fields import adapter
+from allrounder.config.schedules import Constant
+from allrounder.config.time import Time
 from allrounder.data import Given
 from allrounder.data.base import Data
-from allrounder.folding import frozen
-from allrounder.mixing import Shares
+from allrounder.distributed import World
+from allrounder.inference.fold import frozen
 from allrounder.models import MODELS, ModelSpec
 from allrounder.models.base import Shape
+from allrounder.nn.state import weights_of
 from allrounder.objectives import Adversarial
-from allrounder.recipe import Recipe
+from allrounder.recipe.mix import Shares
+from allrounder.recipe.recipe import Recipe
+from allrounder.recipe.task import Task
 from allrounder.rng import Draws
-from allrounder.runs import Run
-from allrounder.schedules import Constant
-from allrounder.task import Task
-from allrounder.times import Time
-from allrounder.training import Training
-from allrounder.values import adapter
-from allrounder.weights import weights_of
-from allrounder.world import World
+from allrounder.training.run import Run
+from allrounder.training.training import Training
 
 SHAPES: dict[str, Shape] = {"small-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 """The networks, each with the images it is measured on."""

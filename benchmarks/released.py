@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.objectives import Adversarial
-from allrounder.task import Task
-from allrounder.threats import Threat
+from allrounder.recipe.task import Task
+from allrounder.threats.threat import Threat
 
 State = dict[str, Tensor]
 

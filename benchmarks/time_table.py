@@ -26,9 +26,9 @@ from pathlib import Path
 import torch
 
 from allrounder import evaluate, load
-from allrounder.outcome import Outcome
-from allrounder.recipe import Recipe
-from allrounder.runs import Run
+from allrounder.recipe.recipe import Recipe
+from allrounder.report.outcome import Outcome
+from allrounder.training.run import Run
 
 PROBE = "pgd-20@Linf:0.1"
 

@@ -46,8 +46,8 @@ from machines import (
 from released import Released
 from torch import nn
 
-from allrounder.starting import starting_network
-from allrounder.training import Training
+from allrounder.training.starting import starting_network
+from allrounder.training.training import Training
 
 LEAST = {"released / ours": 2.0, "ideal / processes": 0.85}
 MOST = {"ours / passes - 1": 0.03}

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from allrounder.recipe import Recipe
-from allrounder.seating import seating
-from allrounder.task import Task
-from allrounder.times import Clock
+from allrounder.config.time import Clock
+from allrounder.recipe.recipe import Recipe
+from allrounder.recipe.task import Task
+from allrounder.training.seating import seating
 
 LINKS = {"10 Gb/s": (1.25e9, 200e-6), "100 Gb/s": (12.5e9, 50e-6), "NVLink-class, 300 GB/s": (300e9, 20e-6)}
 """Bytes a second and seconds of a small collective, both assumed."""

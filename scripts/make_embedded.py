@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allrounder.data.embedded import NAMES, digest
+from allrounder.data.datasets.embedded import NAMES, digest
 
-ASSET = Path(__file__).parents[1] / "src" / "allrounder" / "data" / "embedded.npz"
+ASSET = Path(__file__).parents[1] / "src" / "allrounder" / "data" / "datasets" / "embedded.npz"
 LIMIT = 3_000_000
 PER_CLASS = {"train": 400, "test": 100}
 CLASSES = (

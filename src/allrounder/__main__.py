@@ -1,6 +1,6 @@
 """`python -m allrounder`."""
 
-from allrounder.cli import main
+from allrounder.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from allrounder.config.time import Clock
 from allrounder.rng import Draws
-from allrounder.times import Clock
 
 Images: TypeAlias = Float[Tensor, "n c h w"]
 Labels: TypeAlias = Int[Tensor, " n"]

@@ -172,7 +172,7 @@ def test_everything_imported_is_declared():
     ("name", "source"),
     [
         ("attacks", "from allrounder.objectives import Natural"),
-        ("rng", "def f():\n    import allrounder.trainer"),
+        ("rng", "def f():\n    import allrounder.training.trainer"),
         ("rng", "from allrounder import trainer"),
         ("rng", "from allrounder.types import Images"),
         ("norms", "from allrounder.data.base import Data"),
@@ -195,7 +195,7 @@ def test_an_import_that_does_not_go_down_is_found(name: str, source: str):
         ("trainer", "from rich.console import Console"),
         ("cli", "import tomllib"),
         ("outcome", "def f():\n    from torch import Tensor"),
-        ("objectives", "from allrounder.world import World"),
+        ("objectives", "from allrounder.distributed import World"),
         ("objectives", "from allrounder import world"),
     ],
 )

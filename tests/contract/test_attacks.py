@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allrounder import folding
 from allrounder.attacks import ATTACKS, Pgd, perturb
-from allrounder.norms import L1
+from allrounder.config.fields import Kind
+from allrounder.inference import fold as folding
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import L1
+from allrounder.threats.threat import Threat
 from allrounder.types import Passes
-from allrounder.values import Kind
 
 WITH_FIELDS = {
     "pgd": {"steps": 4},

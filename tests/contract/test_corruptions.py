@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allrounder.corruptions import CORRUPTIONS, EXTRA, STANDARD, corrupt
-from allrounder.corruptions.base import SEVERITIES, check_images
-from tests.images import clothes, photographs, scenes
+from allrounder.data.corruptions import CORRUPTIONS, EXTRA, STANDARD, corrupt
+from allrounder.data.corruptions.base import SEVERITIES, check_images
+from tests.support.images import clothes, photographs, scenes
 
 NAMES = list(CORRUPTIONS)
 UNEVEN = {

@@ -14,17 +14,19 @@ import pytest
 import torch
 from PIL import Image
 
-from allrounder.data import DATASETS, embedded
+from allrounder.config.fields import Kind, adapter
+from allrounder.data import DATASETS
 from allrounder.data.base import Batches, Data, DataSpec, Split
-from allrounder.data.embedded import Embedded, read_cut
-from allrounder.data.npz import Given, Npz
-from allrounder.data.subset import hold_out
+from allrounder.data.datasets import embedded
+from allrounder.data.datasets.embedded import Embedded, read_cut
+from allrounder.data.datasets.npz import Given, Npz
+from allrounder.data.splits import hold_out
 from allrounder.errors import RecipeError
 from allrounder.rng import Draws
-from allrounder.values import Kind, adapter
-from tests import formats
+from tests.support import formats
+from tests.support.paths import PROJECT
 
-ROOT = Path(__file__).parents[2]
+ROOT = PROJECT
 ASSET = Path(embedded.__file__).with_name("embedded.npz")
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from allrounder.folding import frozen
+from allrounder.config.fields import Kind
+from allrounder.inference.fold import frozen
 from allrounder.models import MODELS, ModelSpec
 from allrounder.rng import Draws
-from allrounder.values import Kind
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (2, 9, 17)]
 REDUCED = {"wrn": {"depth": 10, "widen": 2, "width": 4}}

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from allrounder.attacks.base import Crafted
 from allrounder.attacks.pgd import Pgd
+from allrounder.config.fields import Kind, adapter
+from allrounder.config.schedules import Constant
+from allrounder.config.time import Clock, Time
 from allrounder.data import Embedded
 from allrounder.data.augment import NoAugment
-from allrounder.mixing import Exchange, Mix, Shares
-from allrounder.models.small import SmallCnn
+from allrounder.models.small_cnn import SmallCnn
 from allrounder.objectives import OBJECTIVES, Natural, Objective
-from allrounder.recipe import Recipe, Validation
+from allrounder.recipe.mix import Exchange, Mix, Shares
+from allrounder.recipe.recipe import Recipe, Validation
+from allrounder.recipe.task import Task
 from allrounder.rng import Draws
-from allrounder.schedules import Constant
-from allrounder.task import Task
-from allrounder.times import Clock, Time
-from allrounder.trainer import train
+from allrounder.training.trainer import train
 from allrounder.types import Batch, Context, Loss, Passes
-from allrounder.values import Kind, adapter
-from tests.networks import Counting, Tiny, blobs, same, tiny
+from tests.support.networks import Counting, Tiny, blobs, same, tiny
 
 CLOCK = Clock(epochs=10, steps=4)
 DATA = blobs(train=12, test=6)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-import allrounder
 from allrounder.attacks.pgd import Pgd
-from allrounder.mixing import Shares
+from allrounder.config.time import Clock
 from allrounder.models.wide_resnet import WideResNet
 from allrounder.objectives import Adversarial, Natural
-from allrounder.optimizers import Sgd
-from allrounder.recipe import Recipe, shipped
-from allrounder.task import Task
-from allrounder.times import Clock
+from allrounder.optim.optimizers import Sgd
+from allrounder.recipe.mix import Shares
+from allrounder.recipe.recipe import Recipe, shipped
+from allrounder.recipe.task import Task
+from tests.support.paths import PROJECT
 
-GUIDE = Path(allrounder.__file__).parents[2] / "docs" / "guide" / "reproduce.md"
+GUIDE = PROJECT / "docs" / "guide" / "reproduce.md"
 LEARNERS = {
     "nt": ("natural",),
     "at-linf": ("linf",),

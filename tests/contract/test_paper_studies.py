@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from allrounder.mixing import Exchange
-from allrounder.optimizers import Adam, Sgd
-from allrounder.recipe import Recipe
-from allrounder.study import Study
-from allrounder.times import Clock
+from allrounder.config.time import Clock
+from allrounder.experiments.study import Study
+from allrounder.optim.optimizers import Adam, Sgd
+from allrounder.recipe.mix import Exchange
+from allrounder.recipe.recipe import Recipe
 
 CLOCK = Clock(120, 6, "step")
 CURVES = {

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from allrounder.recipe import Recipe
-from allrounder.study import Study, shipped_studies
+from allrounder.experiments.study import Study, shipped_studies
+from allrounder.recipe.recipe import Recipe
 
 # CVPR Tables 1 and 3; "AT" is their "AT (beta = 1)"
 CVPR = {

@@ -11,24 +11,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from allrounder.advice import advice
+from allrounder.config.time import Clock
 from allrounder.data.base import Batches, Data, Subset
-from allrounder.data.store import VARIABLE
-from allrounder.init import PHASES
+from allrounder.data.files.cache import VARIABLE
 from allrounder.models import ModelSpec
-from allrounder.models.bottleneck import ResNet50, WideResNet50
 from allrounder.models.resnet import PreActResNet18, ResNet18
-from allrounder.models.small import SmallCnn
+from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
+from allrounder.models.small_cnn import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
-from allrounder.program import Curve, SelfTraining
-from allrounder.recipe import Recipe, shipped
+from allrounder.nn.state import distance
+from allrounder.recipe.init import PHASES
+from allrounder.recipe.lint import advice
+from allrounder.recipe.pipeline import Curve, SelfTraining
+from allrounder.recipe.recipe import Recipe, shipped
 from allrounder.rng import Draws
-from allrounder.runs import Run
-from allrounder.selection import split_off
-from allrounder.times import Clock
-from allrounder.trainer import train
-from allrounder.weights import distance
-from tests import samples
+from allrounder.training.model_selection import split_off
+from allrounder.training.run import Run
+from allrounder.training.trainer import train
+from tests.support import samples
 
 NAMES = list(shipped())
 STEPS = 6

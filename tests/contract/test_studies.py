@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from allrounder.data.base import Batches, Data, Subset
+from allrounder.experiments.study import Study, Trial, shipped_studies
 from allrounder.objectives import Adversarial
-from allrounder.recipe import Recipe
+from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Draws
-from allrounder.selection import split_off
-from allrounder.study import Study, Trial, shipped_studies
-from allrounder.trainer import train
+from allrounder.training.model_selection import split_off
+from allrounder.training.trainer import train
 
 NAMES = list(shipped_studies())
 ABLATIONS = [

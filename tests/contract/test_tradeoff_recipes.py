@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from allrounder.attacks import Friendly, Pgd
+from allrounder.config.schedules import Step
+from allrounder.config.time import Clock, Time
 from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.wide_resnet import WideResNet
 from allrounder.objectives import Fat, HalfHalf, Iat, Mart, Objective, Score, Trades
-from allrounder.optimizers import Sgd
-from allrounder.recipe import Recipe, shipped
+from allrounder.optim.optimizers import Sgd
+from allrounder.recipe.recipe import Recipe, shipped
 from allrounder.rng import Draws
-from allrounder.schedules import Step
-from allrounder.threats import Threat
-from allrounder.times import Clock, Time
+from allrounder.threats.threat import Threat
 from allrounder.types import Context
 
 RISING = Step(at=tuple(map(Time.read, (0, "125/3%", "75%"))), to=(0, 1, 2))

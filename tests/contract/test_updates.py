@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks import Pgd
-from allrounder.compute import Compute
+from allrounder.config.fields import Kind, adapter
+from allrounder.config.schedules import Constant
+from allrounder.config.time import Clock
 from allrounder.data.augment import NoAugment
-from allrounder.learner import Learner
+from allrounder.distributed import Seat
+from allrounder.nn.state import weights_of
 from allrounder.objectives import Adversarial, Natural, Objective
-from allrounder.optimizers import Sgd
+from allrounder.optim import UPDATES, Update
+from allrounder.optim.optimizers import Sgd
+from allrounder.recipe.compute import Compute
+from allrounder.recipe.task import Task
 from allrounder.rng import Draws
-from allrounder.schedules import Constant
-from allrounder.task import Task
-from allrounder.threats import Threat
-from allrounder.times import Clock
+from allrounder.threats.threat import Threat
+from allrounder.training.learner import Learner
 from allrounder.types import Batch, Context, Loss, Passes
-from allrounder.updates import UPDATES, Update
-from allrounder.values import Kind, adapter
-from allrounder.weights import weights_of
-from allrounder.world import Seat
-from tests.interruptions import STEP, Killed, Point, give_up, struck
-from tests.networks import Counting, Tiny, blobs, same
-from tests.trainings import PAIR, go, recipe, remains
+from tests.support.interruptions import STEP, Killed, Point, give_up, struck
+from tests.support.networks import Counting, Tiny, blobs, same
+from tests.support.trainings import PAIR, go, recipe, remains
 
 CLOCK = Clock(epochs=10, steps=4)
 LAST = CLOCK.total

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from tests.distributed.scenarios import TRIO
-from tests.interruptions import STEP, Point, die, struck
-from tests.trainings import go
+from tests.support.interruptions import STEP, Point, die, struck
+from tests.support.trainings import go
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -16,14 +16,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import allrounder.training
-from allrounder.recipe import Recipe
-from allrounder.world import Placement, link
+import allrounder.training.training
+from allrounder.distributed import Placement
+from allrounder.distributed import coordinator as link
+from allrounder.recipe.recipe import Recipe
 from tests.distributed.processes import Ended, ranks, started
-from tests.interruptions import STEP, Point, die, struck
-from tests.networks import Tiny
-from tests.programs import PROGRAMS, program
-from tests.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
+from tests.support.interruptions import STEP, Point, die, struck
+from tests.support.networks import Tiny
+from tests.support.programs import PROGRAMS, program
+from tests.support.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
 
 L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
 AVERAGED = LINF.replace("lr = 0.05", "lr = 0.05\naverage = 0.7")
@@ -58,7 +59,7 @@ def plainly(out: Path, _: int) -> None:
 
 
 def placed(value: Recipe, out: Path, ranks_: dict[str, tuple[int, ...]], _: int) -> None:
-    allrounder.training.seating = seated(ranks_)
+    allrounder.training.training.seating = seated(ranks_)
     go(value, out)
 
 
@@ -78,7 +79,7 @@ def terminated_in_a_group(out: Path, rank: int) -> None:
 def on_rank_1(act: Callable[[int], object], rank: int) -> None:
     """Let rank 1 train what need not start from runs, and rank 0 write; so the bits are those of one
     process."""
-    allrounder.training.seating = lambda recipe, *_: Placement(
+    allrounder.training.training.seating = lambda recipe, *_: Placement(
         {task.name: (0 if task.update.members else 1,) for task in recipe.tasks}
     )
     act(rank)

@@ -15,19 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from allrounder import assessment, sharing
-from allrounder.evidence import identity
-from allrounder.ledger import Ledger
-from allrounder.outcome import NATURAL
-from allrounder.pool import Note
-from allrounder.recipe import Recipe
+from allrounder.cli.target import subject_among
+from allrounder.distributed import World
+from allrounder.evaluation import distributed as sharing
+from allrounder.evaluation import runner as assessment
+from allrounder.evaluation.assemble import identity
+from allrounder.evaluation.store import Ledger
+from allrounder.nn.state import weights_of
+from allrounder.recipe.recipe import Recipe
+from allrounder.report.outcome import NATURAL
 from allrounder.rng import Draws
-from allrounder.runs import Run
-from allrounder.subject import subject_among
-from allrounder.weights import weights_of
-from allrounder.world import World
+from allrounder.system.processes import Note
+from allrounder.training.run import Run
 from tests.distributed.processes import ranks, wait_for
-from tests.evaluations import PGD, Slow, measured, taught
+from tests.support.evaluations import PGD, Slow, measured, taught
 
 
 def evaluated(out: Path, rank: int, **options: Any) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from allrounder.distributed import default_threads, launch
 from allrounder.errors import WorldError
-from allrounder.runs import Run
-from allrounder.world import default_threads, launch
+from allrounder.training.run import Run
 from tests.distributed.scenarios import TRIO
 from tests.distributed.test_ranks import ROOT, trained
 from tests.distributed.test_two_hosts import command
-from tests.trainings import go
+from tests.support.trainings import go
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -36,9 +36,9 @@ def test_what_torchrun_sets_does_not_count_as_threads(monkeypatch: pytest.Monkey
     assert default_threads() == torch.get_num_threads() and not asked, "nobody launched this process"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("allrounder.world.launching._user_decided", lambda: False)
+    monkeypatch.setattr("allrounder.distributed.launch._user_decided", lambda: False)
     assert default_threads() == 7 and "OMP_NUM_THREADS" not in asked[0]
-    monkeypatch.setattr("allrounder.world.launching._user_decided", lambda: True)
+    monkeypatch.setattr("allrounder.distributed.launch._user_decided", lambda: True)
     assert default_threads() == torch.get_num_threads(), "what the user set counts"
 
 

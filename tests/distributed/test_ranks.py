@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from allrounder.runs import Run
+from allrounder.training.run import Run
 from tests.distributed.processes import FAILED, SAVED, Ended
-from tests.programs import PROGRAMS
-from tests.trainings import remains
+from tests.support.paths import PROJECT
+from tests.support.programs import PROGRAMS
+from tests.support.trainings import remains
 
 Results = dict[str, Ended]
-ROOT = Path(__file__).parents[2]
+ROOT = PROJECT
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.distributed.processes import FAILED, SAVED
 from tests.distributed.test_ranks import ROOT
-from tests.evaluations import saved
+from tests.support.evaluations import saved
 
 
 @pytest.fixture(scope="module")

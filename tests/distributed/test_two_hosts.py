@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from allrounder.runs import Run
+from allrounder.training.run import Run
 from tests.distributed.processes import free_port
 from tests.distributed.test_ranks import trained
+from tests.support.paths import PROJECT
 
-ROOT = Path(__file__).parents[2]
+ROOT = PROJECT
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 SMALL = tuple(word for text in (
     "epochs=4", "batch=790", "model.width=4", "validation.images=50", "validation.train_images=0",

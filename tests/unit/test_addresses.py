@@ -9,10 +9,10 @@ import pytest
 
 import allrounder
 from allrounder.attacks import Apgd, AutoAttack, CustomLoss, Fab, Square
-from allrounder.attacks.search import Search
-from allrounder.norms import L1, L2, Linf
-from allrounder.probes import Probe
+from allrounder.attacks.search.base import Search
+from allrounder.evaluation.probes import Probe
 from allrounder.rng import Draws
+from allrounder.threats.norms import L1, L2, Linf
 
 METHOD = "at"
 LITERALS = """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import allrounder
+from tests.support.paths import PROJECT
 
-GUIDE = Path(allrounder.__file__).parent.parent.parent / "docs" / "guide"
+GUIDE = PROJECT / "docs" / "guide"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

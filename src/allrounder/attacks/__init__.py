@@ -9,25 +9,25 @@ import re
 
 from torch import Tensor
 
-from allrounder.attacks.adaptive import Bpda, CustomLoss
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.apgd_train import ApgdTrain
 from allrounder.attacks.autoattack import AutoAttack, Cascade, Version
 from allrounder.attacks.base import Attack, Crafted, perturb
+from allrounder.attacks.custom_loss import Bpda, CustomLoss
 from allrounder.attacks.cw import Cw
+from allrounder.attacks.early_stop_pgd import Friendly
 from allrounder.attacks.fab import Fab
-from allrounder.attacks.friendly import Friendly
 from allrounder.attacks.mim import Mim
 from allrounder.attacks.msd import MultiSteepest
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.restarts import Restarts
 from allrounder.attacks.square import Square
 from allrounder.attacks.transfer import Transfer
-from allrounder.norms import Linf, Norm
+from allrounder.config.fields import adapter, nearest
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import Linf, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Classifier
-from allrounder.values import adapter, nearest
 
 ATTACKS: dict[str, type[Attack]] = {
     "pgd": Pgd,

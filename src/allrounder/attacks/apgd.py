@@ -11,15 +11,15 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from allrounder.attacks.adaptive import CustomLoss, OrCustom
-from allrounder.attacks.checkpoints import Plan, Schedule, plan
+from allrounder.attacks.apgd_schedule import Plan, Schedule, plan
+from allrounder.attacks.custom_loss import CustomLoss, OrCustom
 from allrounder.attacks.losses import cross_entropy, dlr, dlr_towards, margin, towards
-from allrounder.attacks.search import Answer, Question, Search, State
+from allrounder.attacks.search.base import Answer, Question, Search, State
+from allrounder.config.fields import Count, Share, Some, Whole, value
 from allrounder.errors import ThreatError
-from allrounder.norms import EVERY_NORM, L1, Norm
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, L1, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Images, Labels, Logits, PerExample, PerExampleBool
-from allrounder.values import Count, Share, Some, Whole, value
 
 MOMENTUM = 0.75
 """The share of a step that follows the newest gradient; the rest goes on as the step before did."""

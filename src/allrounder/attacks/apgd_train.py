@@ -9,12 +9,12 @@ import torch
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.base import Attack, Crafted
 from allrounder.attacks.losses import cross_entropy
-from allrounder.attacks.search import Question, inquire
-from allrounder.norms import EVERY_NORM, Norm
+from allrounder.attacks.search.base import Question, inquire
+from allrounder.config.fields import Count, Share, value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
-from allrounder.values import Count, Share, value
 
 
 @final

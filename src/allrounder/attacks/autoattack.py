@@ -9,16 +9,16 @@ import torch
 from pydantic import Field
 
 from allrounder.attacks.apgd import Apgd
+from allrounder.attacks.apgd_schedule import ENLARGED, Schedule
 from allrounder.attacks.base import Attack, Crafted
-from allrounder.attacks.checkpoints import ENLARGED, Schedule
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.restarts import judge
 from allrounder.attacks.square import Square
-from allrounder.norms import EVERY_NORM, L1, Norm
+from allrounder.config.fields import Kind, value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, L1, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
-from allrounder.values import Kind, value
 
 Version = Literal["standard", "plus", "rand"]
 

@@ -12,11 +12,11 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from allrounder.attacks.lending import lend
 from allrounder.errors import ThreatError
-from allrounder.norms import Norm
+from allrounder.inference.attack_view import lend
 from allrounder.rng import Draws
-from allrounder.threats import AnyOf, Threat, in_box
+from allrounder.threats.norms import Norm
+from allrounder.threats.threat import AnyOf, Threat, in_box
 from allrounder.types import Classifier, Images, Labels, NormLayers, Passes, PerExample, PerExampleBool
 
 

@@ -9,13 +9,13 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from allrounder.attacks.hyperplane import displace, gap
-from allrounder.attacks.search import Answer, Question, Search, State
-from allrounder.norms import L1, L2, Linf, Norm
+from allrounder.attacks.fab_projection import displace, gap
+from allrounder.attacks.search.base import Answer, Question, Search, State
+from allrounder.config.fields import Count, Number, Share, Whole, value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import L1, L2, Linf, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Images, Logits, PerExample, PerExampleBool
-from allrounder.values import Count, Number, Share, Whole, value
 
 FLOOR = 1e-8
 """The least length that a displacement counts for."""

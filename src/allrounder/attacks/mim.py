@@ -7,11 +7,11 @@ from typing import ClassVar, final
 from allrounder.attacks.base import Attack, Crafted
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import Step, climb
-from allrounder.norms import EVERY_NORM, Norm
+from allrounder.config.fields import Count, Share, value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
-from allrounder.values import Count, Share, value
 
 
 @final

@@ -7,14 +7,14 @@ from typing import ClassVar, final
 import torch
 
 from allrounder.attacks.base import Attack, Crafted
-from allrounder.attacks.hardest import balls
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import Step, gradient
-from allrounder.norms import EVERY_NORM, L1, L2, Linf, Norm
+from allrounder.attacks.worst_of import balls
+from allrounder.config.fields import Count, value
 from allrounder.rng import Draws
-from allrounder.threats import AnyOf, Threat
+from allrounder.threats.norms import EVERY_NORM, L1, L2, Linf, Norm
+from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import Classifier, Images, Labels, Passes, PerExampleBool
-from allrounder.values import Count, value
 
 ORDER: tuple[type[Norm], ...] = (L1, L2, Linf)
 """In which candidates are compared: of equals, the later one is kept."""

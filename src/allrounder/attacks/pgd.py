@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from allrounder.attacks.adaptive import CustomLoss, OrCustom
 from allrounder.attacks.base import Attack, Crafted
+from allrounder.attacks.custom_loss import CustomLoss, OrCustom
 from allrounder.attacks.losses import LOSSES, NEEDS_NATURAL, AttackLoss, LossName
-from allrounder.norms import EVERY_NORM, Norm
+from allrounder.config.fields import Count, Ratio, value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes
-from allrounder.values import Count, Ratio, value
 
 Start: TypeAlias = Literal["random", "boundary", "gaussian", "zero"]
 Step: TypeAlias = Annotated[Ratio, Field(gt=0)]

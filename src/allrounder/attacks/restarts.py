@@ -9,11 +9,11 @@ import torch
 
 from allrounder.attacks.base import Attack, Crafted
 from allrounder.attacks.losses import cross_entropy
-from allrounder.norms import EVERY_NORM, Norm
+from allrounder.config.fields import Count, Kind, value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes, PerExample, PerExampleBool
-from allrounder.values import Count, Kind, value
 
 
 def attack_table() -> Mapping[str, type[Attack]]:

@@ -11,13 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from allrounder.attacks.losses import margin
-from allrounder.attacks.patches import Windows, exchange, inside, tiles
-from allrounder.attacks.search import Answer, Question, Search, State
-from allrounder.norms import EVERY_NORM, Linf, Norm
+from allrounder.attacks.search.base import Answer, Question, Search, State
+from allrounder.attacks.square_patches import Windows, exchange, inside, tiles
+from allrounder.config.fields import Count, Ratio, value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, Linf, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Images, Labels, PerExampleBool
-from allrounder.values import Count, Ratio, value
 
 CHANGES = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The last moves, counted from 0, of all phases but the last; p is halved after each."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from allrounder.attacks.adaptive import Name
 from allrounder.attacks.base import Attack, Crafted, perturb
-from allrounder.norms import EVERY_NORM, Norm
+from allrounder.attacks.custom_loss import Name
+from allrounder.config.fields import value
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels
-from allrounder.values import value
 
 
 @final

@@ -1,12 +1,12 @@
 from allrounder.data.augment import AUGMENTS
 from allrounder.data.base import DataSpec
-from allrounder.data.cifar import Cifar10, Cifar100
-from allrounder.data.embedded import Embedded
-from allrounder.data.folder import Folder
-from allrounder.data.idx import FashionMnist, Mnist
-from allrounder.data.imagenet import ImageNet, TinyImageNet
-from allrounder.data.npz import Given, Npz
-from allrounder.data.svhn import Svhn
+from allrounder.data.datasets.cifar import Cifar10, Cifar100
+from allrounder.data.datasets.embedded import Embedded
+from allrounder.data.datasets.folder import Folder
+from allrounder.data.datasets.imagenet import ImageNet, TinyImageNet
+from allrounder.data.datasets.mnist import FashionMnist, Mnist
+from allrounder.data.datasets.npz import Given, Npz
+from allrounder.data.datasets.svhn import Svhn
 
 DATASETS: dict[str, type[DataSpec]] = {
     "embedded": Embedded,

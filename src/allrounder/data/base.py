@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allrounder.data.checks import check_images, check_labels, check_whole
+from allrounder.data.validate import check_images, check_labels, check_whole
 from allrounder.rng import Draws
 from allrounder.types import Batch, Images, Labels
 

@@ -10,13 +10,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from allrounder.config.fields import Kind, Number, adapter, kind_of, value
 from allrounder.data.base import AHEAD, Batches, Data, DataSpec, Split, Tensors, named, tensor_of
-from allrounder.data.joined import Joined
-from allrounder.data.npz import Given, Npz, class_names, read_arrays, recognise
+from allrounder.data.concat import Joined
+from allrounder.data.datasets.npz import Given, Npz, class_names, read_arrays, recognise
 from allrounder.errors import RecipeError
 from allrounder.rng import Draws
 from allrounder.types import Batch
-from allrounder.values import Kind, Number, adapter, kind_of, value
 
 PAIRS = (("x_train", "y_train"), ("x", "y"), ("image", "label"))
 """What images and their labels are called in files; the last as published with generated CIFAR images."""

@@ -1,7 +1,7 @@
 from allrounder.models.base import Given, ModelSpec
-from allrounder.models.bottleneck import ResNet50, WideResNet50
 from allrounder.models.resnet import PreActResNet18, ResNet18, ResNet34
-from allrounder.models.small import SmallCnn
+from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
+from allrounder.models.small_cnn import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
 
 MODELS: dict[str, type[ModelSpec]] = {

@@ -8,9 +8,9 @@ from typing import Annotated, final
 from pydantic import Field
 from torch import nn
 
+from allrounder.config.fields import Number, Positive, value
 from allrounder.errors import RecipeError
 from allrounder.models.normalise import normaliser
-from allrounder.values import Number, Positive, value
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""

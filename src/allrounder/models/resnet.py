@@ -10,9 +10,9 @@ from typing import Literal, final
 from torch import nn
 from torch.nn import functional as F
 
+from allrounder.config.fields import Count, Flag, value
 from allrounder.models.base import Architecture, Shape
 from allrounder.models.layers import Flow, conv, pool, stage, uniform_
-from allrounder.values import Count, Flag, value
 
 Activation = Literal["relu", "softplus"]
 Depths = tuple[int, int, int, int]

@@ -11,9 +11,9 @@ from typing import Literal, final
 from torch import nn
 from torch.nn import functional as F
 
+from allrounder.config.fields import Count, Share, value
 from allrounder.models.base import Architecture, Shape
 from allrounder.models.layers import Flow, conv, normal_, pool, stage
-from allrounder.values import Count, Share, value
 
 FIXED_LAYERS = {"usual": 4, "papers": 2}
 """What is taken off the depth before it is divided into three stages of two convolutions a block."""

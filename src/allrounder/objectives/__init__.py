@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import Any
 
-from allrounder.norms import NORMS
+from allrounder.config.fields import adapter
 from allrounder.objectives.adversarial import Adversarial
+from allrounder.objectives.average import Average, Worst
 from allrounder.objectives.base import Objective
-from allrounder.objectives.eat import Eat
+from allrounder.objectives.e_at import Eat
 from allrounder.objectives.fast import Fast
 from allrounder.objectives.fat import Fat
 from allrounder.objectives.half_half import HalfHalf
 from allrounder.objectives.iat import Iat
+from allrounder.objectives.logit_pairing import LogitPairing
 from allrounder.objectives.mart import Mart
 from allrounder.objectives.msd import Msd
-from allrounder.objectives.multi import Average, Worst
 from allrounder.objectives.natural import Natural
 from allrounder.objectives.part import Part
-from allrounder.objectives.ramp import LogitPairing
-from allrounder.objectives.rst import RobustSelfTraining
+from allrounder.objectives.robust_self_training import RobustSelfTraining
 from allrounder.objectives.score import Score
 from allrounder.objectives.trades import Trades
-from allrounder.values import adapter
+from allrounder.threats.norms import NORMS
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "natural": Natural,

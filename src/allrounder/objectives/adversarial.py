@@ -9,10 +9,10 @@ from torch import nn
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.pgd import Pgd
+from allrounder.config.fields import Kind, value
 from allrounder.objectives.base import Objective, fit
-from allrounder.threats import Threat
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Loss, NormLayers, Passes
-from allrounder.values import Kind, value
 
 
 @final

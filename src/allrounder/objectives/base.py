@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks.base import Crafted
-from allrounder.norms import EVERY_NORM, Norm
-from allrounder.threats import Threat
+from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Logits, Loss, Passes
 
 

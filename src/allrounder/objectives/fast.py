@@ -8,10 +8,10 @@ from torch import nn
 
 from allrounder.attacks.base import Crafted, perturb
 from allrounder.attacks.pgd import Pgd, Step
+from allrounder.config.fields import value
 from allrounder.objectives.base import Objective, fit
-from allrounder.threats import Threat
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Loss, NormLayers, Passes
-from allrounder.values import value
 
 
 @final

@@ -11,14 +11,14 @@ from pydantic import AfterValidator
 from torch import nn
 
 from allrounder.attacks.base import Crafted, perturb
-from allrounder.attacks.friendly import Friendly
+from allrounder.attacks.early_stop_pgd import Friendly
+from allrounder.config.fields import Kind, NonNegative, value
+from allrounder.config.schedules import Constant, Schedule, Step, disordered
+from allrounder.config.time import Time
 from allrounder.objectives.base import Objective, fit
 from allrounder.objectives.trades import traded
-from allrounder.schedules import Constant, Schedule, Step, disordered
-from allrounder.threats import Threat
-from allrounder.times import Time
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Loss, NormLayers, Passes
-from allrounder.values import Kind, NonNegative, value
 
 
 def _whole(tau: Schedule | None) -> Schedule | None:

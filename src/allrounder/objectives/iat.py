@@ -11,12 +11,12 @@ from torch import nn
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.pgd import Pgd
-from allrounder.data.augment.mixing import symmetric_beta
+from allrounder.config.fields import Kind, Positive, value
+from allrounder.data.augment.mixup import symmetric_beta
 from allrounder.objectives.base import Objective
 from allrounder.rng import Draws
-from allrounder.threats import Threat
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Images, Loss, NormLayers, Passes
-from allrounder.values import Kind, Positive, value
 
 
 @final

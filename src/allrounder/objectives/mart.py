@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.pgd import Pgd
+from allrounder.config.fields import Kind, NonNegative, value
 from allrounder.objectives.base import Objective, fit
-from allrounder.threats import Threat
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Labels, Logits, Loss, NormLayers, Passes
-from allrounder.values import Kind, NonNegative, value
 
 TINY = 1e-12
 """Keeps logarithms finite; this and the two limits just above 1 below are those of the released code."""

@@ -8,11 +8,11 @@ from torch import nn
 
 from allrounder.attacks.base import Crafted, perturb
 from allrounder.attacks.msd import MultiSteepest
+from allrounder.config.fields import Kind, value
+from allrounder.objectives.average import Threats
 from allrounder.objectives.base import Objective, fit
-from allrounder.objectives.multi import Threats
-from allrounder.threats import AnyOf, Threat
+from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import Batch, Context, Loss, NormLayers, Passes
-from allrounder.values import Kind, value
 
 
 @final

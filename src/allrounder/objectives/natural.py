@@ -7,10 +7,10 @@ from typing import ClassVar, final
 from torch import nn
 
 from allrounder.attacks.base import Crafted
-from allrounder.norms import Norm
+from allrounder.config.fields import value
 from allrounder.objectives.base import Objective, fit
+from allrounder.threats.norms import Norm
 from allrounder.types import Batch, Context, Loss
-from allrounder.values import value
 
 
 @final

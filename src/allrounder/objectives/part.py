@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from allrounder.attacks.base import Crafted, perturb
 from allrounder.attacks.pgd import Pgd
-from allrounder.attacks.weighted import Weighted
-from allrounder.gradcam import PASSES, grad_cam
-from allrounder.norms import Linf, Norm
+from allrounder.attacks.pixel_budget_pgd import Weighted
+from allrounder.config.fields import Kind, NonNegative, Ratio, refuse, value
+from allrounder.config.time import Time
+from allrounder.nn.gradcam import PASSES, grad_cam
 from allrounder.objectives.base import Objective, fit
 from allrounder.objectives.mart import aware
-from allrounder.objectives.masks import MASKS, Mask
+from allrounder.objectives.part_masks import MASKS, Mask
 from allrounder.objectives.trades import traded
-from allrounder.threats import Threat
-from allrounder.times import Time
+from allrounder.threats.norms import Linf, Norm
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Loss, NormLayers, Passes
-from allrounder.values import Kind, NonNegative, Ratio, refuse, value
 
 
 @final

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, Crafted, perturb
 from allrounder.attacks.pgd import Pgd
+from allrounder.config.fields import Kind, NonNegative, Share, value
 from allrounder.objectives.base import Objective
-from allrounder.threats import Threat
+from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Logits, Loss, NormLayers, Passes, PerExample
-from allrounder.values import Kind, NonNegative, Share, value
 
 Variant = Literal["trades-lse", "pgd-lse"]
 OF_VARIANT: dict[Variant, tuple[Pgd, NormLayers]] = {

@@ -29,12 +29,12 @@ from allrounder.attacks import (
     attack_named,
     perturb,
 )
-from allrounder.attacks.checkpoints import ENLARGED
-from allrounder.attacks.hardest import Hardest
-from allrounder.attacks.search import Question, Search
-from allrounder.attacks.weighted import Weighted
+from allrounder.attacks.apgd_schedule import ENLARGED
+from allrounder.attacks.pixel_budget_pgd import Weighted
+from allrounder.attacks.search.base import Question, Search
+from allrounder.attacks.worst_of import Hardest
 from allrounder.rng import Draws
-from allrounder.threats import AnyOf, Threat
+from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import NormLayers
 from tests.golden.results import Result, hash_arrays, make_result
 from tests.golden.subjects import Random, Small, make_images, make_network

@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allrounder.corruptions import corrupt
-from allrounder.corruptions.sequences import perturb_sequence
+from allrounder.config.fields import Kind
+from allrounder.config.schedules import Constant, Cosine, Cyclic, Horizon, Linear, Ramp, Schedule, Step
+from allrounder.config.time import Clock, Time
 from allrounder.data import Embedded
 from allrounder.data.augment import AUGMENTS, Augment
 from allrounder.data.base import Batches, Tensors
+from allrounder.data.corruptions import corrupt
+from allrounder.data.corruptions.perturbations import perturb_sequence
 from allrounder.data.extra import ExtraBatches
-from allrounder.data.subset import balanced, hold_out
-from allrounder.norms import norm_named
+from allrounder.data.splits import balanced, hold_out
 from allrounder.rng import Draws
-from allrounder.schedules import Constant, Cosine, Cyclic, Horizon, Linear, Ramp, Schedule, Step
-from allrounder.times import Clock, Time
+from allrounder.threats.norms import norm_named
 from allrounder.types import Batch
-from allrounder.values import Kind
 from tests.golden.results import Result, make_result
 from tests.golden.subjects import CLASSES, make_bytes, make_images
 

@@ -16,11 +16,11 @@ from torch import nn
 
 from allrounder.attacks import Apgd, Cascade, Fab, Pgd, Restarts, Square
 from allrounder.data.base import Tensors
-from allrounder.data.store import VARIABLE
-from allrounder.evaluation import evaluate
-from allrounder.outcome import Outcome
-from allrounder.probes import Probe
-from allrounder.threats import Threat
+from allrounder.data.files.cache import VARIABLE
+from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.probes import Probe
+from allrounder.report.outcome import Outcome
+from allrounder.threats.threat import Threat
 from tests.golden.cases.attacks import ATTACKS, NORMS, find_threat
 from tests.golden.cases.inference import make_wide_network
 from tests.golden.results import Result, hash_arrays, make_result

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.data.base import Tensors
-from allrounder.folding import Folded, frozen
+from allrounder.inference.fold import Folded, frozen
+from allrounder.inference.quick import quickened
+from allrounder.inference.stem import Stem
+from allrounder.inference.winograd import Winograd
 from allrounder.models import MODELS, ModelSpec
 from allrounder.models.resnet import ResNet18
-from allrounder.models.small import SmallCnn
-from allrounder.quick import quickened
-from allrounder.recalibration import recalibrate_, some_images
+from allrounder.models.small_cnn import SmallCnn
+from allrounder.nn.batchnorm import recalibrate_, some_images
 from allrounder.rng import Draws
-from allrounder.stem import Stem
-from allrounder.winograd import Winograd
 from tests.golden.results import Result, make_result
 from tests.golden.subjects import CLASSES, make_images, make_network
 

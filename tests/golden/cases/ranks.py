@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from allrounder.probes import Probe
-from allrounder.threats import Threat
-from allrounder.world import World
+from allrounder.distributed import World
+from allrounder.evaluation.probes import Probe
+from allrounder.threats.threat import Threat
 from tests.distributed.processes import ranks
 from tests.golden.cases.evaluation import CASCADE, run_probes
 from tests.golden.cases.training import GREY, load_grey_images, run_recipe, summarise_run

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 
-from allrounder.recipe import Recipe, shipped
-from allrounder.times import Clock
+from allrounder.config.time import Clock
+from allrounder.recipe.recipe import Recipe, shipped
 from tests.golden.results import Result
 
 STEPS = 6

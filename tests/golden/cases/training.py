@@ -14,9 +14,9 @@ from torch import Tensor
 
 from allrounder.data import Embedded
 from allrounder.data.base import Data, Subset
-from allrounder.recipe import Recipe
-from allrounder.runs import Run
-from allrounder.trainer import train
+from allrounder.recipe.recipe import Recipe
+from allrounder.training.run import Run
+from allrounder.training.trainer import train
 from tests.golden.results import Result, make_result
 from tests.golden.subjects import make_bytes
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from allrounder.data.augment.base import Augment, ImageAugment, NoAugment
-from allrounder.data.augment.chain import Chain
-from allrounder.data.augment.colour import ColourJitter, Cutout
-from allrounder.data.augment.mixing import CutMix, Mixup
-from allrounder.data.augment.moving import CropFlip, ResizedCrop
+from allrounder.data.augment.color import ColourJitter, Cutout
+from allrounder.data.augment.compose import Chain
+from allrounder.data.augment.crop import CropFlip, ResizedCrop
+from allrounder.data.augment.mixup import CutMix, Mixup
 
 AUGMENTS: dict[str, type[Augment]] = {
     "crop-flip": CropFlip,

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, final
 
+from allrounder.config.fields import value
 from allrounder.rng import Draws
 from allrounder.types import Batch, Images
-from allrounder.values import value
 
 
 class Augment(ABC):

@@ -1,0 +1,55 @@
+"""A network small enough to be trained adversarially on a CPU."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import nn
+from torch.nn import functional as F
+
+from allrounder.config.fields import Count, value
+from allrounder.models.base import Architecture, Shape
+from allrounder.models.layers import Average, Flow, conv, uniform_
+
+
+@final
+class Small(nn.Module):
+    """Four convolutions, each with batch-norm and ReLU, and a linear layer over a 2x2 average."""
+
+    last_stage = "bn4"
+
+    def __init__(self, normalise: nn.Module, channels: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.normalise = normalise
+        self.conv1, self.bn1 = conv(channels, width, stride=2), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = conv(width, 2 * width, stride=2), nn.BatchNorm2d(2 * width)
+        self.conv3, self.bn3 = conv(2 * width, 4 * width, stride=2), nn.BatchNorm2d(4 * width)
+        self.conv4, self.bn4 = conv(4 * width, 4 * width), nn.BatchNorm2d(4 * width)
+        self.pool, self.linear = Average(2), nn.Linear(16 * width, classes)
+        uniform_(self)
+
+    def forward(self, x: Flow) -> Flow:
+        """Images to logits."""
+        x = F.relu(self.bn1(self.conv1(self.normalise(x))), inplace=True)
+        x = F.relu(self.bn2(self.conv2(x)), inplace=True)
+        x = F.relu(self.bn3(self.conv3(x)), inplace=True)
+        x = F.relu(self.bn4(self.conv4(x)), inplace=True)
+        return self.linear(self.pool(x).flatten(1))
+
+
+@final
+@value
+class SmallCnn(Architecture):
+    """Four 3x3 convolutions with batch-norm, quick on a CPU: 1.14 million MACs for a 28x28 grey image.
+
+    The first three convolutions have stride 2. The 2x2 average before the linear layer keeps a rough sense of
+    place.
+    Initialisation: U(-b, b) with b = 1 / sqrt(fan_in), batch-norm 1 and 0.
+    """
+
+    width: Count = 16
+    """Channels of the first convolution; the others have 2, 4 and 4 times as many."""
+
+    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """The network behind its normalisation."""
+        return Small(normalise, shape[0], self.width, classes)

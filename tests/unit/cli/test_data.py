@@ -1,0 +1,203 @@
+"""The commands data get, data check and data where, against a server on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allrounder.data.files.catalog import IDX, PUBLISHED, Published, PublishedFile
+from tests.support import formats
+from tests.support.formats import some
+from tests.support.servers import Server, serving
+from tests.unit.cli.test_main import Command, allrounder, flat
+
+__all__ = ["allrounder"]  # a fixture
+
+GREY = some(40, (28, 28), 10), some(20, (28, 28), 10, seed=1)
+COLOUR = some(40, (3, 32, 32), 10), some(20, (3, 32, 32), 10, seed=1)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
+    """A server with a small MNIST and a small archive, published as the real ones are."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    formats.write_idx(tmp_path / "source", *GREY)
+    files = {name: (tmp_path / "source" / name).read_bytes() for name in IDX}
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr("tiny-imagenet-200/words.txt", "n01443537\tgoldfish")
+    files["tiny-imagenet-200.zip"] = raw.getvalue()
+    with serving(files) as shop:
+        sums = [(name, hashlib.md5(files[name]).hexdigest()) for name in IDX]
+        mnist = tuple(PublishedFile(name=name, md5=md5, urls=shop.urls(name)) for name, md5 in sums)
+        tiny = PublishedFile(name="tiny-imagenet-200.zip", urls=shop.urls("tiny-imagenet-200.zip"))
+        monkeypatch.setitem(PUBLISHED, "mnist", Published(about="digits", files=mnist))
+        entry = Published(about="photographs", files=(tiny,), unpacked="tiny-imagenet-200")
+        monkeypatch.setitem(PUBLISHED, "tiny-imagenet", entry)
+        yield shop
+
+
+def test_a_dataset_is_fetched_once_and_then_checked(allrounder: Command, server: Server, cache: Path):
+    answer = allrounder("data", "get", "MNIST")
+    assert answer.code == 0, answer.err
+    assert f"mnist: digits; into {cache / 'mnist'}" in answer.out
+    for file in PUBLISHED["mnist"].files:
+        assert f"{file.name}: from {file.urls[0]}" in flat(answer.out)
+        assert f"MD5 {file.md5} is right" in flat(answer.out)
+    assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(IDX)
+    assert len(server.asked) == 4
+    again = allrounder("data", "get", "mnist")
+    assert again.code == 0 and again.out.count("already there, MD5") == 4 and len(server.asked) == 4
+    checked = allrounder("data", "check", "Mnist")
+    assert checked.code == 0, checked.err
+    assert "mnist train: 40 images 1x28x28, 10 classes" in checked.out
+    assert "mnist test: 20 images 1x28x28, 10 classes" in checked.out
+    assert checked.out.count("is right") == 4 and "mnist: nothing is wrong" in checked.out
+    assert "class" in checked.out and " 4 " in checked.out
+
+
+def test_files_may_come_from_a_folder(allrounder: Command, server: Server, cache: Path, tmp_path: Path):
+    answer = allrounder("data", "get", "mnist", "--from", str(tmp_path / "source"))
+    assert answer.code == 0, answer.err
+    assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(IDX) and server.asked == []
+    other = allrounder("data", "get", "tiny-imagenet", "--from", str(tmp_path / "source"))
+    assert other.code == 1 and "tiny-imagenet-200.zip: is not there; get it from http" in flat(other.err)
+
+
+def test_an_archive_is_fetched_and_unpacked(allrounder: Command, server: Server, cache: Path):
+    answer = allrounder("data", "get", "Tiny-ImageNet")
+    assert answer.code == 0, answer.err
+    assert "no published checksum" in flat(answer.out)
+    words = cache / "tiny-imagenet" / "tiny-imagenet-200" / "words.txt"
+    assert words.read_text() == "n01443537\tgoldfish"
+    (cache / "tiny-imagenet" / "tiny-imagenet-200.zip").unlink()
+    again = allrounder("data", "get", "tiny-imagenet")
+    assert again.code == 0 and "already there, unpacked" in again.out and len(server.asked) == 1
+
+
+def test_a_failed_download_says_what_to_put_where_for_every_file_that_is_left(
+    allrounder: Command, server: Server, cache: Path
+):
+    server.ways = {IDX[1]: "missing"}
+    answer = allrounder("data", "get", "mnist")
+    assert answer.code == 1 and "Traceback" not in answer.err
+    assert "404" in answer.err and f"{IDX[1]}: cannot be fetched" in flat(answer.err)
+    for file in PUBLISHED["mnist"].files[1:]:
+        assert f"put it at {cache / 'mnist' / file.name} (MD5 {file.md5}, from {file.urls[0]})" in flat(
+            answer.err
+        )
+    assert f"put it at {cache / 'mnist' / IDX[0]}" not in answer.err
+    assert [path.name for path in (cache / "mnist").iterdir()] == [IDX[0]]
+
+
+@pytest.mark.parametrize("verb", ["get", "check"])
+def test_an_unknown_name_is_told_with_the_nearest(allrounder: Command, cache: Path, verb: str):
+    answer = allrounder("data", verb, "cifar11")
+    assert answer.code == 1 and 'did you mean "cifar10"?' in flat(answer.err)
+    assert "no such dataset (known: " in flat(answer.err) and not cache.exists()
+
+
+def test_a_changed_file_is_found(allrounder: Command, cache: Path):
+    formats.write_idx(cache / "mnist", *GREY)  # not the published ones
+    answer = allrounder("data", "check", "mnist")
+    assert answer.code == 1
+    assert "mnist train: 40 images" in answer.out and "nothing is wrong" not in answer.out
+    for file in PUBLISHED["mnist"].files:
+        assert (
+            f"error: {cache / 'mnist' / file.name}: has MD5" in answer.err
+            and f"expected {file.md5}" in answer.err
+        )
+    (cache / "mnist" / IDX[3]).write_bytes(b"<html>")
+    answer = allrounder("data", "check", "mnist")
+    assert f"{IDX[3]}: is a web page" in answer.err and "begins with 3c68746d" in answer.err
+
+
+def test_what_is_not_there_is_told_with_the_command_that_gets_it(allrounder: Command, cache: Path):
+    for name, file in (("cifar10", "cifar-10-binary.tar.gz"), ("cifar10-c", "CIFAR-10-C.tar")):
+        answer = allrounder("data", "check", name)
+        assert answer.code == 1
+        said = f"{cache / name}: has no {file}; put it there, or get it with: allrounder data get {name}"
+        assert said in flat(answer.err)
+
+
+def test_embedded_data_files_and_folders_are_checked_too(allrounder: Command, cache: Path, tmp_path: Path):
+    answer = allrounder("data", "check", "Embedded")
+    assert answer.code == 0 and "embedded train: 4000 images 1x28x28, 10 classes" in answer.out
+    (x, y), (test, labels) = COLOUR
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=test, y_test=labels)
+    own = allrounder("data", "check", str(tmp_path / "own.npz"))
+    assert own.code == 0 and "own train: 40 images 3x32x32, 10 classes" in own.out
+    np.savez(tmp_path / "test.npz", x=test, y=labels)
+    alone = allrounder("data", "check", str(tmp_path / "test.npz"))
+    assert alone.code == 0 and "test test: 20 images" in alone.out and "train" not in alone.out
+    (tmp_path / "own.npz").write_bytes(b"PK")
+    broken = allrounder("data", "check", str(tmp_path / "own.npz"))
+    assert broken.code == 1 and "not an .npz file, or one cut short" in flat(broken.err)
+    for name, raw in formats.cifar10_binary(*COLOUR).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(raw)
+    folder = allrounder("data", "check", str(tmp_path / "cifar-10-batches-bin"))
+    assert folder.code == 1 and "cifar10 train: 40 images 3x32x32, 10 classes" in folder.out
+    for said in (
+        "has 40 training images, the published set 50000",
+        "has 20 test images, the published set 10000",
+    ):
+        assert f"error: cifar10: {said}" in flat(folder.err)
+    (tmp_path / "empty").mkdir()
+    empty = allrounder("data", "check", str(tmp_path / "empty"))
+    assert empty.code == 1 and "empty: has no folders, expected one for each class" in flat(empty.err)
+
+
+def test_a_folder_is_recognised_by_checksums_first(
+    allrounder: Command, server: Server, cache: Path, tmp_path: Path
+):
+    answer = allrounder("data", "check", str(tmp_path / "source"))
+    assert answer.code == 0 and "mnist train: 40 images" in answer.out
+    both = PUBLISHED["mnist"], PUBLISHED["fashion-mnist"]
+    PUBLISHED["mnist"], PUBLISHED["fashion-mnist"] = both[1], both[0]
+    try:
+        answer = allrounder("data", "check", str(tmp_path / "source"))
+    finally:
+        PUBLISHED["mnist"], PUBLISHED["fashion-mnist"] = both
+    assert answer.code == 0 and "fashion-mnist train: 40 images" in answer.out
+
+
+def test_where_says_what_is_there(allrounder: Command, server: Server, cache: Path):
+    empty = allrounder("data", "where")
+    assert empty.code == 0 and f"cache: {cache} (as ALLROUNDER_DATA says)" in empty.out
+    assert (
+        "allrounder data get NAME fetches: mnist, fashion-mnist, cifar10" in empty.out and not cache.exists()
+    )
+    assert allrounder("data", "get", "mnist").code == 0
+    (cache / "svhn").mkdir()
+    (cache / "svhn" / "train_32x32.mat.part").write_bytes(bytes(20_000))
+    (cache / "faces").mkdir()
+    (cache / "faces" / "x").write_bytes(bytes(5))
+    (cache / "cifar10").mkdir()
+    answer = allrounder("data", "where")
+    lines = {line.split()[1]: line for line in answer.out.splitlines() if line.count("\u2502") > 2}
+    assert "4 files, " in lines["mnist"] and "fetched" in lines["mnist"]
+    assert "1 files, 0.0 MB" in lines["svhn"] and "unfinished" in lines["svhn"]
+    assert "1 files, 5 bytes" in lines["faces"] and "of your own" in lines["faces"]
+    assert "cifar10" not in lines and "fetches: fashion-mnist, cifar10, " in answer.out
+
+
+def test_without_the_variable_where_names_it(allrounder: Command, cache: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("ALLROUNDER_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "system"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    answer = allrounder("data", "where")
+    assert answer.code == 0 and "(ALLROUNDER_DATA moves it)" in answer.out and str(tmp_path) in answer.out

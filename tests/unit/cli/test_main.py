@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer.main
+
+from allrounder.cli import main as cli
+from allrounder.config.decode import json_schema
+from allrounder.data.files.cache import VARIABLE
+from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
+from allrounder.recipe.recipe import Recipe, shipped
+from allrounder.training.run import Run
+from tests.support.networks import blobs
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def allrounder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process; exit code and both streams come back."""
+    root: Any = cli.app.registered_callback
+    # A callback's answer takes the place of its option, whose type is then not what beartype expects.
+    monkeypatch.setattr(root, "callback", inspect.unwrap(root.callback))
+
+    def run(*arguments: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["allrounder", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+            sys.exit(0)
+        captured, code = capsys.readouterr(), stopped.value.code
+        plain = [re.sub("\x1b\\[[0-9;]*m", "", text) for text in captured]  # some machines force colours
+        return Answer(code if isinstance(code, int) else 0, *plain)
+
+    return run
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    """Overrides that make a shipped recipe train in a moment."""
+    return [word for text in overrides(tmp_path) for word in ("--set", text)]
+
+
+def overrides(folder: Path) -> list[str]:
+    """What makes a recipe small, with its data in a file of this folder."""
+    data, file = blobs(train=24, test=6), folder / "blobs.npz"
+    everything = {
+        f"{letter}_{part}": array
+        for part, split in (("train", data.train), ("test", data.test))
+        for letter, array in (
+            ("x", split.fetch(torch.arange(len(split))).numpy()),
+            ("y", split.labels.numpy()),
+        )
+    }
+    np.savez(file, allow_pickle=False, **everything)
+    return [
+        f'data={{ kind = "npz", path = "{file}" }}',
+        "model.width=1",
+        "epochs=1",
+        "batch=8",
+        "validation.images=6",
+        "validation.train_images=0",
+        "validation.threats=[]",
+    ]
+
+
+def flat(text: str) -> str:
+    """Without the line breaks and frames that a narrow terminal makes."""
+    return " ".join(text.replace("\u2502", " ").split())
+
+
+OPTIONS = {
+    "": {"--version", "--install-completion", "--show-completion"},
+    "train": {"--out", "--set", "--resume", "--threads", "--workers"},
+    "list": set[str](),
+    "show": {"--set"},
+    "plan": {"--set", "--steps"},
+    "schema": set[str](),
+    "demo": {"--out", "--workers", "--set"},
+    "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
+    "compare": {"--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
+    "table": {"--out", "--style"},
+    "eval": {
+        *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--lane", "--workers", "--out"),
+        *("--which", "--model", "--weights", "--weights-key", "--data"),
+        *("--save-examples", "--force", "--table", "--quiet", "-q", "--ood", "--ood-data"),
+    },
+    "doctor": {"--which", "--model", "--weights", "--weights-key", "--data"},
+    "data": set[str](),
+    "data get": {"--from"},
+    "data check": set[str](),
+    "data where": set[str](),
+    "data make-c": {"--out", "--corruption", "--seed"},
+    "data make-p": {"--out", "--perturbation", "--seed"},
+}
+FROZEN = (
+    "the command line is frozen: what belongs to a method or a training is a field of the recipe, "
+    "reached with --set; a new verb or an option of the process itself needs a decision record"
+)
+
+
+def commands() -> dict[str, Any]:
+    root: Any = typer.main.get_command(cli.app)
+    found = {"": root, **root.commands}
+    groups = {
+        name: command.commands for name, command in found.items() if name and hasattr(command, "commands")
+    }
+    within = {f"{group} {name}": verb for group, verbs in groups.items() for name, verb in verbs.items()}
+    return {**found, **within}
+
+
+def options(command: Any) -> set[str]:
+    named = [p for p in command.params if p.param_type_name == "option"]
+    return {name for p in named for name in (*p.opts, *p.secondary_opts)}
+
+
+def test_the_options_of_the_command_line_are_frozen():
+    assert {name: options(command) for name, command in commands().items()} == OPTIONS, FROZEN
+
+
+def test_every_command_explains_all_its_options(allrounder: Command):
+    for name, command in commands().items():
+        for ask in ("--help", "-h"):
+            answer = allrounder(*name.split(), ask)
+            assert answer.code == 0
+            assert all(option in answer.out for option in options(command) | {"--help", "-h"})
+        assert (command.help or "").strip()
+        assert all((getattr(p, "help", "") or "").strip() for p in command.params)
+
+
+def test_no_command_is_a_question_for_help(allrounder: Command):
+    answer = allrounder()
+    assert answer.code == 2
+    assert "Usage: allrounder" in answer.out + answer.err
+
+
+def test_the_version_names_what_numbers_depend_on(allrounder: Command):
+    answer = allrounder("--version")
+    assert answer.code == 0
+    assert answer.out.startswith("allrounder 0.") and torch.__version__ in answer.out
+
+
+def test_every_entry_of_every_table_is_listed_with_a_line(allrounder: Command):
+    answer = allrounder("list")
+    assert answer.code == 0
+    for title, table in cli.TABLES.items():
+        alone = allrounder("list", title)
+        assert alone.code == 0
+        first, *rows = alone.out.splitlines()
+        assert first.strip() == title
+        named = {row.split()[0]: row.split()[1:] for row in rows if row.startswith("  ") and row[2] != " "}
+        assert list(named) == list(table)
+        assert all(words for words in named.values())
+        assert flat(alone.out) in flat(answer.out)
+
+
+def test_objectives_are_listed_with_reference_norms_and_passes(allrounder: Command):
+    listed = flat(allrounder("list", "objectives").out)
+    assert "(Madry et al., 2018; Linf L2 L1; 11/11 forward/backward passes)" in listed
+
+
+def test_recipes_are_listed_with_what_they_are_about(allrounder: Command):
+    answer = allrounder("list", "recipes")
+    assert answer.code == 0
+    rows = [row for row in answer.out.splitlines() if row.startswith("  ") and row[2] != " "]
+    assert [row.split()[0] for row in rows] == list(shipped())
+    assert all(Recipe.load(name).about.split()[0] in answer.out for name in shipped())
+    assert "objectives" not in answer.out
+
+
+def test_an_unknown_list_is_a_mistake_of_usage(allrounder: Command):
+    answer = allrounder("list", "nonsense")
+    assert answer.code == 2
+    assert "nonsense: expected one of recipes, studies, objectives, attacks" in flat(answer.err)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_show_prints_the_recipe_as_a_file_that_loads(
+    allrounder: Command, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))  # so that published data is nowhere
+    answer = allrounder("show", name)
+    recipe = Recipe.load(name)
+    assert answer.code == 0
+    assert Recipe.loads(answer.out) == recipe
+    first, *lines = answer.out.splitlines()
+    assert first == f"# {name}, fingerprint {recipe.fingerprint()}"
+    phases = [line for line in lines if line.startswith("# training ")]
+    assert len(phases) == (0 if recipe.program is None else len(recipe.trainings()))
+    told = "training images" if name.startswith("embedded/") else f"not checked: data: {tmp_path}"
+    following = lines[len(phases)]
+    assert following.startswith("# ") and told in following
+
+
+def test_show_prints_advice_as_comments(allrounder: Command):
+    late = ("--set", "mix.exchange={ start = 300, every = 1 }")
+    answer = allrounder("show", "embedded/generalist-t", *late)
+    assert "# note: no exchange ever happens: it starts at 300, every 1, of " in answer.out
+    early = ("--set", 'mix.exchange={ start = "0%", every = "10%" }', "--set", "mix.decay=0.999")
+    answer = allrounder("show", "embedded/generalist-t", *early)
+    assert "# note: the global average remembers 1000 steps" in answer.out
+    assert Recipe.loads(answer.out) == Recipe.load("embedded/generalist-t", [early[1], early[3]])
+
+
+def test_show_does_without_data_that_cannot_be_read(allrounder: Command, tmp_path: Path):
+    missing = f'data={{ kind = "npz", path = "{tmp_path / "no.npz"}" }}'
+    answer = allrounder("show", "embedded/nt", "--set", missing)
+    assert answer.code == 0
+    assert "# its exchanges are not checked: data:" in answer.out
+    assert Recipe.loads(answer.out) == Recipe.load("embedded/nt", [missing])
+
+
+def test_a_plan_is_printed_and_leaves_no_folder(
+    allrounder: Command, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    answer = allrounder("plan", "embedded/nt", "--steps", "1", *small)
+    assert answer.code == 0, answer.err
+    assert "learner natural: 1/1 forward/backward passes a step" in answer.out
+    assert "begun now it ends at " in answer.out and "embedded-nt 4/4" in answer.out
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_schema_is_json(allrounder: Command):
+    answer = allrounder("schema")
+    assert answer.code == 0
+    assert json.loads(answer.out) == json_schema(Recipe)
+
+
+@pytest.mark.parametrize("verb", ["train", "show"])
+def test_an_unknown_recipe_is_a_mistake_of_usage_with_the_nearest_name(allrounder: Command, verb: str):
+    answer = allrounder(verb, "embedded/generalst-t")
+    assert answer.code == 2
+    assert 'did you mean "embedded/generalist-t"?' in flat(answer.err)
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epochs=many", "epochs: expected a whole number, got 'many'"),
+        ("task.natural.objective.kind=ntural", 'did you mean "natural"?'),
+        ("task.linf.lr=1", '--set task.linf.lr=1: no member "linf" (there are: natural)'),
+        ("epochs", "--set epochs: expected a.b=value"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["train", "show"])
+def test_a_wrong_override_is_a_mistake_of_usage(allrounder: Command, verb: str, text: str, said: str):
+    answer = allrounder(verb, "embedded/nt", "--set", text)
+    assert answer.code == 2
+    assert said in flat(answer.err)
+    assert answer.out == ""
+
+
+def test_several_mistakes_are_all_shown(allrounder: Command):
+    answer = allrounder("train", "embedded/nt", "--set", "epochs=0", "--set", "batch=1", "--set", "seeed=1")
+    assert answer.code == 2
+    assert all(word in answer.err for word in ("epochs: ", "batch: ", "seeed: ", "embedded/nt cannot be run"))
+
+
+@pytest.mark.parametrize("option", [["--steps", "3"], ["--threads", "0"], ["--threads", "x"], ["--epochs=3"]])
+def test_an_unknown_option_is_a_mistake_of_usage(allrounder: Command, option: list[str]):
+    assert allrounder("train", "embedded/nt", *option).code == 2
+
+
+def test_a_tiny_training_leaves_a_run_folder(allrounder: Command, small: list[str], tmp_path: Path):
+    out = tmp_path / "run"
+    answer = allrounder("train", "embedded/nt", "--out", str(out), "--threads", "1", *small)
+    assert answer.code == 0, answer.err
+    assert f"run folder: {out}" in answer.out.replace("\n", "")
+    assert "best global weights: epoch 1, natural " in answer.out
+    for file in ("recipe.toml", "env.json", "metrics.jsonl"):
+        assert (out / file).is_file()
+    run = Run(out)
+    assert run.finished
+    assert run.recipe == Recipe.load("embedded/nt", small[1::2])
+    again = allrounder("train", "embedded/nt", "--out", str(out), "--threads", "1", *small)
+    assert again.code == 0
+    assert "already finished" in again.out
+    other = allrounder("train", "embedded/nt", "--out", str(out), *small, "--set", "seed=1")
+    assert other.code == 1
+    assert "holds a run of another recipe" in flat(other.err)
+    assert Run(out).recipe == run.recipe
+
+
+def test_workers_are_processes_that_get_the_same_command(
+    allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Any] = []
+    monkeypatch.setattr("allrounder.cli.main.launch", lambda *given: asked.append(given) or 75)
+    words = ("embedded/nt", "--out", str(tmp_path / "run"), "--set", "epochs=1", "--resume")
+    assert allrounder("train", *words, "--workers", "3").code == 75, "the code is passed on"
+    told = ["train", *words[:3], "--threads", str(torch.get_num_threads()), *words[3:]]
+    assert asked == [(told, 3)]
+    assert not (tmp_path / "run").exists(), "all is left to them"
+
+
+def test_a_folder_that_is_no_run_is_left_alone(allrounder: Command, small: list[str], tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    answer = allrounder("train", "embedded/nt", "--out", str(tmp_path / "mine"), *small)
+    assert answer.code == 1
+    assert "exists and is no run folder" in flat(answer.err)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_the_run_folder_is_named_after_recipe_and_fingerprint(
+    allrounder: Command, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert allrounder("train", "embedded/nt", *small).code == 0
+    recipe = Recipe.load("embedded/nt", small[1::2])
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"embedded-nt-{recipe.fingerprint()}"]
+    own = tmp_path / "folder" / "own.toml"
+    own.parent.mkdir()
+    own.write_text(recipe.dump().replace('name = "embedded/nt"', 'name = "own"'), encoding="utf-8")
+    assert allrounder("train", str(own)).code == 0
+    assert (tmp_path / "runs" / f"own-{recipe.fingerprint()}" / "recipe.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Interrupted("run: SIGTERM after step 3; continue with --resume"), 75),
+        (RecipeError("x.toml cannot be run: [bold]"), 2),
+        (RunError("folder: [0] is taken"), 1),
+        (ThreatError("outside"), 1),
+        (DataError("no such dataset"), 1),
+        (WorldError("launched with WORLD_SIZE=2"), 1),
+        (Diverged("the loss is nan"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_errors_of_the_user_are_one_message_and_a_code(
+    allrounder: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+):
+    def fail(**settings: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    answer = allrounder("whatever")
+    assert answer.code == code
+    assert str(error) in flat(answer.err)
+    assert "Traceback" not in answer.err
+    assert answer.out == ""
+
+
+def test_an_error_of_ours_is_not_hidden(allrounder: Command, monkeypatch: pytest.MonkeyPatch):
+    def fail(**settings: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        allrounder("whatever")
+
+
+def test_the_demonstration_is_a_study(allrounder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked: list[Any] = []
+    monkeypatch.setattr(cli, "carry_on", lambda *given, **more: asked.extend([*given, more]))
+    answer = allrounder("demo", "--out", str(tmp_path), "--workers", "3", "--set", "epochs=1")
+    assert answer.code == 0, answer.err
+    study, folder, workers, launcher, more = asked
+    assert (study.sets, folder, workers, launcher) == (("epochs=1",), tmp_path, 3, "local")
+    assert study.labels()[0] == "NT" and len(study.trials()) == 6 and more == {"dry": False, "only": None}
+
+
+def test_the_package_runs_as_a_module():
+    found = subprocess.run(
+        [sys.executable, "-m", "allrounder", "show", "nothing"], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "no such file, and no shipped recipe" in flat(found.stderr)

@@ -1,0 +1,80 @@
+"""The commands sweep, compare and table, on the smallest of trainings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allrounder.experiments.study import Study
+from tests.unit.cli.test_main import Command, allrounder, flat
+from tests.unit.experiments.test_runner import study
+
+__all__ = ["allrounder", "study"]  # fixtures
+
+
+@pytest.fixture
+def file(study: Study, tmp_path: Path) -> str:
+    """A study of one seed."""
+    path = tmp_path / "mine.toml"
+    path.write_text(study.dump().replace("0,\n    1,\n", "0,\n"), encoding="utf-8")
+    assert Study.load(path).seeds == (0,)
+    return str(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("forking")
+def test_a_study_is_run_and_tabled_and_nothing_is_done_twice(allrounder: Command, file: str, tmp_path: Path):
+    out = str(tmp_path / "out")
+    first = allrounder("sweep", file, "--out", out, "--workers", "1")
+    assert first.code == 0, first.err
+    assert "2 trainings" in first.out and "slow" in first.out and "fast" in first.out
+    again = allrounder("sweep", file, "--out", out, "--workers", "1")
+    assert again.code == 0 and again.out.count("was done before") == 2
+    table = allrounder("table", out)
+    assert table.out == (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert {row["row"] for row in json.loads(allrounder("table", out, "--style", "json").out)["rows"]} == {
+        "slow",
+        "fast",
+    }
+    alone = allrounder("table", file, "--out", out, "--style", "csv")
+    assert alone.out.startswith("row,seed,natural")
+
+
+def test_what_would_be_done_is_said_and_not_done(allrounder: Command, file: str, tmp_path: Path):
+    out = tmp_path / "out"
+    told = allrounder("sweep", file, "--out", str(out), "--dry-run", "--launcher", "slurm")
+    assert told.code == 0 and "#SBATCH --array=0-1" in told.out and not out.exists()
+
+
+def test_one_training_alone(allrounder: Command, file: str, tmp_path: Path):
+    out = tmp_path / "out"
+    told = allrounder("sweep", file, "--out", str(out), "--only", "1", "--workers", "1")
+    assert told.code == 0 and [path.name for path in out.iterdir() if path.is_dir()] == ["fast"]
+    assert "MISSING: slow, seed 0" in allrounder("table", str(out)).out
+
+
+def test_recipes_are_compared(allrounder: Command, study: Study, tmp_path: Path):
+    told = allrounder("compare", study.base, "--seeds", "2", "--set", "epochs=1", "--dry-run")
+    assert told.code == 0 and "comparison: 2 trainings" in told.out
+    shipped = allrounder("compare", "embedded/demo", "--seeds", "3", "--set", "epochs=1", "--dry-run")
+    assert "embedded/demo: 18 trainings" in shipped.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["sweep", "nothing.toml"], 2, "no such file, and no shipped study"),
+        (["sweep", "FILE", "--launcher", "moon"], 2, "moon: expected one of local, slurm, ray"),
+        (["sweep", "FILE", "--only", "9", "--dry-run"], 2, "the study has 2 trainings"),
+        (["table", "FILE", "--style", "html"], 2, "html: expected one of markdown"),
+        (["table", "FILE", "--out", "OUT"], 1, "nothing of tiny is finished there"),
+    ],
+)
+def test_mistakes_are_explained(
+    words: list[str], code: int, said: str, allrounder: Command, file: str, tmp_path: Path
+):
+    places = {"FILE": file, "OUT": str(tmp_path / "out")}
+    answer = allrounder(*(places.get(word, word) for word in words))
+    assert answer.code == code and said in flat(answer.err)

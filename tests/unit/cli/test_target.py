@@ -1,0 +1,131 @@
+"""What the command line can be asked to examine: runs, and networks, weights and images of others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from allrounder.evaluation.evaluate import OUTCOME, evaluate
+from allrounder.evaluation.probes import Probe
+from allrounder.report.outcome import Outcome
+from tests.support.evaluations import images, taught
+from tests.support.paths import PROJECT
+from tests.unit.cli.test_evaluate import LINF, PGD, Ask, ask, files, run, shown
+from tests.unit.cli.test_main import Command, allrounder, flat
+
+__all__ = ["allrounder", "ask", "files", "run"]  # fixtures
+
+
+def probabilities() -> nn.Module:
+    """A network whose evaluation would mean nothing."""
+    return nn.Sequential(taught(), nn.Softmax(1))
+
+
+@pytest.mark.parametrize("weights", ["weights.safetensors", "weights.pt"])
+def test_somebodys_weights_may_be_in_a_file_of_either_kind(ask: Ask, weights: str, tmp_path: Path):
+    answer = ask(*LINF, *PGD, "--out", str(tmp_path / "eval"), "--save-examples", weights=weights)
+    assert answer.code == 0, answer.err
+    found = Outcome.load(tmp_path / "eval" / OUTCOME)
+    plain = Probe.read("pgd-2@Linf:0.05")
+    expected = evaluate(taught(), images(), probes=[plain])
+    assert np.array_equal(found.predicted[str(plain)], expected.predicted[str(plain)])
+    assert found.facts["name"] == f"tests.support.networks:tiny {weights}"
+    assert (tmp_path / "eval" / "examples" / "pgd-2@Linf-0.05.safetensors").is_file()
+
+
+def test_the_file_of_weights_may_come_first(allrounder: Command, files: dict[str, Path]):
+    what = (
+        "--model",
+        "tests.support.networks:tiny",
+        "--data",
+        str(files["images.npz"]),
+        *LINF,
+        *PGD,
+        "--quiet",
+    )
+    first = allrounder("eval", str(files["weights.safetensors"]), *what)
+    assert first.code == 0 and "pgd-2@Linf:0.05" in first.out
+    several = allrounder("eval", str(files["several.pt"]), *what)
+    assert several.code == 1 and "ema" in several.err
+    chosen = allrounder("eval", str(files["several.pt"]), *what, "--weights-key", "ema")
+    assert chosen.code == 0 and shown(chosen)[:5] == shown(first)[:5]
+
+
+def test_a_file_with_code_in_it_is_refused(ask: Ask):
+    for verb in ("eval", "doctor"):
+        options = LINF if verb == "eval" else ()
+        answer = ask(*options, verb=verb, weights="code.pt")
+        assert answer.code == 1 and answer.out == ""
+        assert "holds more than tensors" in flat(answer.err) and "would run code: refused" in flat(answer.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "nothing to examine; give a run folder, or --model NAME --weights FILE --data NAME"),
+        (("nowhere",), "nowhere: no run folder; give a run folder"),
+        (("nowhere", "--weights", "x.pt"), "got two files of weights, expected one"),
+        (("tests",), "tests: no run folder, it has no recipe.toml"),
+        (("RUN", "--model", "resnet18"), "is a run, which has its own network; leave out --model"),
+        (("RUN", "--which", "nonsense"), "nonsense"),
+        (("RUN", "--data", "nothing.npz"), "nothing.npz: no such file"),
+        (("RUN", "--data", "embedded"), "the data has 10 classes, the run has 3"),
+        (("--model", "resnet18", "--data", "nowhere"), "nowhere: no such dataset"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["eval", "doctor"])
+def test_what_cannot_be_examined_is_explained(
+    allrounder: Command, run: Path, verb: str, words: tuple[str, ...], said: str
+):
+    answer = allrounder(verb, *(str(run) if word == "RUN" else word for word in words))
+    assert answer.code == 1 and answer.out == "" and "Traceback" not in answer.err
+    assert said in flat(answer.err)
+
+
+def test_the_doctor_says_by_its_code_whether_an_evaluation_would_mean_something(
+    ask: Ask, allrounder: Command, run: Path, files: dict[str, Path]
+):
+    well = ask(verb="doctor")
+    assert well.code == 0 and "24 images, 3 classes" in well.out and "nothing found" in well.out
+    assert allrounder("doctor", str(run)).code == 0
+    bad = ("--model", "tests.unit.cli.test_target:probabilities", "--data", str(files["images.npz"]))
+    ill = allrounder("doctor", *bad)
+    assert ill.code == 1 and "severe: probabilities: the network returns probabilities" in flat(ill.out)
+    stopped = allrounder("eval", *bad, *LINF, *PGD)
+    assert stopped.code == 1 and "an evaluation would mean nothing" in stopped.err
+    forced = allrounder("eval", *bad, *LINF, *PGD, "--force")
+    assert forced.code == 0 and "preflight: probabilities: the network returns" in flat(forced.out)
+
+
+FACTORY = """
+from tests.support.evaluations import taught
+from tests.support.networks import Tiny
+
+class Mine(Tiny):
+    pass
+
+def make():
+    return taught(Mine)
+"""
+
+
+@pytest.mark.slow
+def test_workers_find_a_factory_in_the_current_folder(files: dict[str, Path], tmp_path: Path):
+    (tmp_path / "mine.py").write_text(FACTORY)
+    root, script = PROJECT, Path(sys.executable).with_name("allrounder")
+    words = ["eval", "--model", "mine:make", "--data", str(files["images.npz"]), *LINF, "--attack", "apgd-ce"]
+    settings: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(root)}}
+    for workers in ("1", "2"):
+        out = ("--workers", workers, "--out", workers)
+        found = subprocess.run(
+            [script, *words, *out], capture_output=True, text=True, check=False, **settings
+        )
+        assert found.returncode == 0, found.stderr
+    assert (tmp_path / "1" / OUTCOME).read_bytes() == (tmp_path / "2" / OUTCOME).read_bytes()

@@ -1,0 +1,256 @@
+"""Corruptions against slow twins, other libraries, and what their constants promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage as scipy_ndimage
+
+from allrounder.data.corruptions import CORRUPTIONS, corrupt
+from allrounder.data.corruptions.base import uniform, unit
+from allrounder.data.corruptions.digital import elastic_transform
+from allrounder.data.corruptions.filters import disk, gaussian, sampled, streaked, zoomed
+from allrounder.data.corruptions.spatter import edges
+from allrounder.data.corruptions.weather import fractal, frost_textures
+from allrounder.rng import Draws
+from tests.reference import corruptions as slow
+from tests.support.images import photographs, scenes
+
+ndimage: Any = scipy_ndimage
+
+
+def apart(a: object, b: object) -> int:
+    return int(np.abs(np.asarray(a).astype(int) - np.asarray(b).astype(int)).max())
+
+
+def draws(name: str, severity: int, count: int) -> Draws:
+    return Draws(0).at("corruption", name, severity).per_example(torch.arange(count))
+
+
+@pytest.mark.parametrize("severity", [1, 5])
+def test_twins_of_single_images_agree(severity: int):
+    x = scenes(3)
+    for name, twin, off in (
+        ("contrast", lambda image, c: slow.contrast(image, c), 1),
+        ("brightness", lambda image, c: slow.brightness(image, c), 1),
+        ("saturate", lambda image, c: slow.saturate(image, *c), 1),
+        ("pixelate", lambda image, c: slow.pixelate(image, c), 0),
+        ("jpeg_compression", lambda image, c: slow.jpeg(image, c), 0),
+    ):
+        constants = CORRUPTIONS[name].table[severity - 1]
+        for image, y in zip(x, corrupt(x, name, severity), strict=True):
+            assert apart(y, twin(image, constants)) <= off, name
+
+
+def test_grey_and_black_pixels_become_what_colour_tables_say():
+    x = np.zeros((1, 8, 8, 3), np.uint8)
+    x[:, :4] = 100
+    assert corrupt(x, "brightness", 5)[0, -1, -1].tolist() == [76, 76, 76]
+    assert corrupt(x, "saturate", 5)[0, 0, 0].tolist() == [100, 80, 80]
+    assert corrupt(x, "saturate", 5)[0, -1, -1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("name", "constant"), [("gaussian_noise", 0.10), ("speckle_noise", 0.2)])
+def test_noise_has_its_scale(name: str, constant: float):
+    x = np.full((20, 32, 32, 3), 128, np.uint8)
+    y = corrupt(x, name, 5) / 255
+    level = 128 / 255
+    expected = constant * (1 if name == "gaussian_noise" else level)
+    assert abs(y.std() - expected) < 0.02 * expected
+    # Rounding down takes half a level on average.
+    assert abs(y.mean() - level + 0.5 / 255) < 4 * expected / np.sqrt(y.size)
+
+
+def test_shot_noise_counts_photons():
+    level, photons = 102 / 255, 50
+    y = corrupt(np.full((20, 32, 32, 3), 102, np.uint8), "shot_noise", 5)
+    counts = y / 255 * photons
+    assert abs(counts.var() / (level * photons) - 1) < 0.03
+    assert abs(counts - np.ceil(counts - 1e-9)).max() < photons / 255 + 1e-6
+    assert (corrupt(np.zeros((1, 8, 8, 1), np.uint8), "shot_noise", 5) == 0).all()
+
+
+def test_impulses_are_black_and_white_alike():
+    y = corrupt(np.full((20, 32, 32, 3), 100, np.uint8), "impulse_noise", 5)
+    black, white = ((y == level).mean() for level in (0, 255))
+    assert set(np.unique(y)) == {0, 100, 255}
+    assert abs(black - 0.035) < 0.003 and abs(white - 0.035) < 0.003
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.4, 1.0, 6.4])
+@pytest.mark.parametrize(("edge", "mode"), [("edge", "nearest"), ("symmetric", "reflect")])
+def test_the_blur_is_a_gaussian(sigma: float, edge: str, mode: str):
+    x = unit(scenes(2))
+    expected = ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=mode, truncate=3)
+    assert np.allclose(gaussian(x, sigma, 3.0, edge), expected, atol=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01, 1.06, 1.25, 1.75, 2.25])
+@pytest.mark.parametrize("size", [28, 32, 64])
+def test_zooming_is_an_enlargement_of_the_middle(factor: float, size: int):
+    x = unit(scenes(2, size))
+    cut = int(np.ceil(size / factor))
+    first = (size - cut) // 2
+    large = ndimage.zoom(x[:, first : first + cut, first : first + cut], (1, factor, factor, 1), order=1)
+    trim = (large.shape[1] - size) // 2
+    assert np.allclose(zoomed(x, factor), large[:, trim : trim + size, trim : trim + size], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("edge", "mode"), [("reflect", "mirror"), ("symmetric", "reflect"), ("black", "constant")]
+)
+def test_sampling_is_linear_between_pixels(edge: str, mode: str):
+    x, rng = unit(scenes(1, 16)), np.random.default_rng(1)
+    inside = edge == "black"
+    rows, columns = rng.uniform(0 if inside else -12, 15 if inside else 28, (2, 1, 16, 16))
+    expected = np.stack(
+        [ndimage.map_coordinates(x[0, ..., c], [rows[0], columns[0]], order=1, mode=mode) for c in range(3)],
+        -1,
+    )
+    assert np.allclose(sampled(x, rows, columns, edge)[0], expected, atol=1e-12)  # type: ignore[arg-type]
+
+
+def test_nothing_is_beyond_a_black_edge():
+    x = np.ones((1, 8, 8, 1))
+    places = np.broadcast_to(np.arange(8.0) + 3, (8, 8))
+    y = sampled(x, np.broadcast_to(np.arange(8.0)[:, None], (8, 8)), places, "black")
+    assert y[0, 0, :, 0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("angle", [-45.0, -30.5, 0.0, 90.0, -135.0])
+def test_motion_is_a_line_of_pixels(angle: float):
+    x = unit(scenes(2, 16))
+    blurred = streaked(x, 6.0, 1.5, [angle, 10.0])
+    assert np.allclose(blurred[0], slow.motion(x[0], 6, 1.5, angle), atol=1e-12)
+    assert not np.allclose(blurred[1], slow.motion(x[1], 6, 1.5, angle), atol=1e-3) or angle == 10.0
+
+
+def test_glass_copies_its_neighbours():
+    x = scenes(2)
+    given = draws("glass_blur", 1, 2).at("move", 0)
+    up, left = np.moveaxis(uniform(given, (2, 32, 32, 2)) < 0.5, -1, 0)
+    expected = [slow.glass(image, up[i], left[i]) for i, image in enumerate(x)]
+    assert np.array_equal(corrupt(x, "glass_blur", 1), expected)  # its blur is too small to see
+
+
+def test_a_disk_is_even_and_weighs_one():
+    for radius, alias in CORRUPTIONS["defocus_blur"].table:
+        kernel = disk(radius, alias)
+        assert kernel.sum() == pytest.approx(1)
+        assert np.allclose(kernel, kernel.T) and np.allclose(kernel, kernel[::-1])
+    assert disk(1.0, 0.1)[3, 2:5].tolist() == pytest.approx([0.2, 0.2, 0.2])
+
+
+def test_clouds_fill_their_range_and_fit_together():
+    maps = fractal(draws("fog", 1, 4), 4, 32, 2.0)
+    assert maps.min(axis=(1, 2)).tolist() == [0] * 4 and maps.max(axis=(1, 2)).tolist() == [1] * 4
+    inside = np.abs(np.diff(maps, axis=1)).mean()
+    assert np.abs(maps[:, 0] - maps[:, -1]).mean() < 3 * inside
+    rough, smooth = (
+        np.abs(np.diff(fractal(draws("fog", 1, 4), 4, 64, d), axis=1)).mean() for d in (1.5, 3.0)
+    )
+    assert smooth < rough
+
+
+def test_fog_on_black_is_black_and_frost_is_not():
+    x = np.zeros((2, 32, 32, 3), np.uint8)
+    assert (corrupt(x, "fog", 5) == 0).all()
+    assert corrupt(x, "frost", 1).mean() > 10
+    textures = frost_textures(0)
+    assert 0.4 < textures.mean() < 0.6 and textures.min() >= 0 and textures.max() <= 1
+
+
+def test_elastic_without_movement_is_the_image():
+    x = scenes(3, 28)
+    assert apart(elastic_transform(x, (0.0, 0.0, 0.0), draws("elastic_transform", 1, 3)), x) <= 1
+    moved = elastic_transform(x, (0.0, 0.0, 0.08), draws("elastic_transform", 1, 3))
+    assert apart(moved, x) > 50
+
+
+def test_elastic_carries_its_three_points():
+    given = draws("elastic_transform", 1, 1)
+    x = np.zeros((1, 32, 32, 1), np.uint8)
+    x[0, 26, 26] = x[0, 6, 6] = x[0, 6, 26] = 255
+    shift = uniform(given.at("corners"), (1, 3, 2), -2.56, 2.56)[0]
+    y = elastic_transform(x, (0.0, 0.0, 0.08), given)[0, ..., 0].astype(float)
+    for (column, row), (right, down) in zip(((26, 26), (26, 6), (6, 6)), shift, strict=True):
+        top, left = round(row + down) - 3, round(column + right) - 3
+        spot = y[max(top, 0) : top + 7, max(left, 0) : left + 7]
+        centre = ndimage.center_of_mass(spot)
+        assert abs(centre[0] + max(top, 0) - row - down) < 0.3
+        assert abs(centre[1] + max(left, 0) - column - right) < 0.3
+
+
+def test_the_rim_of_a_square_is_its_edge():
+    image = np.zeros((2, 16, 16))
+    image[0, 4:12, 4:12] = 200
+    found = edges(image)
+    assert not found[1].any()
+    assert found[0, 6:10, 3:5].any(1).all() and found[0, 6:10, 11:13].any(1).all()
+    assert not found[0, 6:10, 6:10].any() and not found[0, :2].any()
+
+
+def test_water_brightens_and_mud_is_brown():
+    x = photographs(20)
+    water, mud = corrupt(x, "spatter", 3), corrupt(x, "spatter", 5)
+    assert (water >= x).all() and (water > x).any()
+    covered = np.abs(mud.astype(int) - x).max(-1) > 60
+    assert covered.any()
+    assert np.abs(mud[covered].mean(0) - (63, 42, 20)).max() < 25
+
+
+def test_every_image_of_a_set_has_its_own_chance():
+    x = np.repeat(scenes(1), 40, axis=0)
+    y = corrupt(x, "motion_blur", 5).reshape(40, -1)
+    assert len(np.unique(y, axis=0)) > 20  # whole pixels leave few lines
+    z = corrupt(x, "frost", 5).reshape(40, -1)
+    assert len(np.unique(z, axis=0)) == 40
+
+
+PUBLISHED: dict[str, list[object]] = {
+    "gaussian_noise": [0.04, 0.06, 0.08, 0.09, 0.10],
+    "shot_noise": [500, 250, 100, 75, 50],
+    "impulse_noise": [0.01, 0.02, 0.03, 0.05, 0.07],
+    "defocus_blur": [(0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)],
+    "glass_blur": [(0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2)],
+    "motion_blur": [(6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)],
+    "zoom_blur": [len(np.arange(1, end, 0.01)) for end in (1.06, 1.11, 1.16, 1.21, 1.26)],
+    "snow": [
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
+        (0.1, 0.2, 1, 0.5, 10, 4, 0.9),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.9),
+        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
+    ],
+    "frost": [(1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)],
+    "fog": [(0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)],
+    "brightness": [0.05, 0.1, 0.15, 0.2, 0.3],
+    "contrast": [0.75, 0.5, 0.4, 0.3, 0.15],
+    "elastic_transform": [
+        (0, 0, 0.08),
+        (0.05, 0.2, 0.07),
+        (0.08, 0.06, 0.06),
+        (0.1, 0.04, 0.05),
+        (0.1, 0.03, 0.03),
+    ],
+    "pixelate": [0.95, 0.9, 0.85, 0.75, 0.65],
+    "jpeg_compression": [80, 65, 58, 50, 40],
+    "speckle_noise": [0.06, 0.1, 0.12, 0.16, 0.2],
+    "gaussian_blur": [0.4, 0.6, 0.7, 0.8, 1],
+    "spatter": [
+        (0.62, 0.1, 0.7, 0.7, 0.5, 0),
+        (0.65, 0.1, 0.8, 0.7, 0.5, 0),
+        (0.65, 0.3, 1, 0.69, 0.5, 0),
+        (0.65, 0.1, 0.7, 0.69, 0.6, 1),
+        (0.65, 0.1, 0.5, 0.68, 0.6, 1),
+    ],
+    "saturate": [(0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)],
+}
+"""For CIFAR, severity by severity."""
+
+
+def test_the_constants_are_the_published_ones():
+    assert {name: list(one.table) for name, one in CORRUPTIONS.items()} == PUBLISHED

@@ -1,0 +1,110 @@
+"""Perturbation sequences: frames that follow the stated protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
+from tests.support.images import clothes, scenes
+
+NAMES = list(PERTURBATIONS)
+MIDDLE = {"brightness": 15, "translate": 7, "rotate": 15, "tilt": 15, "scale": 15}
+"""The frames that are the image itself, or nearly."""
+
+
+def apart(a: object, b: object) -> float:
+    return float(np.abs(np.asarray(a).astype(int) - np.asarray(b).astype(int)).mean())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("size", "channels"), [(32, 3), (28, 1), (33, 3)])
+def test_shape_and_type(name: str, size: int, channels: int):
+    x = scenes(2, size, channels)
+    y = perturb_sequence(x, name)
+    assert y.dtype == np.uint8
+    assert y.shape == (2, {"motion_blur": 21, "translate": 16}.get(name, 31), size, size, channels)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_does_not_depend_on_those_beside_it(name: str):
+    x = scenes(5)
+    whole = perturb_sequence(x, name, rows=range(10, 15))
+    for some in ([3], [4, 0], [2, 1, 0, 3, 4]):
+        part = perturb_sequence(x[some], name, rows=[10 + number for number in some])
+        assert np.array_equal(part, whole[some])
+    other = perturb_sequence(x, name, rows=range(10, 15), seed=1)
+    assert np.array_equal(other, whole) == (name not in ("gaussian_noise", "shot_noise", "snow"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_frames_move_little_by_little(name: str):
+    y = perturb_sequence(clothes(10), name).astype(int)
+    steps = np.abs(np.diff(y, axis=1)).mean(axis=(0, 2, 3, 4))
+    assert (steps > 0).all()
+    assert steps.max() < 30
+    ends = np.abs(y[:, -1] - y[:, 0]).mean()
+    if name not in ("gaussian_noise", "shot_noise", "motion_blur"):
+        assert ends > 2 * steps.mean()
+
+
+@pytest.mark.parametrize(("name", "frame"), MIDDLE.items())
+def test_the_middle_is_the_image(name: str, frame: int):
+    x = scenes(2)
+    assert apart(perturb_sequence(x, name)[:, frame], x) < 1.5
+
+
+@pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "zoom_blur"])
+def test_these_begin_with_the_image(name: str):
+    x = scenes(2)
+    assert np.array_equal(perturb_sequence(x, name)[:, 0], x)
+
+
+def test_noise_does_not_add_up():
+    x = np.full((4, 32, 32, 3), 128, np.uint8)
+    y = perturb_sequence(x, "gaussian_noise")[:, 1:] / 255
+    scales = y.std(axis=(0, 2, 3, 4))
+    assert np.abs(scales / 0.02 - 1).max() < 0.06
+    assert not np.array_equal(y[:, 0], y[:, 1])
+
+
+def test_translation_is_exact():
+    x = scenes(2)
+    y = perturb_sequence(x, "translate")
+    assert np.array_equal(y[:, 0, :, :-7], x[:, :, 7:]) and not y[:, 0, :, -7:].any()
+    assert np.array_equal(y[:, 15, :, 8:], x[:, :, :-8]) and not y[:, 15, :, :8].any()
+
+
+def test_rotation_is_that_of_pillow():
+    x = scenes(1)
+    y = perturb_sequence(x, "rotate")[0]
+    for frame in (0, 9, 30):
+        turned = Image.fromarray(x[0]).rotate(-(frame - 15), Image.Resampling.BILINEAR)
+        assert apart(y[frame], turned) < 1
+
+
+def test_scaling_keeps_the_middle_and_shows_black_around():
+    x = np.full((1, 32, 32, 1), 200, np.uint8)
+    y = perturb_sequence(x, "scale")[0, ..., 0]
+    assert y[0, 16, 16] == 200 and y[0, 0, 0] == 0
+    assert abs((y[0] > 0).mean() - 0.7**2) < 0.03
+    assert (y[30] == 200).all()
+
+
+def test_a_tilted_picture_is_larger_where_it_is_nearer():
+    x = np.zeros((1, 33, 33, 1), np.uint8)
+    x[0, :, 8] = x[0, :, 24] = 255
+    shown = perturb_sequence(x, "tilt")[0, ..., 0].astype(float)
+    lines = shown[30, 16]
+    left, right = (
+        np.average(np.arange(33)[half], weights=lines[half]) for half in (slice(0, 16), slice(17, 33))
+    )
+    assert left < 8.2 and abs((16 - left) - (right - 16)) > 0.5
+    mirrored = shown[0, 16, ::-1]
+    assert np.abs(lines - mirrored).mean() < 20
+
+
+def test_a_wrong_name_is_told_the_nearest():
+    with pytest.raises(ValueError, match='did you mean "rotate"'):
+        perturb_sequence(scenes(1), "rotat")

@@ -1,0 +1,333 @@
+"""MNIST, Fashion-MNIST, CIFAR and SVHN, read from the formats of their authors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from allrounder.data.base import Data, DataSpec
+from allrounder.data.datasets.cifar import Cifar10, Cifar100
+from allrounder.data.datasets.class_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
+from allrounder.data.datasets.mnist import CLOTHES, FashionMnist, Mnist
+from allrounder.data.datasets.svhn import Svhn
+from allrounder.data.inputs.by_name import data_of
+from allrounder.data.inputs.packed import read_test
+from tests.support import formats
+from tests.support.formats import some
+from tests.support.paths import PROJECT
+
+ROOT = PROJECT
+GREY = some(40, (28, 28), 10), some(20, (28, 28), 10, seed=1)
+COLOUR = some(40, (3, 32, 32), 10), some(20, (3, 32, 32), 10, seed=1)
+HUNDRED: Any = tuple((x, np.arange(len(x)) * 7 % 100, np.arange(len(x)) % 20) for x, _ in COLOUR)
+
+
+def holds(data: Data, train: Any, test: Any) -> None:
+    """That a dataset holds these images as bytes, and these labels."""
+    for split, (x, y) in ((data.train, train), (data.test, test)):
+        images = split.images  # pyright: ignore[reportAttributeAccessIssue]
+        assert images.dtype == torch.uint8
+        assert np.array_equal(images.numpy(), x[:, None] if x.ndim == 3 else x)
+        assert np.array_equal(split.labels.numpy(), y)
+
+
+def unpack(folder: Path, members: dict[str, bytes], flat: bool = False) -> None:
+    for name, raw in members.items():
+        path = folder / (Path(name).name if flat else name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("cls", [Mnist, FashionMnist])
+def test_idx_files_are_read_packed_or_not(tmp_path, cls, packed):
+    formats.write_idx(tmp_path, *GREY, packed=packed)
+    data = cls(folder=str(tmp_path)).load()
+    holds(data, *GREY)
+    assert data.name == {Mnist: "mnist", FashionMnist: "fashion-mnist"}[cls]
+    assert data.classes == {Mnist: tuple("0123456789"), FashionMnist: CLOTHES}[cls]
+
+
+MEMBERS: dict[str, tuple[type[DataSpec], str, dict[str, bytes], Any]] = {
+    "10 binary": (Cifar10, "cifar-10-binary.tar.gz", formats.cifar10_binary(*COLOUR), COLOUR),
+    "10 python": (Cifar10, "cifar-10-python.tar.gz", formats.cifar10_python(*COLOUR), COLOUR),
+    "100 binary": (Cifar100, "cifar-100-binary.tar.gz", formats.cifar100_binary(*HUNDRED), HUNDRED),
+    "100 python": (Cifar100, "cifar-100-python.tar.gz", formats.cifar100_python(*HUNDRED), HUNDRED),
+}
+
+
+@pytest.mark.parametrize("how", ["archive", "unpacked", "flat"])
+@pytest.mark.parametrize("which", MEMBERS)
+def test_cifar_is_read_from_either_archive_or_what_it_unpacks_to(tmp_path, which, how):
+    cls, archive, members, (train, test) = MEMBERS[which]
+    if how == "archive":
+        formats.tar(tmp_path / archive, members)
+    else:
+        unpack(tmp_path, members, flat=how == "flat")
+    data = cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
+    holds(data, train[:2], test[:2])
+    assert data.classes == (CIFAR10 if cls is Cifar10 else CIFAR100_FINE)
+
+
+@pytest.mark.parametrize("which", ["100 binary", "100 python"])
+def test_cifar100_has_coarse_labels_too(tmp_path, which):
+    _, archive, members, (train, test) = MEMBERS[which]
+    formats.tar(tmp_path / archive, members)
+    data = Cifar100(folder=str(tmp_path), labels="coarse").load()
+    holds(data, (train[0], train[2]), (test[0], test[2]))
+    assert data.classes == CIFAR100_COARSE and len(data.classes) == 20
+
+
+def test_the_names_in_the_archive_are_kept(tmp_path):
+    names = [f"class-{number}" for number in range(100)]
+    formats.tar(
+        tmp_path / "a" / "cifar-100-binary.tar.gz", formats.cifar100_binary(HUNDRED[0], HUNDRED[1], names)
+    )
+    formats.tar(
+        tmp_path / "b" / "cifar-100-python.tar.gz", formats.cifar100_python(HUNDRED[0], HUNDRED[1], names)
+    )
+    for folder in "ab":
+        assert Cifar100(folder=str(tmp_path / folder)).load().classes == tuple(names)
+    formats.tar(
+        tmp_path / "a" / "cifar-100-binary.tar.gz",
+        formats.cifar100_binary(HUNDRED[0], HUNDRED[1], names[:99]),
+    )
+    with pytest.raises(
+        ValueError, match=r"fine_label_names.txt names 99 classes, expected 100; get it again"
+    ):
+        Cifar100(folder=str(tmp_path / "a")).load()
+
+
+def test_svhn_calls_ten_zero(tmp_path):
+    formats.write_svhn(tmp_path, *COLOUR)
+    data = Svhn(folder=str(tmp_path)).load()
+    holds(data, *COLOUR)
+    assert data.classes == tuple("0123456789") and 0 in data.train.labels
+
+
+def test_the_cache_is_where_a_set_is_looked_for_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path))
+    formats.write_idx(tmp_path / "fashion-mnist", *GREY)
+    holds(FashionMnist().load(), *GREY)
+    assert data_of("Fashion_MNIST").classes == CLOTHES
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "file"),
+    [
+        (Mnist, "mnist", "train-images-idx3-ubyte.gz"),
+        (FashionMnist, "fashion-mnist", "train-images-idx3-ubyte.gz"),
+        (Cifar10, "cifar10", "cifar-10-binary.tar.gz"),
+        (Cifar100, "cifar100", "cifar-100-binary.tar.gz"),
+        (Svhn, "svhn", "train_32x32.mat, test_32x32.mat"),
+    ],
+)
+def test_a_missing_file_is_named_with_its_folder_and_the_command(tmp_path, monkeypatch, cls, name, file):
+    monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError) as told:
+        cls().load()
+    assert str(told.value) == (
+        f"{tmp_path / name}: has no {file}; put it there, or get it with: allrounder data get {name}"
+    )
+    with pytest.raises(
+        FileNotFoundError, match=rf"elsewhere: has no .* \(which puts it into {tmp_path / name}\)"
+    ):
+        cls(folder=str(tmp_path / "elsewhere")).load()
+    assert not list(tmp_path.iterdir())
+
+
+def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("part", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+def test_a_truncated_idx_file_is_told(tmp_path, packed, part):
+    formats.write_idx(tmp_path, *GREY, packed=packed)
+    file = tmp_path / (f"{part}.gz" if packed else part)
+    whole = file.read_bytes()
+    for keep in (len(whole) - 9, len(whole) // 2, 3):
+        file.write_bytes(whole[:keep])
+        with pytest.raises(ValueError, match=rf"{part}.*(cut short|holds|begins with).*get it again"):
+            Mnist(folder=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "begins with nothing, expected 00000803"),
+        (b"<html>not here</html>", "begins with 3c68746d, expected 00000803"),
+        (formats.idx(np.zeros(5)), "begins with 00000801, expected 00000803 as an idx file of bytes with 3"),
+        (formats.idx(GREY[0][0]) + b"x", "holds more bytes, expected 31360 for shape"),
+        (bytes((0, 0, 8, 3)) + b"\xff" * 12, r"holds 0 bytes, expected \d+ for shape \(4294967295, "),
+        (formats.idx(GREY[0][0][:39]), "train labels: got 40 for 39 images"),
+    ],
+)
+def test_a_wrong_idx_file_is_refused(tmp_path, raw, message):
+    formats.write_idx(tmp_path, *GREY)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(raw)
+    with pytest.raises(ValueError, match=message):
+        Mnist(folder=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("keep", [0, 20, 0.5, 0.99])
+@pytest.mark.parametrize("which", MEMBERS)
+def test_a_truncated_archive_is_told(tmp_path, which, keep):
+    cls, archive, members, _ = MEMBERS[which]
+    formats.tar(tmp_path / archive, members)
+    damage(tmp_path / archive, lambda whole: whole[: int(keep * len(whole)) if keep < 1 else keep])
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"{archive}: (cut short|has no ).*get it "):
+        cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("which", ["10 binary", "100 binary"])
+def test_a_truncated_binary_file_is_told(tmp_path, which):
+    cls, _, members, _ = MEMBERS[which]
+    unpack(tmp_path, members)
+    file = next(tmp_path / name for name in members if "test" in name)
+    damage(file, lambda whole: whole[:-1])
+    with pytest.raises(ValueError, match=rf"{file.name} is cut short: got \d+ bytes, expected 307. for each"):
+        cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"{file.name} is cut short: got 0 bytes"):
+        cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"has no {file.name}; .*allrounder data get"):
+        cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
+
+
+def test_a_label_beyond_the_classes_is_told(tmp_path):
+    (x, y), test = COLOUR
+    formats.tar(tmp_path / "cifar-10-binary.tar.gz", formats.cifar10_binary((x, y + 1), test))
+    with pytest.raises(
+        ValueError, match=r"binary.tar.gz: train labels: got numbers from 1 to 10, expected 0 to 9"
+    ):
+        Cifar10(folder=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"labels": [1] * 40}, r"test_batch has no data of bytes \(n, 3072\)"),
+        ({"data": COLOUR[1][0].reshape(20, -1)}, "test_batch has no list of numbers labels"),
+        ({"data": COLOUR[1][0].reshape(20, -1), "labels": ["a"]}, "no list of numbers labels"),
+        (
+            {"data": COLOUR[1][0].reshape(20, -1), "labels": [1]},
+            "has 1 labels for 20 images, expected one each",
+        ),
+        ({"data": COLOUR[1][0].reshape(-1, 1024), "labels": [1]}, "has no data of bytes"),
+    ],
+)
+def test_a_wrong_table_in_an_archive_for_python_is_refused(tmp_path, table, message):
+    members = formats.cifar10_python(*COLOUR)
+    members["cifar-10-batches-py/test_batch"] = formats.pickled(table)
+    formats.tar(tmp_path / "cifar-10-python.tar.gz", members)
+    with pytest.raises(ValueError, match=message):
+        Cifar10(folder=str(tmp_path)).load()
+
+
+def test_a_pickle_that_calls_something_is_refused_where_it_stands(tmp_path):
+    members = formats.cifar10_python(*COLOUR)
+    members["cifar-10-batches-py/data_batch_3"] = b"\x80\x02cos\nsystem\nU\x04trueq\x01\x85R."
+    formats.tar(tmp_path / "cifar-10-python.tar.gz", members)
+    with pytest.raises(ValueError, match=r'python.tar.gz: data_batch_3 names "os.system", which plain data'):
+        Cifar10(folder=str(tmp_path)).load()
+
+
+def test_a_wrong_mat_file_is_refused(tmp_path):
+    from scipy.io import savemat
+
+    formats.write_svhn(tmp_path, *COLOUR)
+    file = tmp_path / "test_32x32.mat"
+    whole = file.read_bytes()
+    for keep in (len(whole) // 2, 10, 0):
+        file.write_bytes(whole[:keep])
+        with pytest.raises(ValueError, match=r"test_32x32.mat: (cut short|has no X)"):
+            Svhn(folder=str(tmp_path)).load()
+    x = COLOUR[1][0].transpose(2, 3, 1, 0)
+    for table, message in (
+        ({"X": x}, "has no X or no y"),
+        ({"X": x, "y": np.arange(5)}, r"X of shape \(32, 32, 3, 20\) and type uint8, y of shape \(1, 5\)"),
+        ({"X": x / 255, "y": np.arange(20)}, "type float64"),
+        ({"X": x, "y": np.arange(20)}, "holds digits from 0 to 19, expected 1 to 10"),
+    ):
+        savemat(file, table)
+        with pytest.raises(ValueError, match=message):
+            Svhn(folder=str(tmp_path)).load()
+
+
+def test_without_scipy_svhn_says_what_to_install(tmp_path, monkeypatch):
+    formats.write_svhn(tmp_path, *COLOUR)
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(RuntimeError, match=r'scipy is needed.*pip install "allrounder\[ood\]"'):
+        Svhn(folder=str(tmp_path)).load()
+
+
+def real(name: str) -> Path:
+    folder = formats.shared(ROOT)
+    if folder is None:
+        pytest.skip("no shared/data folder beside the project")
+    return folder / name
+
+
+def packed(name: str, count: int) -> tuple[Any, Any]:
+    split = read_test(real(name)).test
+    x = split.images[:count].numpy()  # pyright: ignore[reportAttributeAccessIssue]
+    return x, split.labels[:count].numpy()
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_real_digits_and_clothes_survive_the_way_through_idx(tmp_path, name):
+    with np.load(real(f"{name}.npz")) as file:
+        test = file["x_test"], file["y_test"]
+    formats.write_idx(tmp_path, (test[0][:500], test[1][:500]), test)
+    data = (Mnist if name == "mnist" else FashionMnist)(folder=str(tmp_path)).load()
+    holds(data, (test[0][:500], test[1][:500]), test)
+    assert torch.bincount(data.test.labels).min() > 800
+
+
+@pytest.mark.parametrize("kind", ["binary", "python"])
+def test_real_photographs_survive_the_way_through_cifar10(tmp_path, kind):
+    x, y = packed("cifar10_test.npz", 2000)
+    write = formats.cifar10_binary if kind == "binary" else formats.cifar10_python
+    formats.tar(tmp_path / f"cifar-10-{kind}.tar.gz", write((x, y), (x[:500], y[:500])))
+    data = Cifar10(folder=str(tmp_path)).load()
+    holds(data, (x, y), (x[:500], y[:500]))
+    assert data.classes == read_test(real("cifar10_test.npz")).classes == CIFAR10
+
+
+@pytest.mark.parametrize("kind", ["binary", "python"])
+def test_real_photographs_survive_the_way_through_cifar100(tmp_path, kind):
+    x, y = packed("cifar100_test.npz", 1000)
+    with np.load(real("cifar100_test.npz")) as file:
+        coarse, names = file["y_coarse"][:1000], tuple(file["classes"].tolist())
+    write = formats.cifar100_binary if kind == "binary" else formats.cifar100_python
+    formats.tar(
+        tmp_path / f"cifar-100-{kind}.tar.gz", write((x, y, coarse), (x[:300], y[:300], coarse[:300]))
+    )
+    data = Cifar100(folder=str(tmp_path)).load()
+    holds(data, (x, y), (x[:300], y[:300]))
+    assert data.classes == names == CIFAR100_FINE
+    grouped = Cifar100(folder=str(tmp_path), labels="coarse").load()
+    assert np.array_equal(grouped.train.labels.numpy(), coarse)
+    # A few groups that everybody knows: the numbers and the names of the coarse classes fit the fine ones.
+    for fine, group in (
+        ("dolphin", "aquatic_mammals"),
+        ("oak_tree", "trees"),
+        ("baby", "people"),
+        ("rose", "flowers"),
+    ):
+        rows = np.flatnonzero(y == names.index(fine))
+        assert len(rows) and {CIFAR100_COARSE[label] for label in coarse[rows]} == {group}
+
+
+def test_real_digits_survive_the_way_through_svhn(tmp_path):
+    x, y = packed("svhn_test_5k.npz", 800)
+    formats.write_svhn(tmp_path, (x, y), (x[:200], y[:200]))
+    holds(Svhn(folder=str(tmp_path)).load(), (x, y), (x[:200], y[:200]))

@@ -1,0 +1,415 @@
+"""Where files of datasets lie, how they come there, and how archives are unpacked."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import random
+import re
+import tarfile
+import zipfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pooch
+import pytest
+
+from allrounder.data.files import archives, download
+from allrounder.data.files.archives import extract, read_members
+from allrounder.data.files.cache import absent, cache_folder, folder_of, published, same_name, wrong
+from allrounder.data.files.catalog import PUBLISHED, PublishedFile
+from allrounder.data.files.download import copy_in, fetch, part_of
+from allrounder.errors import DataError
+from tests.support import formats
+from tests.support.servers import Server, serving
+
+RAW = b"\x9d\x00\x17" + bytes(range(256)) * 3000
+MD5 = hashlib.md5(RAW).hexdigest()
+
+
+def zipped(**members: bytes) -> bytes:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return raw.getvalue()
+
+
+ZIP = zipped(a=b"1" * 5000, b=random.Random(0).randbytes(5000))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with serving({"file": RAW, "other": RAW, "file.zip": ZIP, "file.gz": gzip.compress(RAW)}) as shop:
+        yield shop
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int]] = []
+        self.steps: list[int] = []
+        self.said: list[str] = []
+
+    def begin(self, total: int, done: int) -> None:
+        self.begun.append((total, done))
+
+    def step(self, t: int) -> None:
+        self.steps.append(t)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def file(server: Server, *names: str, md5: str | None = MD5) -> PublishedFile:
+    """A published file under its first name, found under any of them."""
+    urls = tuple(url for name in names for url in server.urls(name))
+    return PublishedFile(name=names[0], md5=md5, urls=urls)
+
+
+def there(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_the_cache_is_where_the_variable_says_or_where_the_system_keeps_such(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path))
+    assert cache_folder() == tmp_path and folder_of("svhn") == tmp_path / "svhn"
+    assert folder_of("svhn", str(tmp_path / "own")) == tmp_path / "own"
+    monkeypatch.setenv("ALLROUNDER_DATA", "~/sets")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "sets"
+    monkeypatch.setenv("ALLROUNDER_DATA", "")
+    assert cache_folder() == Path(pooch.os_cache("allrounder"))
+
+
+@pytest.mark.parametrize("text", ["CIFAR-10", "cifar10", "Cifar_10", "CIFAR10", "cifar-10"])
+def test_names_are_read_whatever_their_case_and_dashes(text):
+    assert published(text)[0] == "cifar10"
+    assert same_name(text, ("cifar100", "cifar10")) == "cifar10" and same_name(text, ("mnist",)) is None
+
+
+def test_an_unknown_name_is_told_with_the_nearest():
+    with pytest.raises(
+        DataError, match=r'fashon-mnist: no such dataset \(known: mnist, .*did you mean "fashion-mnist"'
+    ):
+        published("fashon-mnist")
+
+
+def test_every_published_file_says_where_it_is_found_and_has_a_checksum_or_none():
+    files = [file for entry in PUBLISHED.values() for file in (*entry.files, *entry.others)]
+    assert len({file.md5 for file in files}) == len(files) == 17
+    for found in files:
+        assert found.urls and all(re.fullmatch(r"https?://\S+", url) for url in found.urls)
+        assert all(found.name in url for url in found.urls)
+        assert found.md5 is None or re.fullmatch("[0-9a-f]{32}", found.md5)
+    assert [file.name for file in files if file.md5 is None] == ["tiny-imagenet-200.zip"]
+
+
+def test_a_file_is_fetched_checked_and_told(server, tmp_path):
+    heard, where = Heard(), tmp_path / "deep" / "folder"
+    assert fetch(file(server, "file"), where, heard) == where / "file"
+    assert (where / "file").read_bytes() == RAW and there(where) == ["file"]
+    assert heard.begun == [(len(RAW), 0)] and heard.steps[-1] == len(RAW)
+    assert heard.steps == sorted(set(heard.steps)) and len(heard.steps) > 2
+
+
+def test_a_file_that_is_right_is_not_fetched_again(server, tmp_path):
+    (tmp_path / "file").write_bytes(RAW)
+    fetch(file(server, "file"), tmp_path)
+    (tmp_path / "file.zip").write_bytes(ZIP)
+    fetch(file(server, "file.zip", md5=None), tmp_path)
+    assert server.asked == []
+
+
+def test_a_file_that_is_wrong_is_replaced_only_by_the_right_one(server, tmp_path):
+    (tmp_path / "file").write_bytes(b"mine")
+    heard = Heard()
+    server.ways["file"] = "missing"
+    with pytest.raises(DataError):
+        fetch(file(server, "file"), tmp_path, heard)
+    assert (tmp_path / "file").read_bytes() == b"mine"
+    assert "has MD5" in heard.said[0] and "fetched again" in heard.said[0]
+    server.ways["file"] = "good"
+    fetch(file(server, "file"), tmp_path)
+    assert (tmp_path / "file").read_bytes() == RAW
+
+
+def test_a_download_goes_on_where_it_broke_off(server, tmp_path):
+    part_of(tmp_path / "file").write_bytes(RAW[:1000])
+    heard = Heard()
+    fetch(file(server, "file"), tmp_path, heard)
+    assert server.asked == [("file", "bytes=1000-")] and heard.begun == [(len(RAW), 1000)]
+    assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
+
+
+def test_a_connection_that_breaks_off_is_made_again(server, tmp_path):
+    server.ways["file"] = "drop once"
+    fetch(file(server, "file"), tmp_path)
+    half = len(RAW) // 2 // download.CHUNK * download.CHUNK
+    assert [wanted for _, wanted in server.asked] == [None, f"bytes={half}-"] and half > 0
+    assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
+
+
+def test_what_came_of_a_broken_download_is_kept_for_the_next_call(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "TRIES", 2)
+    server.ways["file"] = "drop"
+    with pytest.raises(DataError) as told:
+        fetch(file(server, "file"), tmp_path)
+    kept = part_of(tmp_path / "file").stat().st_size
+    assert len(RAW) / 2 < kept < len(RAW) and there(tmp_path) == ["file.part"]
+    assert f"{kept} bytes are kept in {tmp_path / 'file.part'}, and the next call goes on from there" in str(
+        told.value
+    )
+    server.ways["file"] = "good"
+    fetch(file(server, "file"), tmp_path)
+    assert server.asked[-1] == ("file", f"bytes={kept}-") and (tmp_path / "file").read_bytes() == RAW
+
+
+@pytest.mark.parametrize("way", ["no range", "other range"])
+def test_without_ranges_a_download_begins_anew(server, tmp_path, way):
+    part_of(tmp_path / "file").write_bytes(RAW[:1000])
+    server.ways["file"] = way
+    fetch(file(server, "file"), tmp_path)
+    assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("kept", [b"", RAW, RAW + b"more", b"x" * 1000, b"x" * len(RAW)])
+def test_whatever_was_kept_the_file_is_right_in_the_end(server, tmp_path, kept):
+    part_of(tmp_path / "file").write_bytes(kept)
+    fetch(file(server, "file"), tmp_path)
+    assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
+    assert kept != RAW or server.asked == [("file", f"bytes={len(RAW)}-")]
+
+
+def test_redirections_are_followed_and_packed_files_kept_packed(server, tmp_path):
+    server.ways = {"file": "moved", "file.gz": "packed"}
+    assert fetch(file(server, "file"), tmp_path).read_bytes() == RAW
+    packed = server.files["file.gz"]
+    fetch(file(server, "file.gz", md5=hashlib.md5(packed).hexdigest()), tmp_path)
+    assert (tmp_path / "file.gz").read_bytes() == packed
+
+
+@pytest.mark.parametrize("way", ["missing", "page", "lying"])
+def test_the_next_place_is_tried(server, tmp_path, way):
+    server.ways["file"] = way
+    fetch(file(server, "file", "other"), tmp_path)
+    assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
+    assert [name for name, _ in server.asked][-1] == "other"
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("missing", "404"),
+        ("page", "a web page came in place of the file"),
+        ("lying", f"expected {MD5}"),
+        ("short", f"expected {MD5}"),
+    ],
+)
+def test_what_is_not_the_file_is_refused_and_nothing_is_left(server, tmp_path, way, said):
+    server.ways["file"] = way
+    with pytest.raises(DataError) as told:
+        fetch(file(server, "file"), tmp_path)
+    assert said in str(told.value) and there(tmp_path) == []
+    assert f"put it at {tmp_path / 'file'} (MD5 {MD5}, from {server.url}/file)" in str(told.value)
+
+
+@pytest.mark.parametrize("way", ["page", "lying", "short"])
+def test_an_archive_without_a_checksum_must_be_whole(server, tmp_path, way):
+    wanted = file(server, "file.zip", md5=None)
+    server.ways["file.zip"] = way
+    (tmp_path / "file.zip").write_bytes(ZIP[:100])
+    with pytest.raises(DataError, match=r"web page|is no zip archive, or one cut short"):
+        fetch(wanted, tmp_path)
+    assert not part_of(tmp_path / "file.zip").exists()
+    server.ways["file.zip"] = "good"
+    assert fetch(wanted, tmp_path).read_bytes() == ZIP and wrong(tmp_path / "file.zip", wanted) is None
+
+
+def test_without_a_network_it_is_told_what_to_put_where(tmp_path):
+    nowhere = PublishedFile(name="set.zip", urls=("http://127.0.0.1:9/set.zip",))
+    with pytest.raises(DataError) as told:
+        fetch(nowhere, tmp_path)
+    assert "set.zip: cannot be fetched (http://127.0.0.1:9/set.zip: " in str(told.value)
+    assert "object at 0x" not in str(told.value) and "refused" in str(told.value)
+    assert (
+        f"put it at {tmp_path / 'set.zip'} (no published checksum, from http://127.0.0.1:9/set.zip)"
+        in str(told.value)
+    )
+    assert there(tmp_path) == []
+
+
+def test_a_full_disk_is_told_and_nothing_is_left(server, tmp_path, monkeypatch):
+    def full(self: Any, chunk: bytes) -> None:
+        self.file.write(chunk[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(download.Sink, "write", full)
+    with pytest.raises(
+        DataError, match=r"file: the disk is full; free some space, or move .* ALLROUNDER_DATA"
+    ):
+        fetch(file(server, "file", "other"), tmp_path)
+    assert there(tmp_path) == [] and len(server.asked) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
+    (tmp_path / "taken").write_bytes(b"a file")
+    with pytest.raises(
+        DataError, match=r"cannot be written \(.*\); make the folder writable, or move the cache"
+    ):
+        fetch(file(server, "file"), tmp_path / "taken")
+
+    def forbidden(self: Path, *settings: Any, **words: Any) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", forbidden)
+    with pytest.raises(DataError, match=r"cannot be written \(Read-only file system\)"):
+        fetch(file(server, "file"), tmp_path / "new")
+    assert server.asked == []
+
+
+def test_nothing_is_printed(server, tmp_path, capsys):
+    fetch(file(server, "file"), tmp_path)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_file_that_somebody_has_is_checked_and_copied(server, tmp_path):
+    source, cache = tmp_path / "disk", tmp_path / "cache"
+    source.mkdir()
+    (source / "file").write_bytes(RAW)
+    assert copy_in(source / "file", file(server, "file"), cache).read_bytes() == RAW and there(cache) == [
+        "file"
+    ]
+    assert copy_in(cache / "file", file(server, "file"), cache).read_bytes() == RAW
+    (source / "file").write_bytes(RAW[:-1])
+    with pytest.raises(DataError, match=rf"disk/file: has MD5 [0-9a-f]+, expected {MD5}; get it from http"):
+        copy_in(source / "file", file(server, "file"), tmp_path / "other")
+    with pytest.raises(DataError, match="nothing: is not there"):
+        copy_in(source / "nothing", file(server, "file"), tmp_path / "other")
+    assert not (tmp_path / "other").exists() and server.asked == []
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path, server):
+    for raw, said in (
+        (b" <html>", "is a web page"),
+        (b"", "has MD5 d41d8cd98f00b204e9800998ecf8427e, expected"),
+    ):
+        (tmp_path / "file").write_bytes(raw)
+        assert said in (wrong(tmp_path / "file", file(server, "file")) or "")
+    assert wrong(tmp_path / "none", file(server, "file")) == "is not there"
+    assert "allrounder data get mnist" in str(absent("mnist", tmp_path, ["x"]))
+
+
+FILES = {"top/a.txt": b"one", "top/deep/b.bin": bytes(3000)}
+
+
+def write(path: Path, members: dict[str, bytes]) -> Path:
+    if path.suffix == ".zip":
+        path.write_bytes(zipped(**members))
+    else:
+        formats.tar(path, members)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar", "x.tar.gz"])
+def test_an_archive_is_unpacked_at_once(tmp_path, name):
+    archive = write(tmp_path / name, FILES)
+    extract(archive, tmp_path / "whole")
+    extract(archive, tmp_path / "part", "top")
+    for file_name, raw in FILES.items():
+        assert (tmp_path / "whole" / file_name).read_bytes() == raw
+        assert (tmp_path / "part" / Path(file_name).relative_to("top")).read_bytes() == raw
+    assert there(tmp_path) == sorted([name, "part", "whole"])
+    assert read_members(archive, ["b.bin", "none"]) == {"b.bin": bytes(3000)}
+    with pytest.raises(ValueError, match="has no folder elsewhere"):
+        extract(archive, tmp_path / "not", "elsewhere")
+    assert there(tmp_path) == sorted([name, "part", "whole"])
+
+
+@pytest.mark.parametrize("bad", ["../out", "top/../../out", "/out", "a\\..\\out", "c:out"])
+@pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name, bad):
+    archive = write(tmp_path / name, {"good": b"1", bad: b"2"})
+    with pytest.raises(ValueError, match=r"leads out of the folder; do not use this archive"):
+        extract(archive, tmp_path / "target")
+    assert there(tmp_path) == [name] and "out" not in there(tmp_path.parent)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_refused(tmp_path, kind):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        info = tarfile.TarInfo("link")
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(ValueError, match="link is a link or device, expected files"):
+        extract(tmp_path / "x.tar", tmp_path / "target")
+    assert there(tmp_path) == ["x.tar"]
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    with pytest.raises(ValueError, match="link is a link or encrypted, expected files"):
+        extract(tmp_path / "x.zip", tmp_path / "target")
+    assert there(tmp_path) == ["x.zip"]
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])
+def test_an_archive_that_holds_too_much_is_refused(tmp_path, name, monkeypatch):
+    archive = write(tmp_path / name, FILES)
+    for refused in (
+        lambda: extract(archive, tmp_path / "t", most=2999),
+        lambda: read_members(archive, [], most=2999),
+    ):
+        with pytest.raises(ValueError, match="holds more files or bytes than is allowed"):
+            refused()
+    monkeypatch.setattr(archives, "MOST_FILES", 1)
+    with pytest.raises(ValueError, match="holds more files or bytes than is allowed"):
+        extract(archive, tmp_path / "t")
+    assert there(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])
+def test_a_damaged_archive_leaves_nothing(tmp_path, name):
+    archive = write(tmp_path / name, {**FILES, "top/noise": os.urandom(9000)})
+    whole = archive.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 255
+    for raw in (whole[: len(whole) // 2], bytes(damaged), b"nonsense" * 100):
+        archive.write_bytes(raw)
+        with pytest.raises(ValueError, match=rf"{name}: cut short or damaged \(.*\); get it again"):
+            extract(archive, tmp_path / "target")
+        assert there(tmp_path) == [name]
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for raw in (b"one", b"two"):
+            info = tarfile.TarInfo("same")
+            info.size = 3
+            archive.addfile(info, io.BytesIO(raw))
+    with pytest.raises(ValueError, match="holds a name twice"):
+        extract(tmp_path / "x.tar", tmp_path / "target")
+    with pytest.raises(ValueError, match="holds same twice"):
+        read_members(tmp_path / "x.tar", ["same"])
+    assert there(tmp_path) == ["x.tar"]
+
+
+def test_unpacking_onto_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    def full(*settings: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    archive = write(tmp_path / "x.zip", FILES)
+    monkeypatch.setattr(archives, "_copy", full)
+    with pytest.raises(DataError, match="target: the disk is full"):
+        extract(archive, tmp_path / "target")
+    assert there(tmp_path) == ["x.zip"]

@@ -1,0 +1,339 @@
+"""An evaluation in a folder: the same bytes however it was cut up, and nothing done twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from allrounder.attacks.search.driver import Points
+from allrounder.data.base import Subset
+from allrounder.data.splits import balanced
+from allrounder.errors import Interrupted, RunError
+from allrounder.evaluation import runner as assessment
+from allrounder.evaluation.evaluate import OUTCOME, Job
+from allrounder.evaluation.probes import Probe
+from allrounder.evaluation.runner import Book
+from allrounder.evaluation.store import LINES, Ledger
+from allrounder.report.outcome import Outcome
+from allrounder.system.processes import Note
+from allrounder.threats.threat import Threat
+from allrounder.types import Labels
+from tests.support.evaluations import (
+    CASCADE,
+    LANE,
+    PARTS,
+    PGD,
+    PROBES,
+    images,
+    measured,
+    saved,
+    taught,
+    whole,
+)
+from tests.support.interruptions import Killed
+from tests.support.networks import Tiny
+
+Attacked = dict[str, list[int]]
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report after every step, so that there is no moment without one."""
+    monkeypatch.setattr(assessment, "TELL_AFTER", -1.0)
+
+
+@contextmanager
+def watched() -> Generator[Attacked]:
+    """Which images which attack was run on, counting repetitions."""
+    begin, seen = Book.__init__, Attacked()
+
+    def note(self: Book, ledger: Ledger, key: str, points: Points, threat: Threat, keep: bool) -> None:
+        seen.setdefault(key, []).extend(points.rows.tolist())
+        begin(self, ledger, key, points, threat, keep)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Book, "__init__", note)
+        yield seen
+
+
+def stop_at(call: int, error: type[BaseException]) -> Callable[[Note], None]:
+    """Somebody who listens, and at a certain report no more."""
+    calls = count(1)
+
+    def hear(note: Note) -> None:
+        if next(calls) == call:
+            raise error("stop")
+
+    return hear
+
+
+def test_every_stage_matters(tmp_path: Path):
+    (tmp_path / OUTCOME).write_bytes(whole())
+    found = Outcome.load(tmp_path / OUTCOME)
+    after = [found.accuracy(), *found.after(str(CASCADE))]
+    assert after == sorted(set(after), reverse=True) and after[-1] > 0
+    assert 0 < found.accuracy(PGD.name) < found.accuracy()
+
+
+def test_a_stage_is_run_on_what_the_ones_before_left():
+    with watched() as attacked:
+        found = measured(probes=[CASCADE])
+    by = found.stage[str(CASCADE)]
+    for number, (key, rows) in enumerate(attacked.items(), start=1):
+        left = np.flatnonzero((by == -1) | (by >= number))
+        assert rows == left.tolist() and key.startswith(type(PARTS[number - 1]).__name__)
+
+
+def test_every_image_draws_for_itself(tmp_path: Path):
+    same, far = Subset(images(), torch.ones(LANE, dtype=torch.int64)), Threat.parse("L2:2")
+    probes = [PGD, *(Probe(f"p{number}", part, far) for number, part in enumerate(PARTS[:2]))]
+    measured(tmp_path, split=same, probes=probes, keep_examples=True)
+    for name in ("pgd-3@Linf-0.06", "p0@L2-2", "p1@L2-2"):
+        made = load_file(tmp_path / "examples" / f"{name}.safetensors")["x"]
+        assert len(made) == len({image.numpy().tobytes() for image in made}) > 1
+
+
+def begun(folder: Path) -> Path:
+    """A folder with a plan and no lines of attacks."""
+    with pytest.raises(KeyboardInterrupt):
+        measured(folder, progress=stop_at(1, KeyboardInterrupt))
+    assert [path.name for path in (folder / LINES).iterdir()] == [
+        next((folder / LINES).glob("natural*")).name
+    ]
+    return folder
+
+
+def parts(kind: str) -> Iterator[Labels]:
+    """Ways to cut up and order the rows."""
+    rows = torch.arange(24)
+    match kind:
+        case "shuffled":
+            yield rows[random.Random(3).sample(range(24), 24)]
+        case "every third, from the end":
+            yield from (rows[k::3].flip(0) for k in (2, 0, 1))
+        case _:
+            yield from (rows[20:], rows[3:4], rows[:15], rows[9:])
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "every third, from the end", "overlapping"])
+def test_any_partition_in_any_order_gives_the_same_bytes(kind: str, tmp_path: Path):
+    folder = begun(tmp_path / "eval")
+    for rows in parts(kind):
+        job = Job(taught(), images(), PROBES, 0, LANE, False, folder)
+        job.settle("", lambda note: None, rows)
+    with watched() as attacked:
+        measured(folder)
+    assert attacked == {} and saved(folder) == whole()
+
+
+def test_neither_the_size_of_chunks_nor_the_order_of_probes_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(assessment, "CHUNK", LANE)
+    alone = [Probe(f"part{number}", part, CASCADE.threat) for number, part in enumerate(PARTS)]
+    with watched() as attacked:
+        measured(tmp_path / "eval", probes=[*reversed(alone), PGD, CASCADE])
+        measured(tmp_path / "eval").save(tmp_path / OUTCOME)
+    assert saved(tmp_path) == whole()
+    # The parts are settled on all images, and the cascade finds them there.
+    assert {len(rows) for rows in attacked.values()} == {len(rows) for rows in map(set, attacked.values())}
+    assert len(attacked) == len(PARTS) + 1
+
+
+@cache
+def reports() -> list[Note]:
+    """All that is told where nothing happens; asked by somebody talkative."""
+    told = list[Note]()
+    measured(progress=told.append)
+    assert len(told) > 20
+    return told
+
+
+@pytest.mark.usefixtures("talkative")
+@pytest.mark.parametrize(
+    ("error", "often", "every"),
+    [
+        (Interrupted, False, 9),
+        (KeyboardInterrupt, False, 15),
+        (Killed, True, 10),
+        *(
+            pytest.param(error, often, 1, marks=pytest.mark.slow)
+            for error in (Interrupted, KeyboardInterrupt, Killed)
+            for often in (False, True)
+        ),
+    ],
+)
+def test_it_may_be_interrupted_at_any_report(
+    error: type[BaseException],
+    often: bool,
+    every: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(assessment, "SAVE_AFTER", -1.0 if often else 1e9)
+    told = reports()
+    for call in range(1 + every // 2, len(told), every):
+        folder, note = tmp_path / str(call), told[call - 1]
+        with pytest.raises(error):
+            measured(folder, progress=stop_at(call, error))
+        assert not (folder / OUTCOME).exists()
+        with watched() as attacked:
+            measured(folder)
+        assert saved(folder) == whole()
+        if (error is not Killed or often) and note.what != "natural" and note.done < note.total:
+            # The attack that was under way goes on with exactly what was not settled by then.
+            assert len(next(iter(attacked.values()))) == note.total - note.done
+
+
+@pytest.mark.usefixtures("talkative")
+def test_it_may_be_interrupted_again_and_again(tmp_path: Path):
+    stopped = 0
+    while not (tmp_path / "eval" / OUTCOME).exists():
+        with suppress(Interrupted):
+            measured(tmp_path / "eval", progress=stop_at(5 + 2 * stopped, Interrupted))
+        stopped += 1
+    assert stopped > 3
+    assert saved(tmp_path / "eval") == whole()
+
+
+class Counter:
+    """A callable that is no module, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.model, self.shown = taught(), list[Tensor]()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.shown.append(x.detach().clone())
+        return self.model(x)
+
+    def perturbed(self) -> int:
+        """How many passes were over images of an attack; each image of the split is known by its pixels."""
+        known = {image.numpy().tobytes() for image in images().fetch(torch.arange(24))}
+        return sum(any(image.numpy().tobytes() not in known for image in x) for x in self.shown)
+
+
+def test_finished_work_is_not_repeated(tmp_path: Path):
+    first, second = Counter(), Counter()
+    one, two = (measured(tmp_path / "eval", model=model) for model in (first, second))
+    assert first.perturbed() > 20
+    assert second.perturbed() == 0
+    assert len(second.shown) == 1  # by which it was known again
+    assert np.array_equal(one.distance[str(CASCADE)], two.distance[str(CASCADE)], equal_nan=True)
+    third = Counter()
+    measured(tmp_path / "eval", model=third, check="stop")
+    preflight = Counter()
+    measured(model=preflight, probes=(), check="stop")
+    natural = 24 // LANE
+    assert len(third.shown) == len(preflight.shown) - natural  # both are asked who they are
+
+
+def test_a_module_is_asked_once_to_be_known_again(tmp_path: Path):
+    measured(tmp_path / "eval")
+    shown = list[int]()
+
+    def note(module: nn.Module, x: tuple[Tensor, ...]) -> None:
+        shown.append(len(x[0]))
+
+    model = taught()
+    model.register_forward_pre_hook(note)
+    told = list[Note]()
+    found = measured(tmp_path / "eval", model=model, progress=told.append)
+    assert found.accuracy("all") < found.accuracy() and told == []
+    assert shown == [8]
+
+
+def test_more_images_are_added_to_those_before(tmp_path: Path):
+    split = images(40)
+    measured(tmp_path / "fresh", split=split, n=32)
+    with watched() as first:
+        few = measured(tmp_path / "eval", split=split, n=16)
+    with watched() as more:
+        measured(tmp_path / "eval", split=split, n=32)
+    assert saved(tmp_path / "eval") == saved(tmp_path / "fresh")
+    assert first.keys() == more.keys()
+    for key in first:
+        assert set(first[key]).isdisjoint(more[key]) and first[key] and more[key]
+    rows = torch.tensor(sorted(balanced(split, 16, 0).tolist()))
+    assert few.label.tolist() == split.labels[rows].tolist()
+    assert few.predicted["natural"].tolist() == taught()(split.fetch(rows)).argmax(1).tolist()
+    # Fewer are a part of what is there, too.
+    with watched() as none:
+        again = measured(tmp_path / "eval", split=split, n=16)
+    assert none == {} and again.facts == few.facts
+    assert all(np.array_equal(again.predicted[name], few.predicted[name]) for name in few.predicted)
+
+
+def test_more_attacks_are_added_to_those_before(tmp_path: Path):
+    measured(tmp_path / "eval", probes=[])
+    with watched() as alone:
+        measured(tmp_path / "eval", probes=[Probe("first", PARTS[0], CASCADE.threat)])
+    with watched() as more:
+        measured(tmp_path / "eval").save(tmp_path / OUTCOME)
+    assert saved(tmp_path) == whole(), "what was asked is what is returned"
+    assert set(alone).isdisjoint(more) and len(more) == len(PARTS)
+    stronger = Probe("all", CASCADE.attack, Threat.parse("L2:0.6"))
+    with watched() as other:
+        measured(tmp_path / "eval", probes=[*PROBES, stronger])
+    assert all("L2:0.6" in key for key in other) and len(other) == len(PARTS)
+
+
+def test_a_file_has_all_that_was_asked_of_the_same_images(tmp_path: Path):
+    first, folder = Probe("first", PARTS[0], CASCADE.threat), tmp_path / "eval"
+    once = measured(tmp_path / "once", probes=[first, PGD, CASCADE], check="note")
+    parts = [measured(folder, probes=[probe], check="note") for probe in (first, PGD, CASCADE)]
+    assert [list(part.predicted) for part in parts] == [
+        ["natural", str(probe)] for probe in (first, PGD, CASCADE)
+    ]
+    found = Outcome.load(folder / OUTCOME)
+    assert saved(folder) == saved(tmp_path / "once") and found.facts == once.facts
+    assert list(found.predicted) == ["natural", str(first), str(PGD), str(CASCADE)]
+    assert all(np.array_equal(found.predicted[name], once.predicted[name]) for name in once.predicted)
+    for probes in ([PGD], [CASCADE, first], []):
+        measured(folder, probes=probes)
+        assert saved(folder) == saved(tmp_path / "once"), "to repeat a question changes nothing"
+
+
+def test_what_was_asked_of_other_images_is_kept_apart(tmp_path: Path):
+    measured(tmp_path, probes=[PGD], n=12)
+    before = saved(tmp_path)
+    measured(tmp_path, probes=[CASCADE])
+    assert list(Outcome.load(tmp_path / OUTCOME).predicted) == ["natural", str(CASCADE)]
+    measured(tmp_path, probes=[], n=12)
+    assert saved(tmp_path) == before
+    for file in (tmp_path / "outcomes").iterdir():
+        file.write_bytes(b"cut")
+    with pytest.raises(RunError, match=r"outcomes/\w+.safetensors: cannot be read .*; delete it"):
+        measured(tmp_path, probes=[PGD])
+
+
+class Moody(Tiny):
+    """Draws random numbers even in eval mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn(len(x), 3) / 4
+
+
+@pytest.mark.usefixtures("talkative")
+def test_a_random_network_may_be_interrupted_too(tmp_path: Path):
+    # It answers otherwise when it is asked again among other images: what was written first counts.
+    def go(**options: Any) -> Outcome:
+        return measured(tmp_path, model=taught(Moody), **options)
+
+    with pytest.raises(Interrupted):
+        go(n=12, progress=stop_at(3, Interrupted))
+    assert len(go()) == 24
+    with watched() as attacked:
+        first, second = go(n=12), go(n=12)
+    assert attacked == {} and 0 < first.accuracy("all") < first.accuracy()
+    assert all(np.array_equal(first.predicted[name], second.predicted[name]) for name in first.predicted)

@@ -1,0 +1,278 @@
+"""Networks, images, labels and threats in every form that people have them; what is said of wrong ones."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from allrounder.attacks import Apgd, Attack, AutoAttack, Fab, Square
+from allrounder.data.base import Data, Subset
+from allrounder.data.inputs.coerce import as_split
+from allrounder.evaluation.evaluate import _check_options, evaluate
+from allrounder.evaluation.preflight import Unfit
+from allrounder.report.outcome import Outcome
+from allrounder.rng import Draws
+from allrounder.threats.norms import Norm
+from tests.support.evaluations import LANE, PGD, images, taught
+from tests.support.networks import blobs
+
+COUNT = 12
+X, Y = images(COUNT).fetch(torch.arange(COUNT)), images(COUNT).labels
+BYTES = (255 * X).round().to(torch.uint8)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoAttack with the same kinds of stages, but short."""
+
+    def stages(self: AutoAttack, norm: Norm) -> tuple[Attack, ...]:
+        targeted = Apgd(steps=2, surrogate="dlr", targets=9)
+        return Apgd(steps=2), targeted, Fab(steps=2, targets=9), Square(queries=3)
+
+    monkeypatch.setattr(AutoAttack, "stages", stages)
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Equal in every prediction and distance."""
+    return one.predicted.keys() == other.predicted.keys() and all(
+        np.array_equal(one.predicted[name], other.predicted[name])
+        and np.array_equal(one.distance.get(name, 0), other.distance.get(name, 0), equal_nan=True)
+        for name in one.predicted
+    )
+
+
+def go(model: Callable[[Tensor], Tensor], *data: Any, **options: Any) -> Outcome:
+    return evaluate(model, *data, **{"probes": [PGD], "lane": LANE, "check": "skip", **options})
+
+
+class Plain:
+    """No module, but can be called."""
+
+    def __init__(self) -> None:
+        self.net = taught()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def answer(self, x: Tensor, scale: float = 1) -> Tensor:
+        return scale * self.net(x)
+
+
+def test_whatever_can_be_called_is_a_network():
+    first = go(taught(), X, Y)
+    assert 0 < first.accuracy(PGD.name) < first.accuracy()
+    assert taught().training is False
+    for model in (
+        lambda x: taught()(x),
+        Plain(),
+        Plain().answer,
+        partial(Plain().answer, scale=1),
+        nn.Sequential(nn.Identity(), taught()),
+    ):
+        found = go(model, X, Y)
+        # A function is not folded, so other bits may come of it; not so of a module.
+        assert np.array_equal(found.predicted["natural"], first.predicted["natural"])
+        assert found.accuracy(PGD.name) == pytest.approx(first.accuracy(PGD.name), abs=0.1)
+
+
+def forms() -> dict[str, tuple[Any, ...]]:
+    """The same images in every form."""
+    x, y = X.numpy(), Y.numpy()
+    pairs = [(X[:5], Y[:5]), (X[5:], Y[5:])]
+    big = x.astype(">f4")
+    return {
+        "tensors": (X, Y),
+        "arrays": (x, y),
+        "a tensor and an array": (X, y),
+        "labels of 32 bits": (X, Y.int()),
+        "labels of a byte": (x, y.astype(np.uint8)),
+        "float64": (X.double(), Y),
+        "another byte order": (big, y),
+        "read only": (np.frombuffer(x.tobytes(), np.float32).reshape(x.shape), y),
+        "not contiguous": (X.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), Y),
+        "with a gradient": (X.clone().requires_grad_(), Y),
+        "a dataset": (Data.of("d", X[:3], Y[:3], X, Y, ["a", "b", "c"]),),
+        "a split": (images(COUNT),),
+        "a part of a split": (Subset(images(20), torch.arange(COUNT)),),
+        "an object with items": (TensorDataset(X, Y),),
+        "a loader": (DataLoader(TensorDataset(X, Y), batch_size=5),),
+        "a list of pairs": (pairs,),
+        "a generator of triples of arrays": (((x.numpy(), y.numpy(), "more") for x, y in pairs),),
+        "a generator of lists": (([x, y] for x, y in pairs),),
+    }
+
+
+@pytest.mark.parametrize("form", forms())
+def test_images_may_have_any_form(form: str):
+    found = go(taught(), *forms()[form])
+    assert found.label.tolist() == Y.tolist()
+    assert same(found, go(taught(), X, Y))
+
+
+def test_bytes_are_divided_by_255():
+    found = go(taught(), BYTES, Y)
+    assert same(found, go(taught(), BYTES.float() / 255, Y))
+    assert same(found, go(taught(), DataLoader(TensorDataset(BYTES, Y), batch_size=7)))
+    assert same(found, go(taught(), BYTES.numpy(), Y.numpy()))
+
+
+def test_what_is_handed_over_is_left_as_it_was():
+    x, y = X.clone(), Y.clone()
+    go(taught(), x, y)
+    assert torch.equal(x, X) and torch.equal(y, Y)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ((X,), r"labels: got none, expected one for each image; give \(model, x, y, ...\)"),
+        ((X, Y[:5]), "labels: got 5 for 12 images, expected one for each image"),
+        ((X, Y.float()), "labels: got torch.float32, expected whole numbers"),
+        ((X, Y[:, None]), r"labels: got shape \(12, 1\), expected \(n,\)"),
+        ((X, Y - 1), "labels: got numbers from -1 to 1, expected 0 to 1"),
+        ((X, Y.tolist()), "labels: got a list, expected a tensor or an array; convert with torch.tensor"),
+        ((2 * X - 1, Y), r"images: got pixels from .* expected \[0, 1\]; undo any normalisation"),
+        ((255 * X, Y), r"expected \[0, 1\]; divide by 255, or give uint8"),
+        ((X[:, 0], Y), r'images: got shape \(12, 8, 8\), expected \(n, c, h, w\) .*layout "nhw"'),
+        ((X[0], Y), "images: got shape"),
+        ((X[:0], Y[:0]), "images: got shape .* with none of them 0"),
+        ((BYTES.int(), Y), "images: got torch.int32, expected uint8 or a floating type"),
+        ((X.where(X.min() < X, torch.nan), Y), "images: got NaN or infinite pixels"),
+        ((X.where(X.min() < X, torch.inf), Y), "images: got NaN or infinite pixels"),
+        ((np.array([["a"]]), Y), "images: got dtype <U1, expected numbers"),
+        ((images(), Y), "labels: got some beside a dataset, expected none"),
+        (("cifar10",), "data: got a str, expected images and labels, a dataset, or a loader"),
+        ((None,), "data: got a NoneType, expected images and labels"),
+        ((TensorDataset(X, Y), Y), "data: got a TensorDataset, expected images and labels, .*a loader"),
+        (([(X, Y)], Y), "data: got a list, expected images and labels"),
+        (([],), r"loader: got no batch, expected pairs \(images, labels\)"),
+        (([X, Y],), "loader: got a Tensor, expected pairs"),
+        (([(X,)],), "loader: got a tuple, expected pairs"),
+        (([{"x": X, "y": Y}],), "loader: got a dict, expected pairs"),
+        (
+            (zip(X, Y, strict=True),),
+            r"loader: got images of shape \(1, 8, 8\) and labels of shape \(\)",
+        ),
+        ((iter([(X[0], 1)]),), "labels of a loader: got a int, expected a tensor or an array"),
+        (([(X, Y), (X[:, :, 1:], Y)],), r"loader: got images of shape \(12, 1, 7, 8\) .* of one shape"),
+    ],
+)
+def test_wrong_images_and_labels_are_explained(data: tuple[Any, ...], said: str):
+    # Whoever calls it need not have types checked as these tests have.
+    with pytest.raises(ValueError, match=said):
+        inspect.unwrap(as_split)(*data)
+
+
+def test_labels_that_the_network_does_not_know_are_found_before():
+    with pytest.raises(Unfit, match="the labels go up to 3, expected at most 2 with 3 classes"):
+        evaluate(taught(), X, Y + 1)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_norm_and_a_budget_are_autoattack():
+    found = evaluate(taught(), X, Y, norm="Linf", eps=8 / 255, lane=LANE)
+    assert list(found.predicted) == ["natural", "aa@Linf:8/255"]
+    assert found.accuracy("aa", "Linf") == found.accuracy("aa", "Linf:8/255") == found.accuracy("aa")
+    several = evaluate(taught(), X, Y, norm="linf", eps=["0.1", 1 / 510], lane=LANE, check="skip")
+    assert list(several.predicted) == ["natural", "aa@Linf:0.1", f"aa@Linf:{1 / 510}"]
+    assert several.facts["stages"]["aa@Linf:0.1"] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    points = several.curve("aa", "Linf")
+    assert [eps for eps, _ in points] == [1 / 510, 0.1]
+    assert [share for _, share in points] == sorted((share for _, share in points), reverse=True)
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_numbers_of_an_outcome_are_there():
+    options: dict[str, Any] = {"threats": ["Linf:0.03", "L2:0.3"], "lane": LANE, "check": "skip"}
+    found, other = (evaluate(model, X, Y, **options) for model in (taught(), Plain()))
+    assert list(found.predicted) == ["natural", "aa@Linf:0.03", "aa@L2:0.3"]
+    linf, l2 = found.accuracy("aa", "Linf"), found.accuracy("aa", "L2")
+    assert found.worst("aa") <= min(linf, l2) and found.mean("aa") == pytest.approx((linf + l2) / 2)
+    assert len(found.per_class("aa", "L2")) == 3
+    low, high = found.interval("aa", "Linf")
+    assert 0 <= low <= linf <= high <= 1
+    assert found.after("aa@L2:0.3")[-1] == l2 and len(found.after("aa@L2:0.3")) == 4
+    paired = found.mcnemar(other, "aa", "Linf")
+    assert len(paired) == COUNT and paired.both + paired.only_self == round(COUNT * linf)
+    assert "aa@Linf:0.03" in str(found) and "| model |" in found.table()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"norm": "Linf"}, "norm is Linf and eps is None, expected both or none: no default suits all data"),
+        ({"eps": 0.1}, "norm is None and eps is 0.1, expected both or none"),
+        ({"norm": "L3", "eps": 0.1}, "unknown norm 'L3'"),
+        ({"norm": "Linf", "eps": -0.1}, "the budget is negative"),
+        ({"norm": "Linf", "eps": "a lot"}, "expected a number or a fraction such as 8/255, got 'a lot'"),
+        ({"attacks": ["aa"]}, "attacks are aa, threats none; expected some, such as Linf:8/255"),
+        ({"threats": ["Linf:0.1"], "attacks": ["aaa"]}, 'unknown attack .*did you mean "aa"'),
+        ({"probes": ["pgd-20"]}, "expected an attack and a threat"),
+        ({"n": 0}, "subset: got 0 of 12 images, expected 1 to 12"),
+        ({"lane": 0}, "lane: got 0, expected 1 or more"),
+        ({"workers": 0}, "workers: got 0, expected 1 or more"),
+        ({"workers": -1}, "workers: got -1, expected 1 or more"),
+    ],
+)
+def test_wrong_options_are_explained(options: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        evaluate(taught(), X, Y, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "known"), [("budget", "smoke, quick, standard, full"), ("check", "stop, note, skip")]
+)
+def test_wrong_words_are_explained(option: str, known: str):
+    right = {"budget": "full", "check": "stop", "lane": None, "workers": 1, "homeless": False}
+    _check_options(**right)  # pyright: ignore[reportArgumentType]
+    said = re.escape(f"{option}: got 'nothing', expected one of {known}")
+    with pytest.raises(ValueError, match=said):
+        _check_options(**{**right, option: "nothing"})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.usefixtures("brief")
+def test_modes_and_weights_are_left_as_they_were():
+    model = taught().train()
+    model.get_submodule("bn").eval()
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    with torch.inference_mode():
+        inside = go(model, X, Y, threats=["L2:0.3"], check="note")
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+    assert same(inside, go(taught(), X, Y, threats=["L2:0.3"]))  # always in evaluation mode
+
+
+def linear(classes: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network of so many classes, and images of which it gets most right."""
+    with Draws(classes).ambient():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, classes)).eval()
+    x = blobs(train=3, test=10).test.fetch(torch.arange(10))
+    y = model(x).argmax(1)
+    y[0] = (y[0] + 1) % classes
+    return model, x, y
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize(("classes", "eps"), [(2, 0.3), (3, 0.3), (4, 0.5), (10, 0.3), (100, 0.1)])
+def test_any_number_of_classes_goes_through_every_stage(classes: int, eps: float):
+    model, x, y = linear(classes)
+    found = evaluate(model, x, y, norm="L2", eps=eps, lane=LANE)
+    probe = f"aa@L2:{eps}"
+    assert found.facts["classes"] == classes
+    assert found.accuracy() == 0.9 and 0 < found.accuracy("aa") < 0.9
+    after = found.after(probe)
+    assert len(after) == 4 and after == sorted(after, reverse=True)
+    assert found.predicted[probe].max() < classes
+    broken = found.stage[probe] > 0
+    assert bool((found.distance[probe][broken] <= eps + 1e-5).all())

@@ -1,0 +1,291 @@
+"""Evaluations on changed images: what is asked, what is measured, and that nothing is done twice."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from allrounder.data.corruptions import corrupt
+from allrounder.data.corruptions import datasets as sets
+from allrounder.data.corruptions import generate as making
+from allrounder.data.corruptions.generate import MARKER, bytes_of, make_c, make_p
+from allrounder.data.corruptions.perturbations import perturb_sequence
+from allrounder.errors import Interrupted, RunError
+from allrounder.evaluation import runner as assessment
+from allrounder.evaluation import shifts as ood
+from allrounder.evaluation.evaluate import OUTCOME, evaluate, subset
+from allrounder.evaluation.shifts import Shift, shifts_of
+from allrounder.evaluation.store import LINES
+from allrounder.report.outcome import Outcome
+from allrounder.system.processes import Note
+from tests.support.evaluations import LANE, PGD, images, saved, taught
+from tests.support.interruptions import Killed, Point, give_up, struck
+from tests.support.networks import Unfoldable
+from tests.unit.evaluation.test_evaluate_processes import start
+
+__all__ = ["start"]  # a fixture
+
+ASKED = ("fog@c", "gaussian_noise@c:5", "spatter@c:2", "translate@p")
+ALL = torch.arange(24)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(ood, "AT_ONCE", 64)
+    return tmp_path / "cache"
+
+
+def measured(out: Path | None = None, asked: str | Sequence[str] = ASKED, **options: Any) -> Outcome:
+    model = options.pop("model", None) or taught()
+    options = {"check": "skip", "lane": LANE, **options}
+    return evaluate(model, images(), out=out, ood=asked, **options)
+
+
+def answers(x: np.ndarray) -> list[int]:
+    """What the network says of bytes (n, h, w, c), one by one."""
+    floats = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2).float() / 255
+    with torch.no_grad():
+        return taught()(floats).argmax(1).tolist()
+
+
+def test_what_is_asked_is_read():
+    assert shifts_of("fog@c:5") == (Shift("c", "fog", 5),)
+    assert len(shifts_of("c")) == 75 and len(shifts_of("c:5")) == 15 and len(shifts_of("p")) == 10
+    assert shifts_of("p, c:5,c") == shifts_of(["c", "p"])
+    assert shifts_of("spatter@c") == tuple(Shift("c", "spatter", severity) for severity in range(1, 6))
+    assert shifts_of("") == shifts_of(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("d", "got 'd', expected c, c:5, p, or one of them such as fog@c:5"),
+        ("p:3", "got 'p:3', expected c"),
+        ("c:0", "got 'c:0', expected a severity of 1 to 5"),
+        ("frog@c", 'did you mean "fog"'),
+        ("fog@p", "got 'fog@p', expected one of gaussian_noise, shot_noise"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(word: str, said: str):
+    with pytest.raises(ValueError, match=said):
+        shifts_of(word)
+
+
+def test_predictions_are_those_on_the_changed_images():
+    one, x = measured(asked=(*ASKED, "shot_noise@p")), bytes_of(images(), ALL)
+    assert one.predicted["fog@c-generated:3"].tolist() == answers(corrupt(x, "fog", 3))
+    assert one.predicted["spatter@c-generated:2"].tolist() == answers(corrupt(x, "spatter", 2))
+    for name, some in (("translate", (0, 15)), ("shot_noise", (0, 12, 30))):
+        frames = perturb_sequence(x, name)
+        for frame in some:
+            assert one.predicted[f"{name}@p-generated:{frame}"].tolist() == answers(frames[:, frame])
+    assert len(one.predicted) == 1 + 5 + 1 + 1 + 16 + 31
+    assert one.facts["ood"].keys() == {"c-generated", "p-generated"}
+    assert "generated with seed 0" in one.facts["ood"]["c-generated"]
+    assert one.predicted["natural"].dtype == one.predicted["fog@c-generated:3"].dtype == np.int64
+
+
+def test_wrong_images_are_measured_too():
+    one = measured(asked="translate@p")
+    natural, wrong = one.predicted["natural"], one.predicted["natural"] != one.label
+    assert wrong.any()
+    assert any((array[wrong] != natural[wrong]).any() for array in one.predicted.values())
+
+
+def test_attacks_and_changed_images_come_together(tmp_path: Path):
+    both = measured(tmp_path, probes=[PGD])
+    assert both.predicted[str(PGD)].tolist() == measured(asked=(), probes=[PGD]).predicted[str(PGD)].tolist()
+    assert list(both.stage) == [str(PGD)]
+    assert [name for name, _ in both.columns()][:2] == ["natural", str(PGD)]
+
+
+def test_a_part_of_the_images_is_that_part_of_all():
+    whole, some = measured(), measured(n=9)
+    rows = _rows(9)
+    assert len(some) == len(rows) == 9
+    for name, array in some.predicted.items():
+        assert array.tolist() == whole.predicted[name][rows].tolist(), name
+
+
+def _rows(count: int) -> list[int]:
+    return subset(images(), count, 0).tolist()
+
+
+def test_only_the_images_that_are_evaluated_are_changed(monkeypatch: pytest.MonkeyPatch):
+    seen = list[int]()
+    original = sets.corrupt
+
+    def counted(x: Any, *args: Any, rows: Any, **options: Any) -> Any:
+        seen.extend(rows)
+        return original(x, *args, rows=rows, **options)
+
+    monkeypatch.setattr(sets, "corrupt", counted)
+    measured(asked="fog@c:1", n=5)
+    assert sorted(seen) == _rows(5)
+
+
+def test_nothing_is_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = measured(tmp_path)
+    bytes_before = saved(tmp_path)
+    pages = {path: path.stat().st_mtime_ns for path in (tmp_path / LINES).rglob("*.safetensors")}
+    monkeypatch.setattr(ood._Sheet, "fill", lambda *args: pytest.fail("asked again"))
+    again = measured(tmp_path)
+    assert saved(tmp_path) == bytes_before and again.predicted.keys() == first.predicted.keys()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / LINES).rglob("*.safetensors")} == pages
+
+
+def test_any_order_of_questions_comes_to_the_same(tmp_path: Path):
+    whole = measured(tmp_path / "whole")
+    measured(tmp_path / "parts", "translate@p", n=7)
+    measured(tmp_path / "parts", "fog@c:5,spatter@c:2", n=15)
+    measured(tmp_path / "parts", tuple(reversed(ASKED)))
+    assert saved(tmp_path / "parts") == saved(tmp_path / "whole")
+    assert len(whole) == 24
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_processes_change_nothing(tmp_path: Path, start: str):
+    measured(tmp_path / "one", asked="fog@c:5,translate@p")
+    measured(tmp_path / "two", asked="fog@c:5,translate@p", workers=2)
+    assert saved(tmp_path / "one") == saved(tmp_path / "two")
+
+
+@pytest.mark.parametrize("call", [2, 5, 14])
+def test_what_was_killed_goes_on(call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = "fog@c:2,translate@p"
+    measured(tmp_path / "whole", asked)
+    monkeypatch.setattr(assessment, "SAVE_AFTER", -1.0)
+    point = Point("allrounder.evaluation.store:Ledger.add", call, after=bool(call % 2))
+    with pytest.raises(Killed), struck(point, give_up):
+        measured(tmp_path / "killed", asked)
+    measured(tmp_path / "killed", asked)
+    assert saved(tmp_path / "killed") == saved(tmp_path / "whole")
+
+
+def test_a_signal_loses_no_answer(tmp_path: Path):
+    measured(tmp_path / "whole")
+    stop = random.Random(0).randrange(3, 9)
+    heard = list[Note]()
+
+    def tell(note: Note) -> None:
+        heard.append(note)
+        if len(heard) == stop:
+            raise Interrupted("SIGINT: stopped")
+
+    with pytest.raises(Interrupted):
+        measured(tmp_path / "stopped", progress=tell)
+    done = sum(1 for _ in (tmp_path / "stopped" / LINES).iterdir())
+    assert done >= 2
+    measured(tmp_path / "stopped")
+    assert saved(tmp_path / "stopped") == saved(tmp_path / "whole")
+
+
+def test_progress_is_told_for_every_shift():
+    heard = list[Note]()
+    measured(asked="fog@c:5,rotate@p", progress=heard.append)
+    ends = {note.what: note.done for note in heard if note.done == note.total}
+    assert ends == {"natural": 24, "fog@c:5": 24, "rotate@p": 24}
+
+
+def test_every_pass_has_the_width_of_a_lane():
+    class Watched(Unfoldable):
+        widths: ClassVar[list[int]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            Watched.widths.append(len(x))
+            assert not self.training
+            return super().forward(x)
+
+    model = Watched()
+    model.load_state_dict(taught().state_dict())
+    model.train()
+    measured(model=model, asked="fog@c:5,translate@p", n=5)
+    assert set(Watched.widths) == {LANE}
+    assert model.training, "the mode is as it was"
+
+
+def test_a_function_is_measured_as_well():
+    network = taught()
+
+    def function(x: Tensor) -> Tensor:
+        return network(x)
+
+    with_module, plain = measured(asked="fog@c"), measured(asked="fog@c", model=function)
+    assert plain.corruptions() == with_module.corruptions()
+
+
+def test_a_set_made_before_is_used_and_changes_nothing(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    measured(tmp_path / "fresh", "fog@c,translate@p")
+    make_c(images(), cache / "c", corruptions=["fog"])
+    make_p(images(), cache / "p", perturbations=["translate"])
+    monkeypatch.setattr(sets, "corrupt", lambda *args, **options: pytest.fail("made again"))
+    measured(tmp_path / "stored", "fog@c,translate@p")
+    assert saved(tmp_path / "stored") == saved(tmp_path / "fresh")
+
+
+def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path):
+    folder = make_c(images(), tmp_path / "CIFAR-10-C", corruptions=["fog"], seed=5)
+    (folder / MARKER).unlink()
+    measured(tmp_path / "out", "fog@c")
+    one = measured(tmp_path / "out", "fog@c", ood_data=folder)
+    expected = corrupt(bytes_of(images(), ALL), "fog", 5, seed=5)
+    assert one.predicted["fog@c-official:5"].tolist() == answers(expected)
+    assert "official" in one.facts["ood"]["c-official"]
+    assert one.columns()[-1] == ("corruptions", "severities 1-5 (official, 1 of 15)")
+    both = Outcome.load(tmp_path / "out" / OUTCOME)
+    assert both.facts["ood"].keys() == {"c-official", "c-generated"} and len(both.predicted) == 11
+
+
+def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Path):
+    folder = make_c(images(), cache / "CIFAR-10-C", corruptions=["snow"])
+    (folder / MARKER).unlink()
+    with pytest.warns(UserWarning, match="has no fog.npy"):
+        one = measured(asked="fog@c:5")
+    assert "has no fog.npy" in one.facts["ood"]["c-unusable"]
+    assert re.search(r"Corruptions: NOT USED, though taken as official: .*has no fog.npy", one.table())
+
+
+def test_neither_the_size_of_pieces_nor_that_of_images_matters(monkeypatch: pytest.MonkeyPatch):
+    whole = measured()
+    monkeypatch.setattr(making, "NUMBERS", 1)
+    few = measured()
+    assert all(np.array_equal(few.predicted[name], whole.predicted[name]) for name in whole.predicted)
+
+
+def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):
+    folder = make_c(images(), tmp_path / "other", corruptions=["fog"], seed=5)
+    measured(tmp_path / "out", "fog@c,snow@c,translate@p")
+    measured(tmp_path / "out", "fog@c:5", ood_data=folder)
+    found = Outcome.load(tmp_path / "out" / OUTCOME)
+    assert [name for name in found.predicted if "@c" in name] == ["fog@c-generated:5"]
+    assert "seed 5" in found.facts["ood"]["c-generated"] and len(found.perturbations()) == 1
+
+
+def test_a_folder_without_the_set_stops_at_once(tmp_path: Path):
+    with pytest.raises(RunError, match="no set found"):
+        measured(ood_data=tmp_path)
+    with pytest.raises(ValueError, match=r"ood_data: got .* but ood asks for nothing"):
+        measured(asked="", ood_data=tmp_path)
+
+
+def test_answers_that_are_no_numbers_are_told():
+    class Broken(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return torch.zeros(len(x), 3) if self.calls < 4 else torch.full((len(x), 3), float("nan"))
+
+    with pytest.raises(ValueError, match="logits are not finite"):
+        measured(model=Broken(), asked="fog@c:5")

@@ -1,0 +1,154 @@
+"""Grad-CAM: the equation, the stage it looks at, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from allrounder.models import MODELS
+from allrounder.nn.amp import Cast
+from allrounder.nn.gradcam import grad_cam
+from allrounder.rng import Draws
+from tests.support.networks import Tiny, same
+
+SMALL = {
+    "small-cnn": {"width": 2},
+    "resnet18": {"width": 8},
+    "resnet34": {"width": 8},
+    "preactresnet18": {"width": 8},
+    "wrn": {"depth": 10, "widen": 1, "width": 8},
+    "resnet50": {"width": 8},
+    "wrn-50-2": {"width": 8},
+}
+STAGE = {"small-cnn": "bn4", "wrn": "block3"}
+"""The last stage, where it is not layer4."""
+
+
+def images(n: int = 5, channels: int = 3, side: int = 32) -> Tensor:
+    return Draws(0).at("x").uniform(torch.empty(n, channels, side, side))
+
+
+def built(kind: str) -> nn.Module:
+    with Draws(0).ambient():
+        return MODELS[kind](**SMALL[kind]).build(4, (3, 32, 32))  # pyright: ignore[reportArgumentType]
+
+
+def literal(maps: Tensor, slopes: Tensor, side: int) -> Tensor:
+    """One image after the other, from the maps of a stage and the slopes of the logit in them."""
+    found: list[Tensor] = []
+    for a, g in zip(maps, slopes, strict=True):
+        cam = sum((g[k].mean() * a[k] for k in range(len(a))), torch.zeros_like(a[0])).clamp(min=0)
+        cam = (cam - cam.min()) / (cam.max() - cam.min()) if cam.max() > cam.min() else torch.zeros_like(cam)
+        found.append(F.interpolate(cam[None, None], (side, side), mode="bicubic", antialias=True)[0, 0])
+    return torch.stack(found)
+
+
+def test_the_map_is_the_equation():
+    with Draws(0).ambient():
+        model = Tiny().double().eval()
+    x = images(5, 1, 8).double()
+    maps = model.bn(model.conv(x)).detach().requires_grad_()  # pyright: ignore[reportCallIssue]
+    logits = model.linear(maps.tanh().flatten(1))  # pyright: ignore[reportCallIssue]
+    (slopes,) = torch.autograd.grad(logits.max(dim=1).values.sum(), maps)
+    torch.testing.assert_close(grad_cam(model, x), literal(maps.detach(), slopes, 8))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "given"])
+def test_each_of_our_networks_says_its_last_stage(kind: str):
+    model, x = built(kind).eval(), images()
+    held: list[Tensor] = []
+    hook = model.get_submodule(STAGE.get(kind, "layer4")).register_forward_hook(
+        lambda module, inputs, output: held.append(output)  # pyright: ignore[reportArgumentType]
+    )
+    logits = model(x.requires_grad_())
+    hook.remove()
+    assert held[0].dim() == 4
+    (slopes,) = torch.autograd.grad(logits.max(dim=1).values.sum(), held[0])
+    expected = literal(held[0].detach(), slopes, 32)
+    torch.testing.assert_close(grad_cam(model, x.detach()), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["wrn", "preactresnet18", "small-cnn"])
+def test_a_network_behind_casts_is_looked_at_where_it_says(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "autocast", lambda *given, **more: torch.enable_grad())
+    model, x = built(kind), images()
+    assert torch.equal(grad_cam(Cast(model, torch.bfloat16), x), grad_cam(model, x))
+
+
+class Halved(Tiny):
+    """Gives its maps in half precision."""
+
+    last_stage = "stage"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.stage(self.bn(self.conv(x)).bfloat16())
+        return self.linear(maps.float().tanh().flatten(1))
+
+
+def test_maps_in_half_precision_are_weighed_and_resized_in_the_type_of_the_images():
+    with Draws(0).ambient():
+        half, full = Halved(), Tiny()
+    full.load_state_dict(half.state_dict())
+    x = images(5, 1, 8)
+    found = grad_cam(half, x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, grad_cam(full, x), rtol=0, atol=0.05)
+
+
+def test_an_image_has_its_map_whoever_its_neighbours_are():
+    model, x = built("resnet18"), images()
+    together = grad_cam(model, x)
+    assert torch.equal(grad_cam(model, x), together)
+    torch.testing.assert_close(grad_cam(model, x[2:3])[0], together[2], rtol=1e-3, atol=1e-4)
+    assert together.amin() > -0.3 and together.amax() < 1.3
+    assert not together.requires_grad
+
+
+def test_the_network_is_left_as_it_was_also_after_an_error():
+    model = built("resnet18").train()
+    model.get_submodule("layer1").eval()
+    next(model.parameters()).requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    flags = [p.requires_grad for p in model.parameters()]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = images()
+    grad_cam(model, x)
+    with pytest.raises(RuntimeError):
+        grad_cam(model, images(2, 7))
+    with torch.no_grad():
+        grad_cam(model, x)
+    with torch.inference_mode():
+        grad_cam(model, x.clone())
+    assert [module.training for module in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters()) and not x.requires_grad
+    assert not any(module._forward_hooks for module in model.modules())
+    assert same(dict(model.state_dict()), state)
+
+
+def test_of_foreign_networks_the_last_maps_of_more_than_one_pixel_count():
+    with Draws(0).ambient():
+        body = nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(4, 6, 3)
+        model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).eval()
+    x = images()
+    maps = model[2](model[1](model[0](x))).detach().requires_grad_()
+    (slopes,) = torch.autograd.grad(model[3:](maps).max(dim=1).values.sum(), maps)
+    torch.testing.assert_close(grad_cam(model, x), literal(maps.detach(), slopes, 32), rtol=1e-3, atol=1e-4)
+
+
+def test_a_network_without_maps_is_refused_with_what_to_do():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 3))
+    with pytest.raises(ValueError, match=r"no module that gives maps.*last_stage"):
+        grad_cam(model, images())
+
+
+def test_a_flat_map_is_zero():
+    model = built("small-cnn")
+    nn.init.zeros_(model.linear.weight)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    assert not grad_cam(model, images()).any()

@@ -1,0 +1,180 @@
+"""Adversarial weight perturbation: where its gradient is taken, and what it leaves as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from allrounder.attacks import Pgd
+from allrounder.config.time import Clock, Time
+from allrounder.errors import Diverged, RecipeError
+from allrounder.objectives import Adversarial
+from allrounder.objectives.base import Objective
+from allrounder.optim import Descend, Update, WeightPerturbed
+from allrounder.optim.awp import perturbed
+from allrounder.optim.optimizers import Sgd
+from allrounder.recipe.recipe import Recipe
+from allrounder.rng import Draws
+from allrounder.threats.threat import Threat
+from allrounder.types import Batch, Context, Loss, Passes
+from tests.support.networks import Tiny, blobs, same
+from tests.support.trainings import HEAD, LINF
+
+CLOCK = Clock(epochs=10, steps=4)
+DATA = blobs()
+AT = Adversarial(threat=Threat.read("Linf:0.1"), attack=Pgd(steps=2))
+
+
+def batch() -> Batch:
+    index = torch.arange(12)
+    return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
+
+
+def network() -> nn.Module:
+    with Draws(0).ambient():
+        return Tiny().train()
+
+
+def context(t: int = 1) -> Context:
+    return Context(t, CLOCK, Draws(3).at("task", t), {"count": torch.zeros(())})
+
+
+def after(
+    update: Update,
+    model: nn.Module,
+    objective: Objective = AT,
+    ctx: Context | None = None,
+    reduce_: Callable[[nn.Module], None] = lambda model: None,
+) -> Loss:
+    optimizer = Sgd(momentum=0.0, weight_decay=0.01).build(model.parameters())
+    optimizer.param_groups[0]["lr"] = 0.1
+    return update.apply(model, optimizer, objective, batch(), ctx or context(), reduce_)
+
+
+class Remembering(Objective):
+    """Counts its losses in memory, and tells what it takes."""
+
+    reference = "-"
+
+    def passes(self) -> Passes:
+        return Passes(1, 1)
+
+    def loss(self, model: nn.Module, batch: Batch, crafted: object, ctx: Context) -> Loss:
+        ctx.memory["count"] += 1
+        return Loss(model(batch.x).square().mean(), {"accuracy": torch.zeros(())})
+
+
+def test_the_gradient_is_taken_at_weights_moved_up_the_loss_by_gamma_of_their_norm():
+    gamma, given, ctx = 0.3, batch(), context()
+    model = network()
+    crafted = AT.craft(model, given, ctx)
+    parameters = list(model.parameters())
+    start = [p.detach().clone() for p in parameters]
+    ascent = AT.loss(model, given, crafted, ctx).total
+    moves: list[Tensor] = []
+    for p, g in zip(parameters, torch.autograd.grad(ascent, parameters), strict=True):
+        moves.append(gamma * p.detach().norm() * g / g.norm() if p.dim() > 1 else torch.zeros_like(p))
+    with torch.no_grad():
+        for p, move in zip(parameters, moves, strict=True):
+            p.add_(move)
+    higher = AT.loss(model, given, crafted, ctx).total
+    assert higher > ascent
+    expected = torch.autograd.grad(higher, parameters)
+    stepped = network()
+    loss = after(WeightPerturbed(gamma=gamma), stepped)
+    torch.testing.assert_close(loss.total, higher)
+    for p, w, g in zip(stepped.parameters(), start, expected, strict=True):
+        torch.testing.assert_close(p.detach(), w - 0.1 * (g + 0.01 * w))
+
+
+def test_with_almost_no_perturbation_it_is_plain_descent():
+    ours, theirs = network(), network()
+    after(WeightPerturbed(gamma=1e-12), ours)
+    after(Descend(), theirs)
+    for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_before_its_start_it_is_plain_descent():
+    update = WeightPerturbed(gamma=0.3, start=Time.read(2))
+    for t, plain in ((8, True), (9, False)):
+        ours, theirs = network(), network()
+        after(update, ours, ctx=context(t))
+        after(Descend(), theirs, ctx=context(t))
+        assert same(ours.state_dict(), theirs.state_dict()) == plain
+
+
+def test_statistics_see_one_pass_and_memory_one_loss():
+    model, ctx = network(), context()
+    after(WeightPerturbed(gamma=0.3), model, Remembering(), ctx)
+    assert int(model.state_dict()["bn.num_batches_tracked"]) == 1
+    assert ctx.memory["count"] == 1
+
+
+def test_weights_come_back_to_the_bit_and_after_an_error_too():
+    model, before = network(), network()
+    model(batch().x).square().sum().backward()
+    with pytest.raises(ValueError, match="inside"), perturbed(model, 0.5):
+        for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
+            assert torch.equal(p, q) == (p.dim() <= 1), name
+            if p.dim() > 1:
+                torch.testing.assert_close((p - q).norm(), 0.5 * q.norm())
+        raise ValueError("inside")
+    assert same(dict(model.named_parameters()), dict(before.named_parameters()))
+
+
+def test_a_flat_loss_perturbs_nothing_and_a_broken_one_moves_nothing():
+    model = network()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with perturbed(model, 0.5):
+        assert same(dict(model.named_parameters()), dict(network().named_parameters()))
+
+    seen: list[Loss] = []
+
+    class Broken(Remembering):
+        def loss(self, model: nn.Module, batch: Batch, crafted: object, ctx: Context) -> Loss:
+            seen.append(super().loss(model, batch, crafted, ctx))
+            return seen[0] if len(seen) == 1 else Loss(seen[1].total * float("nan"))
+
+    with pytest.raises(Diverged):
+        after(WeightPerturbed(), model, Broken())
+    assert len(seen) == 2
+    assert same(dict(model.named_parameters()), dict(network().named_parameters()))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1e30])
+def test_a_tensor_whose_ascent_overflows_is_not_perturbed_and_others_are(bad: float):
+    model, before = network(), dict(network().named_parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    grad = model.get_parameter("conv.weight").grad
+    assert grad is not None
+    grad[0, 0, 0, 0] = bad
+    with perturbed(model, 0.5):
+        assert torch.equal(model.get_parameter("conv.weight"), before["conv.weight"])
+        assert not torch.equal(model.get_parameter("linear.weight"), before["linear.weight"])
+        assert bool(model(batch().x).isfinite().all())
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+
+
+def test_the_group_averages_the_ascent_and_the_descent():
+    calls: list[bool] = []
+
+    def count(model: nn.Module) -> None:
+        calls.append(same(dict(model.named_parameters()), dict(network().named_parameters())))
+
+    after(WeightPerturbed(gamma=0.3), network(), reduce_=count)
+    assert calls == [True, True]
+
+
+def test_it_takes_the_loss_twice_and_crafts_once():
+    assert WeightPerturbed().passes(AT) == Passes(2 + 1 + 1, 2 + 1 + 1)
+
+
+def test_a_start_that_never_comes_is_refused_at_load():
+    with pytest.raises(RecipeError, match="never comes in a run of 3 epochs"):
+        Recipe.loads(f"{HEAD}{LINF}\nupdate = {{ kind = 'awp', start = 3 }}\n")

@@ -1,0 +1,65 @@
+"""Remarks on recipes that do what their author may not expect."""
+
+from __future__ import annotations
+
+import pytest
+
+from allrounder.config.time import Clock, Time
+from allrounder.recipe.lint import advice
+from tests.support.trainings import PAIR, SOLO, recipe
+
+CLOCK = Clock(20, 10)
+EXCHANGE = "exchange = { start = 1, every = 1 }"
+LINEAR = "curve = { kind = 'linear', at = [0, '50%', '100%'], to = [1, 1, 0] }"
+
+
+def remarks(*sets: tuple[str, str], clock: Clock = CLOCK) -> list[str]:
+    return advice(recipe(PAIR, ("epochs = 3", "epochs = 20"), *sets), clock)
+
+
+def test_a_recipe_without_exchanges_or_with_sound_ones_gets_none():
+    assert advice(recipe(SOLO), CLOCK) == []
+    assert remarks() == []
+    assert remarks((EXCHANGE, "")) == []
+
+
+def test_exchanges_that_never_happen_are_noticed():
+    assert remarks((EXCHANGE, "exchange = { start = 21, every = 5 }")) == [
+        "no exchange ever happens: it starts at 21, every 5, of 20 epochs"
+    ]
+
+
+def test_exchanges_that_overwrite_the_others_with_the_lead_are_counted_and_dated():
+    (remark,) = remarks(("curve = 0.6", LINEAR), (EXCHANGE, "exchange = { start = 5, every = 5 }"))
+    assert remark == (
+        "2 of 4 exchanges happen while the share of linf is 1 (at epoch 5, 10): "
+        "they overwrite natural with linf alone"
+    )
+    (many,) = remarks(("curve = 0.6", LINEAR))
+    assert many.startswith(
+        "10 of 20 exchanges happen while the share of linf is 1 (at epoch 1, 2, 3, ... 10)"
+    )
+
+
+def test_an_average_that_remembers_more_than_a_period_is_noticed():
+    (remark,) = remarks(("decay = 0.8", "decay = 0.99"))
+    assert remark == (
+        "the global average remembers 100 steps and exchanges are 10 apart, 10.0 times less: "
+        "each takes the learners back behind where they were"
+    )
+
+
+def test_exchanges_at_every_step_are_dated_by_their_epochs():
+    every_step = "exchange = { start = 5, every = 5, when = 'every-step' }"
+    overwriting, remembering = remarks(("curve = 0.6", LINEAR), (EXCHANGE, every_step))
+    assert overwriting.startswith("20 of 40 exchanges happen while the share of linf is 1 (at epoch 5, 10)")
+    assert remembering.startswith("the global average remembers 5 steps and exchanges are 1 apart")
+
+
+@pytest.mark.parametrize("when", ["epoch-end", "every-step"])
+def test_advice_takes_work_in_proportion_to_the_steps(when: str, monkeypatch: pytest.MonkeyPatch):
+    asked: list[None] = []
+    steps = Time.steps
+    monkeypatch.setattr(Time, "steps", lambda self, clock: asked.append(None) or steps(self, clock))
+    remarks((EXCHANGE, f"exchange = {{ start = 5, every = 5, when = '{when}' }}"), clock=Clock(20, 100))
+    assert len(asked) <= 10 * 2000

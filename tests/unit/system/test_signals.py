@@ -1,0 +1,121 @@
+"""A signal stops a run after its step, with everything saved; a second one stops it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from allrounder.errors import Interrupted
+from allrounder.recipe.recipe import Recipe
+from allrounder.system.signals import stop_on_signals
+from allrounder.training.run import Run
+from allrounder.training.trainer import train
+from tests.support.interruptions import SIGNALS, SMALL, STEP, Point, signal_everywhere, struck
+from tests.support.trainings import SOLO, go, recipe, remains
+
+RESUMABLE = 75
+SETS = [text for text in SMALL if "=" in text]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """The command, whole and stopped in every way, and the exit codes."""
+    out = tmp_path_factory.mktemp("stopped")
+    return out, signal_everywhere(out)
+
+
+def resumed(folder: Path) -> Run:
+    return train(Recipe.load("embedded/nt", SETS), folder, resume=True)
+
+
+@pytest.mark.parametrize(("name", "step"), [("SIGINT", 3), ("SIGTERM", 7)])
+def test_a_signal_saves_inside_an_epoch_and_says_that_it_can_be_resumed(name: str, step: int, stopped):
+    out, codes = stopped
+    assert codes["whole"] == 0
+    assert codes[name] == RESUMABLE
+    assert [path.name for path in (out / name / "checkpoints").iterdir()] == [f"step-{step:08d}"]
+    run = resumed(out / name)
+    assert run.finished
+    assert remains(run.folder) == remains(out / "whole")
+
+
+@pytest.mark.parametrize("name", [name for name, (_, numbers) in SIGNALS.items() if len(numbers) > 1])
+def test_a_second_signal_stops_at_once(name: str, stopped):
+    out, codes = stopped
+    assert codes[name] not in (0, RESUMABLE)
+    assert [path.name for path in (out / name / "checkpoints").iterdir()] == ["step-00000005"]
+    assert remains(resumed(out / name).folder) == remains(out / "whole")
+
+
+def test_a_signal_from_outside_stops_the_command(tmp_path: Path, stopped):
+    words = [sys.executable, "-m", "allrounder", *SMALL, "--threads", "1", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        while not (tmp_path / "run" / "env.json").exists():
+            assert child.poll() is None
+            time.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=120)
+    assert child.returncode == RESUMABLE
+    path = Run(tmp_path / "run").latest()
+    assert path is not None
+    assert f"SIGTERM after step {int(path.name[5:])}; continue with --resume" in " ".join(said.split())
+    assert remains(resumed(tmp_path / "run").folder) == remains(stopped[0] / "whole")
+
+
+def test_a_signal_at_a_step_that_is_saved_anyway_does_not_write_it_again(tmp_path: Path):
+    writes: list[None] = []
+    with (
+        struck(Point(STEP, 4, after=True), lambda: os.kill(os.getpid(), signal.SIGINT)),
+        struck(
+            Point("allrounder.training.run:write_folder", 1, mentions="step-00000004"),
+            lambda: writes.append(None),
+        ),
+        struck(
+            Point("allrounder.training.run:write_folder", 2, mentions="step-00000004"),
+            lambda: writes.append(None),
+        ),
+        pytest.raises(Interrupted, match="SIGINT after step 4"),
+    ):
+        go(recipe(SOLO), tmp_path / "run")
+    assert len(writes) == 1
+
+
+def test_a_signal_at_the_last_step_is_resumed_by_writing_the_weights(tmp_path: Path):
+    with (
+        struck(Point(STEP, 9), lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        pytest.raises(Interrupted, match="SIGTERM after step 9"),
+    ):
+        go(recipe(SOLO), tmp_path / "run")
+    with struck(Point(STEP, 1), pytest.fail):
+        run = go(recipe(SOLO), tmp_path / "run", resume=True)
+    assert remains(run.folder) == remains(go(recipe(SOLO), tmp_path / "whole").folder)
+
+
+def test_handlers_are_as_before_afterwards():
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with stop_on_signals() as stop:
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == "SIGTERM"
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    found: list[object] = []
+
+    def body() -> None:
+        with stop_on_signals() as stop:
+            found.extend([signal.getsignal(signal.SIGINT), stop.signal])
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGINT), None]

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pickle
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allrounder.config.fields import adapter, value
+from allrounder.threats.norms import L1, L2, Linf
+from allrounder.threats.threat import AnyOf, Threat
+
+
+@value
+class Holder:
+    threat: Threat
+
+
+@given(
+    norm=st.sampled_from(["Linf", "L2", "L1", "L1(0.2)"]), top=st.integers(0, 999), bottom=st.integers(1, 999)
+)
+def test_what_is_written_is_read_back(norm, top, bottom):
+    text = f"{norm}:{top}/{bottom}"
+    threat = Threat.read(text)
+    assert str(threat) == threat.write() == text
+    assert Threat.read(str(threat)) == threat
+    assert threat.eps == float(Fraction(top, bottom))
+
+
+@pytest.mark.parametrize("text", ["Linf:8/255", "linf:8/255", " L_INF : 8/255 ", "inf:8/255"])
+def test_any_usual_spelling_is_read(text):
+    assert Threat.parse(text) == Threat(Linf(), "8/255")
+    assert str(Threat.parse(text)) == "Linf:8/255"
+
+
+def test_numbers_are_kept_as_written():
+    assert str(Threat.read("l2:0.50")) == "L2:0.50"
+    assert Threat.read("L2:0.5").eps == 0.5
+    assert Threat.read("L1:12").eps == 12
+    assert Threat.read("Linf:0").eps == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Linf:8/0", "divides by zero"),
+        ("Linf:-1/255", "negative, expected 0 or more"),
+        ("Linf:nan", "expected a number or a fraction such as 8/255, got 'nan'"),
+        ("Linf:inf", "expected a number or a fraction such as 8/255, got 'inf'"),
+        ("L2:1e400", "too large"),
+        ("L2:", "expected a number or a fraction"),
+        ("Linf", "NORM:BUDGET"),
+        ("Linf:8:255", "NORM:BUDGET"),
+        (7, "NORM:BUDGET"),
+        (None, "NORM:BUDGET"),
+        ("Lif:8/255", "unknown norm 'Lif' (known: Linf, L2, L1); did you mean \"Linf\"?"),
+    ],
+)
+def test_unreadable_threats_are_refused_with_what_was_expected(text, said):
+    with pytest.raises(ValueError) as error:
+        Threat.read(text)
+    assert said in str(error.value)
+    assert str(error.value).startswith(f"threat {text!r}")
+
+
+def test_a_threat_made_in_code_is_checked_too():
+    with pytest.raises(ValueError, match="negative"):
+        Threat(L2(), "-1")
+
+
+def test_threats_are_values():
+    threat = Threat.read("L2:1/2")
+    assert threat == Threat(L2(), "1/2") != Threat(L2(), "0.5")
+    assert {threat, Threat(L2(), "1/2")} == {threat}
+    assert pickle.loads(pickle.dumps(threat)) == threat
+    with pytest.raises(AttributeError):
+        threat.budget = "3"  # pyright: ignore
+
+
+def test_a_recipe_reads_and_writes_a_threat_as_text():
+    holder = adapter(Holder).validate_python({"threat": "l2:128/255"})
+    assert holder == Holder(threat=Threat(L2(), "128/255"))
+    assert adapter(Holder).dump_python(holder, mode="json") == {"threat": "L2:128/255"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "k"),
+    [
+        *((budget, 8) for budget in ("0.031", "8/256", "0.0314", "0.03125", "0.0313725", "0.032")),
+        *(("0.008", 2), ("2/256", 2), ("0.004", 1), ("0.0157", 4), ("4/256", 4)),
+        *(("0.063", 16), ("16/256", 16), ("0.24706", 63)),
+    ],
+)
+def test_a_budget_near_a_fraction_of_255_raises_a_question(budget, k):
+    question = Threat.read(f"Linf:{budget}").question()
+    number = f"{k / 255:.4g}"
+    assert question == (
+        f"Linf:{budget} is close to {k}/255 = {number}, but not equal; write Linf:{k}/255 if that is meant"
+    )
+
+
+def test_exact_fractions_of_255_raise_no_question():
+    for k in range(255):
+        for budget in (f"{k}/255", repr(k / 255), f"{2 * k}/510"):
+            assert Threat.read(f"Linf:{budget}").question() is None
+
+
+def test_round_budgets_are_meant_as_they_are():
+    for budget in ("0", "0.0", "3/10", "0.30", "1/10", "0.123", *(f"{k / 100:g}" for k in range(1, 100))):
+        assert Threat.read(f"Linf:{budget}").question() is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "fix"),
+    [
+        *((budget, "write Linf:8/255 if that is meant") for budget in ("8", "8.0")),
+        ("1", "write Linf:1/255 if that is meant"),
+        *((budget, "write a budget below 1") for budget in ("7.5", "255", "300")),
+    ],
+)
+def test_a_budget_that_allows_every_image_raises_a_question(budget, fix):
+    question = Threat.read(f"Linf:{budget}").question()
+    assert question is not None
+    assert question.startswith(f"Linf:{budget} allows every image, because images lie in [0, 1]; ")
+    assert question.endswith(fix)
+
+
+@pytest.mark.parametrize("text", ["L2:0.5", "L2:128/255", "L2:0.031", "L1:12", "L1(0.2):8"])
+def test_other_norms_raise_no_question(text):
+    assert Threat.read(text).question() is None
+
+
+def test_containment_is_per_example_with_slack_and_box():
+    threat, x0 = Threat.read("Linf:1/10"), torch.full((6, 1, 2, 2), 0.95, dtype=torch.float64)
+    x = x0.clone()
+    x[1] -= 0.1 + 9e-6  # inside the slack
+    x[2] -= 0.1 + 2e-5
+    x[3] += 0.06  # in the ball, out of the box
+    x[4, 0, 0, 0] = float("nan")
+    x[5, 0, 0, 0] = float("inf")
+    assert threat.contains(x0, x).tolist() == [True, True, False, False, False, False]
+    assert threat.contains(x0, x, slack=0.02).tolist() == [True, True, True, True, False, False]
+
+
+def test_slack_grows_with_budgets_above_one():
+    threat, x0 = Threat.read("L1:12"), torch.zeros(1, 1, 1, 20, dtype=torch.float64)
+    assert threat.contains(x0, x0 + 12.0001 / 20).all()
+    assert not threat.contains(x0, x0 + 12.001 / 20).any()
+    torch.testing.assert_close(threat.excess(x0, x0 + 12.6 / 20), torch.tensor([0.05], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("text", ["Linf:8/255", "L2:1/2", "L1:2"])
+def test_projected_images_are_contained(text):
+    threat = Threat.read(text)
+    x0 = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    x = threat.project(x0, x0 + torch.randn(x0.shape, generator=torch.Generator().manual_seed(1)))
+    assert threat.contains(x0, x).all()
+    assert (threat.excess(x0, x) <= 1e-6).all()
+
+
+def test_a_union_contains_what_any_of_its_threats_contains():
+    union = AnyOf((Threat.read("Linf:1/10"), Threat.read("L1:1/2")))
+    x0 = torch.full((4, 1, 4, 4), 0.5)
+    x = x0.clone()
+    x[1] += 0.1  # L1 length 1.6
+    x[2, 0, 0, 0] += 0.4  # Linf length 0.4
+    x[3] += 0.2
+    assert union.contains(x0, x).tolist() == [True, True, True, False]
+    assert str(union) == "Linf:1/10 or L1:1/2"
+    assert union == AnyOf((Threat(Linf(), "1/10"), Threat(L1(), "1/2")))
+
+
+def test_an_empty_union_is_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        AnyOf(())

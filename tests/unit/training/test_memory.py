@@ -1,0 +1,134 @@
+"""What the machines of a run hold between two steps, to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.machines import expected_bytes, here, newly_held, peak_bytes, storages
+from torch import nn
+
+from allrounder.data.base import Data
+from allrounder.inference.fold import frozen
+from allrounder.recipe.recipe import Recipe
+from allrounder.training.run import Run
+from allrounder.training.training import Training
+from tests.support.networks import Tiny, blobs, tiny
+from tests.support.trainings import HEAD, LINF, NATURAL
+
+NETWORK = 4 * (4 * 9 + 4 * 4 + 64 * 3 + 3) + 8
+"""Four filters, batch-norm with its statistics, a linear layer; and batch-norm's counter."""
+MOMENTUM = 4 * (4 * 9 + 2 * 4 + 64 * 3 + 3)
+FOLDED = 4 * (4 * 9 + 4 + 64 * 3 + 3)
+"""Batch-norm has become the convolution's bias."""
+ORDER = 8 * 48
+"""Where every image of an epoch comes."""
+L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
+LEARNERS = [LINF, NATURAL, L2]
+
+
+def recipe_of(count: int, averaged: int) -> Recipe:
+    """So many learners, the first of which keep averages; nothing is held out or saved."""
+    tasks = [task + "average = 0.9\n" * (number < averaged) for number, task in enumerate(LEARNERS[:count])]
+    rest = {1: "", 2: "", 3: ", rest = { natural = 0.5, l2 = 0.5 }"}[count]
+    mix = f'[mix]\ndecay = 0.8\nshares = {{ lead = "linf", curve = 0.6{rest} }}\n' if count > 1 else ""
+    head = HEAD.replace("images = 12", "images = 0").replace("train_images = 6", "train_images = 0")
+    return Recipe.loads(head.replace("checkpoint = 0.7", 'checkpoint = "100%"') + "".join(tasks) + mix)
+
+
+def stepped(recipe: Recipe, folder: Path, data: Data, steps: int = 2) -> Training:
+    """The machines of a run after some steps."""
+    training = Training(recipe, Run.begin(folder, recipe, resume=False), tiny, data, here())
+    for t in range(1, steps + 1):
+        training.step(t)
+    return training
+
+
+def siblings(folder: Path) -> tuple[nn.Module, nn.Module]:
+    """The networks of two learners."""
+    first, second = stepped(recipe_of(2, 0), folder, blobs(48)).learners
+    return first.model.eval(), second.model.eval()
+
+
+@pytest.mark.parametrize(
+    ("count", "averaged"),
+    [
+        (1, 0),
+        (2, 1),
+        (3, 0),
+        (3, 1),
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(2, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_learner_costs_its_network_its_momentum_its_part_and_its_average(
+    count: int, averaged: int, tmp_path: Path
+):
+    data = blobs(48)
+    before = storages()
+    training = stepped(recipe_of(count, averaged), tmp_path / "run", data)
+    held = newly_held(before)
+    each = NETWORK + MOMENTUM + NETWORK
+    once = NETWORK + FOLDED + ORDER
+    assert held == once + count * each + averaged * NETWORK
+    assert held == expected_bytes(training), "and benchmarks expect the same"
+
+
+def test_more_steps_hold_no_more(tmp_path: Path):
+    data = blobs(48)
+    before = storages()
+    training = stepped(recipe_of(3, 3), tmp_path / "run", data, 1)
+    held = newly_held(before)
+    training.step(2)
+    training.step(3)
+    assert newly_held(before) == held
+
+
+def test_activations_are_there_once_however_many_learners_there_are(tmp_path: Path):
+    data = blobs(48)
+    one, three = (stepped(recipe_of(n, n), tmp_path / str(n), data) for n in (1, 3))
+    alone, together = (peak_bytes(lambda t=training: t.step(3)) for training in (one, three))
+    assert alone > 4 * 16 * 64  # a network's answers to a batch, at the very least
+    assert alone <= together <= alone + 256  # some numbers for the log wait for the end of the step
+
+
+def test_what_is_held_on_the_way_is_counted_at_its_peak():
+    def holds() -> int:
+        first = torch.ones(1000)
+        second = first + 1
+        del first
+        third = second * 2
+        return len(third)
+
+    assert 2 * 4000 <= peak_bytes(holds) <= 2 * 4000 + 64  # numbers are tensors, too
+
+
+def test_what_is_held_is_counted_once_and_with_its_gradients():
+    before = storages()
+    tensor = torch.zeros(5, requires_grad=True)
+    view = tensor[1:]
+    assert newly_held(before) == 5 * 4
+    view.sum().backward()
+    assert newly_held(before) == 2 * 5 * 4
+
+
+def test_siblings_take_turns_with_one_folded_copy_and_each_sees_its_own_numbers(tmp_path: Path):
+    x = blobs(6).train.fetch(torch.arange(6))
+    first, second = siblings(tmp_path / "run")
+    folded = frozen(first, x)
+    assert folded is not None and torch.allclose(folded(x), first(x), atol=1e-5)
+    assert frozen(second, x) is folded and torch.allclose(folded(x), second(x), atol=1e-5)
+    assert not torch.allclose(first(x), second(x), atol=1e-3)
+
+
+def test_a_sibling_that_changes_its_structure_leaves_the_others_theirs(tmp_path: Path):
+    x = blobs(6).train.fetch(torch.arange(6))
+    first, second = siblings(tmp_path / "run")
+    shared = frozen(first, x)
+    assert isinstance(second, Tiny)
+    second.bn.eps = 0.5
+    own = frozen(second, x)
+    assert own is not None and own is not shared
+    assert torch.allclose(own(x), second(x), atol=1e-5)
+    assert frozen(first, x) is shared and frozen(second, x) is own

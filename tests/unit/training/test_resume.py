@@ -1,0 +1,137 @@
+"""A run that was killed anywhere and resumed is the run that was never killed, to the bit."""
+
+from __future__ import annotations
+
+import signal
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from allrounder.training.run import Run
+from tests.support.interruptions import (
+    HARDEST,
+    POINTS,
+    SCENARIOS,
+    STEP,
+    Killed,
+    Point,
+    give_up,
+    perished,
+    struck,
+)
+from tests.support.trainings import go, remains
+
+SOME = (
+    "between two learners",
+    "at the end of an epoch",
+    "between the receivers of an exchange",
+    "at a validation",
+    "between best weights and the log",
+    "before the final weights",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory):
+    """What a scenario leaves when nothing happens to it."""
+
+    @cache
+    def of(scenario: str) -> dict[str, object]:
+        value, model = SCENARIOS[scenario]
+        return remains(go(value, tmp_path_factory.mktemp("whole") / "run", model=model).folder)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def graveyard(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+    """One killed run for every point, and how the process of each ended."""
+    out = tmp_path_factory.mktemp("killed")
+    return out, perished(out)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_killed_process_is_resumed_to_the_bit(name: str, graveyard: tuple[Path, dict[str, int]], whole):
+    out, codes = graveyard
+    assert codes[name] == -signal.SIGKILL
+    assert not list(out.glob(f"{name}/weights/last-*"))
+    value, model = SCENARIOS[HARDEST]
+    run = go(value, out / name, model=model, resume=True)
+    assert remains(run.folder) == whole(HARDEST)
+    assert not leftovers(run.folder)
+
+
+def test_another_process_leaves_the_same_bits(graveyard: tuple[Path, dict[str, int]], whole):
+    assert remains(graveyard[0] / "whole") == whole(HARDEST)
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in (HARDEST, "solo")])
+def test_every_kind_of_learner_goes_on_where_it_stopped(scenario: str, name: str, tmp_path: Path, whole):
+    value, model = SCENARIOS[scenario]
+    with struck(POINTS[name], give_up), pytest.raises(Killed):
+        go(value, tmp_path / "run", model=model)
+    run = go(value, tmp_path / "run", model=model, resume=True)
+    assert remains(run.folder) == whole(scenario)
+
+
+def test_a_run_may_be_killed_again_and_again(tmp_path: Path, whole):
+    value, model = SCENARIOS[HARDEST]
+    for _ in range(3):
+        with struck(Point(STEP, 7), give_up), pytest.raises(Killed):
+            go(value, tmp_path / "run", model=model, resume=True)
+    run = go(value, tmp_path / "run", model=model, resume=True)
+    assert remains(run.folder) == whole(HARDEST)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path: Path, whole):
+    def no_space() -> None:
+        raise OSError(28, "No space left on device")
+
+    value, model = SCENARIOS["solo"]
+    with struck(POINTS["after a first tensor file"], no_space), pytest.raises(OSError, match="No space"):
+        go(value, tmp_path / "run", model=model)
+    before = Run(tmp_path / "run").latest()
+    assert before is not None and before.name == "step-00000004"
+    run = go(value, tmp_path / "run", model=model, resume=True)
+    assert remains(run.folder) == whole("solo")
+
+
+CALLS = (
+    STEP,
+    "allrounder.training.learner:Learner.receive",
+    "allrounder.training.run:Run.log",
+    "allrounder.system.files:save_file",
+    "allrounder.system.files:write_text",
+    "pathlib:Path.rename",
+    "pathlib:Path.replace",
+    "shutil:rmtree",
+)
+SWEEP = [(HARDEST, call) for call in CALLS] + [(name, STEP) for name in SCENARIOS if name != HARDEST]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("scenario", "target"), SWEEP)
+def test_a_run_may_be_killed_at_every_single_call(
+    scenario: str, target: str, after: bool, tmp_path: Path, whole
+):
+    value, model = SCENARIOS[scenario]
+    deaths = 0
+    for call in count(1):
+        out = tmp_path / str(call)
+        try:
+            with struck(Point(target, call, after), give_up):
+                go(value, out, model=model)
+            break
+        except Killed:
+            deaths = call
+            run = go(value, out, model=model, resume=True)
+            assert remains(run.folder) == whole(scenario), call
+    assert deaths

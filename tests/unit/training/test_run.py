@@ -1,0 +1,407 @@
+"""The run folder: what it refuses, what it never touches, and what can be read back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from allrounder.errors import RecipeError, RunError
+from allrounder.nn.state import weights_of
+from allrounder.recipe.recipe import Recipe
+from allrounder.training.run import Run, environment, load
+from allrounder.training.trainer import train
+from tests.support.interruptions import STEP, Killed, Point, give_up, struck
+from tests.support.networks import Tiny, blobs, same, tiny
+from tests.support.trainings import SOLO, contents, go, recipe, remains
+
+OTHER = ("seed = 5", "seed = 6")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return go(recipe(), tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What the solo recipe leaves when nothing happens to it."""
+    return remains(go(recipe(SOLO), tmp_path_factory.mktemp("whole") / "run").folder)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stopped in step 7, so that there is a checkpoint of step 6."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with struck(Point(STEP, 7), give_up), pytest.raises(Killed):
+        go(recipe(SOLO), folder)
+    return folder
+
+
+@pytest.fixture
+def unfinished(stopped: Path, tmp_path: Path) -> Path:
+    """A copy to do with as one likes."""
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+def checkpoint(folder: Path) -> Path:
+    path = Run(folder).latest()
+    assert path is not None and path.name == "step-00000006"
+    return path
+
+
+def test_a_run_folder_holds_tensors_and_text_alone(finished: Run):
+    kinds = {path.suffix or path.name for path in finished.folder.rglob("*") if path.is_file()}
+    assert kinds == {".safetensors", ".json", ".jsonl", ".toml", ".lock"}
+    assert not [name for name, data in contents(finished.folder).items() if b"pickle" in data]
+
+
+def test_a_finished_run_is_returned_at_once_and_unchanged(finished: Run):
+    before = contents(finished.folder)
+    said: list[str] = []
+
+    class Listener:
+        def begin(self, total: int, done: int) -> None:
+            pytest.fail("it began")
+
+        def step(self, t: int) -> None:
+            pytest.fail("it took a step")
+
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    for resume in (False, True):
+        again = go(recipe(), finished.folder, resume=resume, progress=Listener())
+        assert again.folder == finished.folder
+    assert contents(finished.folder) == before
+    assert said == [f"{finished.folder}: already finished"] * 2
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_of_another_recipe_is_never_touched(resume: bool, finished: Run, unfinished: Path):
+    for folder in (finished.folder, unfinished):
+        before = contents(folder)
+        with pytest.raises(RunError, match=r"holds a run of another recipe .* nothing was changed"):
+            go(recipe(SOLO, OTHER), folder, resume=resume)
+        assert contents(folder) == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_is_no_run_is_never_touched(resume: bool, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_bytes(b"cat")
+    (tmp_path / "file").write_text("text")
+    before = contents(tmp_path)
+    for name in ("photos", "file"):
+        with pytest.raises(RunError, match=f"{name}: exists and is no run folder; choose another --out"):
+            go(recipe(SOLO), tmp_path / name, resume=resume)
+    assert contents(tmp_path) == before
+
+
+def test_an_empty_folder_may_be_used(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    assert not Run.begin(tmp_path / "run", recipe(), resume=False).finished
+
+
+def test_an_unfinished_run_is_continued_only_when_asked(unfinished: Path):
+    before = contents(unfinished)
+    with pytest.raises(RunError, match="was begun and not finished; continue it with --resume"):
+        go(recipe(SOLO), unfinished)
+    assert contents(unfinished) == before
+    assert go(recipe(SOLO), unfinished, resume=True).finished
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_starts_again(tmp_path: Path, whole):
+    with struck(Point(STEP, 2), give_up), pytest.raises(Killed):
+        go(recipe(SOLO), tmp_path / "run")
+    run = go(recipe(SOLO), tmp_path / "run")
+    assert remains(run.folder) == whole
+
+
+def test_a_name_does_not_make_another_recipe(unfinished: Path):
+    assert go(recipe("name = 'x'\nabout = 'y'\n" + SOLO), unfinished, resume=True).finished
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_cannot_train_in_one_folder(unfinished: Path):
+    before = contents(unfinished)
+    words = [sys.executable, "-c", HOLD, str(unfinished / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match="another process is training here; wait for it or stop it"):
+            go(recipe(SOLO), unfinished, resume=True)
+        assert contents(unfinished) == before
+        other.kill()
+    assert go(recipe(SOLO), unfinished, resume=True).finished, "the lock of a dead process holds nobody"
+
+
+def test_two_processes_cannot_begin_in_one_folder(tmp_path: Path):
+    folder = tmp_path / "run"
+    overtaken = Point("allrounder.training.run:_check_free", after=True)
+    with (
+        struck(overtaken, lambda: Run.begin(folder, recipe(SOLO, OTHER), resume=False)),
+        pytest.raises(RunError, match="holds a run of another recipe"),
+    ):
+        Run.begin(folder, recipe(SOLO), resume=False)
+    assert Run(folder).recipe.seed == 6
+
+
+def test_the_resolved_recipe_is_in_the_folder(finished: Run):
+    assert (
+        finished.recipe.fingerprint()
+        == Recipe.loads((finished.folder / "recipe.toml").read_text()).fingerprint()
+    )
+    assert finished.recipe.names == ("linf", "natural")
+
+
+def test_no_run_folder_is_an_error(tmp_path: Path):
+    with pytest.raises(RunError, match=r"no run folder, it has no recipe.toml"):
+        Run(tmp_path)
+
+
+def test_metrics_are_one_object_a_line_and_an_unfinished_line_is_none(finished: Run, tmp_path: Path):
+    events = finished.metrics()
+    assert [event["event"] for event in events[:3]] == ["epoch", "epoch", "validation"]
+    run = Run.begin(tmp_path / "run", recipe(), resume=False)
+    assert run.metrics() == []
+    run.log("one", t=1)
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "tw')
+    assert run.metrics() == [{"event": "one", "t": 1}]
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("natural.safetensors", cut, "differs from its manifest"),
+        ("natural.safetensors", flip, "differs from its manifest"),
+        ("natural.safetensors", Path.unlink, "cannot be read"),
+        ("manifest.json", cut, "the manifest cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(
+    name: str, damage: Callable[[Path], object], said: str, unfinished: Path
+):
+    damage(checkpoint(unfinished) / name)
+    with (unfinished / "metrics.jsonl").open("a") as file:
+        file.write("what came after\n")
+    before = contents(unfinished)
+    with pytest.raises(RunError, match=said):
+        go(recipe(SOLO), unfinished, resume=True)
+    assert contents(unfinished) == before
+
+
+def test_one_damaged_learner_restores_none(tmp_path: Path):
+    with struck(Point(STEP, 13), give_up), pytest.raises(Killed):
+        go(recipe(), tmp_path / "run")
+    flip(checkpoint(tmp_path / "run") / "natural.safetensors")
+    with (
+        struck(Point("allrounder.training.learner:Learner.restore"), pytest.fail),
+        pytest.raises(RunError, match=r"natural.safetensors: differs"),
+    ):
+        go(recipe(), tmp_path / "run", resume=True)
+
+
+def test_a_checkpoint_without_its_manifest_is_none(unfinished: Path, whole):
+    (checkpoint(unfinished) / "manifest.json").unlink()
+    assert Run(unfinished).latest() is None
+    run = go(recipe(SOLO), unfinished, resume=True)
+    assert remains(run.folder) == whole
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(unfinished: Path):
+    manifest = checkpoint(unfinished) / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**facts, "fingerprint": "0" * 12}))
+    with pytest.raises(RunError, match="belongs to another recipe; it was changed by hand"):
+        go(recipe(SOLO), unfinished, resume=True)
+
+
+def test_what_an_interruption_left_is_ignored_and_removed(unfinished: Path, whole):
+    for name in (
+        "checkpoints/.step-00000099.tmp",
+        "weights/.best-00000099.tmp",
+        "weights/.last-00000009.tmp",
+    ):
+        (unfinished / name).mkdir(parents=True)
+        (unfinished / name / "manifest.json").write_text("{}")
+    (unfinished / ".env.json.tmp").write_text("garbage")
+    run = go(recipe(SOLO), unfinished, resume=True)
+    assert remains(run.folder) == whole
+
+
+def test_metrics_after_the_checkpoint_are_cut_off(unfinished: Path, whole):
+    with (unfinished / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"event": "epoch", "t": 99}\n\x00\xff garb')
+    run = go(recipe(SOLO), unfinished, resume=True)
+    assert remains(run.folder) == whole
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_metrics_that_lack_what_the_checkpoint_knew_are_an_error(damage, unfinished: Path):
+    damage(unfinished / "metrics.jsonl")
+    before = contents(unfinished)
+    with pytest.raises(RunError, match="put back what is missing"):
+        go(recipe(SOLO), unfinished, resume=True)
+    assert contents(unfinished) == before
+
+
+def test_weights_are_found_by_name(finished: Run):
+    names = ("global", "last", "global@last", "best", "linf", "natural", "linf@best", "natural@last")
+    found = {name: finished.weights(name) for name in names}
+    assert same(found["global"][0], found["last"][0]) and same(found["last"][0], found["global@last"][0])
+    best = max(
+        (e for e in finished.metrics() if e["event"] == "validation"), key=lambda event: event["score"]
+    )
+    assert found["best"][1]["t"] == found["linf@best"][1]["t"] == best["t"]
+    assert found["global"][1]["t"] == 9
+    assert same(found["natural"][0], found["natural@last"][0])
+    assert not same(found["linf"][0], found["linf@best"][0]) or best["t"] == 9
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("l2", r'holds no "l2" \(there are: global, linf, natural\)'),
+        ("l2@best", r'holds no "l2" \(there are: global, linf, natural\)'),
+        ("", 'holds no ""'),
+        ("linf@worst", "expected global, best, last, a learner's name, or NAME@best"),
+    ],
+)
+def test_weights_that_are_not_there_are_an_error(which: str, said: str, finished: Run):
+    with pytest.raises(RunError, match=said):
+        finished.weights(which)
+    with pytest.raises(RunError, match=said):
+        load(finished.folder, which, model=tiny)
+
+
+def test_weights_of_an_unfinished_run_are_the_best_so_far(unfinished: Path):
+    with pytest.raises(
+        RunError, match="has no last weights: training is not finished; continue with --resume"
+    ):
+        load(unfinished, model=tiny)
+    assert not load(unfinished, "best", model=tiny).training
+
+
+def test_where_nothing_was_selected_there_is_no_best(tmp_path: Path):
+    run = go(recipe(SOLO, ("images = 12", "images = 0")), tmp_path / "run")
+    assert not [event for event in run.metrics() if event["event"] == "validation"]
+    with pytest.raises(RunError, match="has no best weights: nothing was selected yet"):
+        run.weights("best")
+    assert run.weights()[1]["t"] == 9
+
+
+@pytest.mark.parametrize("which", ["global", "best", "linf", "natural@best"])
+def test_a_loaded_network_has_the_saved_weights_and_is_ready_to_use(which: str, finished: Run):
+    network = load(str(finished.folder), which, model=tiny)
+    assert same(weights_of(network), finished.weights(which)[0])
+    assert not any(module.training for module in network.modules())
+    assert network(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+
+
+def test_a_network_of_the_package_is_built_again(tmp_path: Path):
+    value = recipe(
+        SOLO,
+        ('{ kind = "given", name = "tiny" }', '{ kind = "small-cnn", width = 2 }'),
+        ("epochs = 3", "epochs = 1"),
+    )
+    run = train(value, tmp_path / "run", data=blobs(48))
+    assert same(weights_of(load(run.folder)), run.weights()[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        (lambda: Tiny(width=5), "bn.bias"),
+        (lambda: Tiny(classes=1), "linear.bias"),
+        (lambda: torch.nn.Flatten(), "bn.bias"),
+    ],
+)
+def test_another_network_is_refused_and_never_half_loaded(model, named: str, finished: Run):
+    with pytest.raises(RunError, match=f"holds another network, {named} does not fit"):
+        load(finished.folder, model=model)
+
+
+def test_a_given_network_is_asked_for_again(finished: Run):
+    with pytest.raises(RecipeError, match=r"model: given from Python as .*tiny"):
+        load(finished.folder)
+
+
+def test_a_damaged_weight_file_is_never_loaded(tmp_path: Path):
+    run = go(recipe(SOLO, ("epochs = 3", "epochs = 1")), tmp_path / "run")
+    flip(next((run.folder / "weights").glob("last-*/global.safetensors")))
+    with pytest.raises(RunError, match="differs from its manifest"):
+        load(run.folder, model=tiny)
+    assert load(run.folder, "natural", model=tiny)
+
+
+def test_manifests_say_what_the_weights_are(finished: Run):
+    for which in ("global", "best"):
+        facts = finished.weights(which)[1]
+        assert facts["selected_on"] == "validation"
+        assert (
+            facts["classes"] == ["0", "1", "2"] and facts["shape"] == [1, 8, 8] and facts["data"] == "blobs"
+        )
+        assert facts["fingerprint"] == finished.recipe.fingerprint()
+    assert finished.weights("best")[1]["score"] > 0
+
+
+def test_a_session_that_may_change_bits_is_noticed(tmp_path: Path):
+    run = Run.begin(tmp_path / "run", recipe(), resume=False)
+    cpu = torch.device("cpu")
+    assert run.record_session(cpu) == []
+    assert run.record_session(cpu) == []
+    torch.set_num_threads(2)
+    try:
+        assert run.record_session(cpu) == ["threads was 1, is 2: bits may differ from an uninterrupted run"]
+    finally:
+        torch.set_num_threads(1)
+    (said,) = run.record_session(cpu)
+    assert said.startswith("threads was 2, is 1")
+    sessions = json.loads((run.folder / "env.json").read_text())
+    assert [session["threads"] for session in sessions] == [1, 1, 2, 1]
+    assert sessions[0].keys() >= environment(cpu).keys()
+
+
+def test_a_resumed_training_says_that_the_threads_changed(unfinished: Path):
+    said: list[str] = []
+
+    class Listener:
+        def begin(self, total: int, done: int) -> None:
+            said.append(f"{done} of {total}")
+
+        def step(self, t: int) -> None: ...
+
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    torch.set_num_threads(2)
+    try:
+        go(recipe(SOLO), unfinished, resume=True, progress=Listener())
+    finally:
+        torch.set_num_threads(1)
+    assert said == ["threads was 1, is 2: bits may differ from an uninterrupted run", "6 of 9"]
