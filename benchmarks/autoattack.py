@@ -1,11 +1,11 @@
-"""AutoAttack and its parts, ours against the public implementation: verdicts, time, passes, memory.
+"""AutoAttack and its stages, ours and the public implementation: accuracy, time, passes and memory.
 
     python benchmarks/autoattack.py embedded               # an adversarially trained network, full budgets
     python benchmarks/autoattack.py resnet18 --data FILE   # the CIFAR-10 ResNet-18 in pyautoattack
 
-Needs the extra `oracle`. Every measurement runs in a process of its own, ours and theirs in turn, and counts
-the processor seconds of one thread; the last one compares the ways to use two cores by the clock. Machines
-are noisy: only ratios of one run mean anything.
+Needs the extra `oracle`. Every measurement runs in its own process, ours and theirs in turns, and counts the
+CPU seconds of one thread; --both-cores also compares the wall time on two cores. Compare only ratios within
+one run, because absolute times vary with the load of the machine.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ import torch
 from torch import Tensor, nn
 
 import allrounder as ar
-from allrounder.attacks import Apgd, AutoAttack, Cascade, label_of
-from allrounder.data.inputs.by_name import data_of
+from allrounder.attacks import Apgd, AutoAttack, Cascade
+from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.runner import CHUNK, width_of
-from allrounder.models.external import network_of
+from allrounder.evaluation.runner import CHUNK_IMAGES
+from allrounder.evaluation.stages import AttackStage
+from allrounder.models.external import load_network
 from allrounder.threats.threat import Threat
 
 ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square", "aa")
 RUN = Path("runs/demo/at-linf/seed-0")
-"""The demonstration trains it too."""
+"""The same folder as that of the demonstration."""
 
 
 @dataclass(frozen=True)
@@ -53,79 +54,86 @@ class Case:
     queries: int = 5000
 
 
-def case_of(options: argparse.Namespace) -> Case:
-    """What is measured; the embedded network is trained once and kept."""
+def load_case(options: argparse.Namespace) -> Case:
+    """Load the network and the images; the embedded network is trained in the first call."""
     if options.network == "embedded":
         ar.train(ar.Recipe.load("embedded/at-linf"), RUN, resume=True)
-        data, model, budgets = ar.Run(RUN).recipe.read_data(), ar.load(RUN, "best"), {}
+        data = ar.Run(RUN).recipe.data.load()
+        model = ar.load(RUN, "best")
+        budgets: dict[str, int] = {}
     else:
         spec = find_spec("pyautoattack")
         assert spec is not None and spec.origin is not None
         file = Path(spec.origin).parent / "examples" / "model_test.pt"
-        data = data_of(options.data)
-        model = network_of("resnet18", file, classes=10, shape=(3, 32, 32))
+        data = load_eval_data(options.data)
+        model = load_network("resnet18", file, classes=10, shape=(3, 32, 32))
         budgets = {"steps": options.steps, "targets": options.targets, "queries": options.queries}
     rows = torch.arange(options.images)
     threat = Threat.parse(options.threat or ("Linf:0.1" if options.network == "embedded" else "Linf:1/255"))
     return Case(model, data.test.fetch(rows), data.test.labels[rows], threat, **budgets)
 
 
-def ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
-    """Seconds, verdicts and passes of our evaluation, preflight and all."""
+def measure_ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
+    """Seconds, robust images and passes of our evaluation, including the preflight checks."""
     budgets = {"steps": case.steps, "targets": case.targets, "queries": case.queries}
     stages = [Apgd(surrogate="dlr"), *AutoAttack().stages(case.threat.norm)]
-    short = {label_of(stage): shortened(stage, budgets) for stage in stages}
-    whole = Cascade(attacks=tuple(short[label_of(stage)] for stage in stages[1:]))
+    short = {stage.label(): with_budgets(stage, budgets) for stage in stages}
+    whole = Cascade(attacks=tuple(short[stage.label()] for stage in stages[1:]))
     probe = Probe(attack, whole if attack == "aa" else short[attack], case.threat)
-    last: dict[tuple[str, str], ar.Note] = {}
+    last: dict[tuple[str, str], ar.ProgressEvent] = {}
 
-    def watch(note: ar.Note) -> None:
-        last[note.name, note.what] = note
+    def record(event: ar.ProgressEvent) -> None:
+        last[event.name, event.stage] = event
 
-    def width_at(what: str) -> int:
-        name, lane = what.partition("@")[0], outcome.facts["lane"]
-        return width_of(short[name], 10, case.x[0].numel(), lane) if name in short else lane
+    def batch_width(stage: str) -> int:
+        name = stage.partition("@")[0]
+        batch_size = outcome.facts["batch_size"]
+        if name not in short:
+            return batch_size
+        return AttackStage(probe, short[name]).batch_width(10, case.x[0].numel(), batch_size)
 
-    begun, clock = time.process_time(), time.perf_counter()
-    outcome = ar.evaluate(case.model, case.x, case.y, probes=[probe], workers=workers, progress=watch)
+    cpu_begin = time.process_time()
+    wall_begin = time.perf_counter()
+    outcome = ar.evaluate(case.model, case.x, case.y, probes=[probe], workers=workers, progress=record)
     return {
-        "cpu": time.process_time() - begun,
-        "wall": time.perf_counter() - clock,
-        "standing": (outcome.predicted[str(probe)] == outcome.label).tolist(),
-        "forwards": sum(width_at(what) * note.forwards for (_, what), note in last.items()),
-        "backwards": sum(width_at(what) * note.backwards for (_, what), note in last.items()),
+        "cpu": time.process_time() - cpu_begin,
+        "wall": time.perf_counter() - wall_begin,
+        "robust": (outcome.predicted[str(probe)] == outcome.label).tolist(),
+        "forwards": sum(batch_width(stage) * event.forwards for (_, stage), event in last.items()),
+        "backwards": sum(batch_width(stage) * event.backwards for (_, stage), event in last.items()),
     }
 
 
-def theirs(case: Case, attack: str) -> dict[str, Any]:
-    """The same of the public implementation, all images in one batch, as it likes best."""
+def measure_public(case: Case, attack: str) -> dict[str, Any]:
+    """The same for the public implementation, with all images in one batch, where it is fastest."""
     from pyautoattack import AutoAttack as Public  # pyright: ignore[reportMissingImports]
 
-    counted = Counted(case.model)
-    side: Any = Public(counted, norm=case.threat.norm.name, eps=case.threat.eps, seed=0, device="cpu")
+    model = CountingModel(case.model)
+    side: Any = Public(model, norm=case.threat.norm.name, eps=case.threat.eps, seed=0, device="cpu")
     if attack != "aa":
         side.attacks_to_run = [attack]
     if attack == "apgd-dlr":
-        side.apgd.n_restarts = 1  # no standard version has it
-    shorten(side, case)
-    begun, clock = time.process_time(), time.perf_counter()
-    found: Tensor = side.run_standard_evaluation(case.x, case.y, batch_size=len(case.x))[0]
-    spent = {"cpu": time.process_time() - begun, "wall": time.perf_counter() - clock}
+        side.apgd.n_restarts = 1  # the standard version does not contain it
+    set_budgets(side, case)
+    cpu_begin = time.process_time()
+    wall_begin = time.perf_counter()
+    x_adv: Tensor = side.run_standard_evaluation(case.x, case.y, batch_size=len(case.x))[0]
+    seconds = {"cpu": time.process_time() - cpu_begin, "wall": time.perf_counter() - wall_begin}
     with torch.no_grad():
-        standing = (case.model(found).argmax(1) == case.y).tolist()
-    return {**spent, "standing": standing, "forwards": counted.forwards, "backwards": counted.backwards}
+        robust = (case.model(x_adv).argmax(1) == case.y).tolist()
+    return {**seconds, "robust": robust, "forwards": model.forwards, "backwards": model.backwards}
 
 
-def shortened(stage: Any, budgets: dict[str, int]) -> Any:
-    """A stage of ours with other budgets, where it has them; an attack without targets gets none."""
-    named = {field.name for field in fields(stage)} - (
+def with_budgets(stage: Any, budgets: dict[str, int]) -> Any:
+    """One of our stages with those budgets that it has; an untargeted attack gets no targets."""
+    names = {field.name for field in fields(stage)} - (
         {"targets"} if not getattr(stage, "targets", 0) else set()
     )
-    return replace(stage, **{name: budget for name, budget in budgets.items() if name in named})
+    return replace(stage, **{name: budget for name, budget in budgets.items() if name in names})
 
 
-def shorten(side: Any, case: Case) -> None:
-    """Give the public attacks these budgets; APGD is made anew, as it plans its steps when it is made."""
+def set_budgets(side: Any, case: Case) -> None:
+    """Set the budgets of the public attacks. APGD plans its steps when it is built, so it is built again."""
     base = import_module("pyautoattack.autopgd_base")
     same = {"norm": side.norm, "eps": side.epsilon, "seed": side.seed, "device": "cpu", "logger": side.logger}
     for name, kind in (("apgd", base.APGDAttack), ("apgd_targeted", base.APGDAttack_targeted)):
@@ -138,15 +146,17 @@ def shorten(side: Any, case: Case) -> None:
     side.square.n_queries = case.queries
 
 
-class Counted(nn.Module):
-    """Counts images that go forwards, and gradients that come back."""
+class CountingModel(nn.Module):
+    """Counts the images of forward and of backward passes."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.forwards, self.backwards = model, 0, 0
+        self.model = model
+        self.forwards = 0
+        self.backwards = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Answer, and count."""
+        """The logits; counts the pass."""
         self.forwards += len(x)
         if x.requires_grad and torch.is_grad_enabled():
             x = x.clone()
@@ -157,79 +167,81 @@ class Counted(nn.Module):
         self.backwards += len(gradient)
 
 
-def measure(side: str, attack: str, cores: int) -> dict[str, Any]:
-    """One measurement, in a process of its own."""
+def run_side(side: str, attack: str, cores: int) -> dict[str, Any]:
+    """Run one measurement in its own process."""
     more = ["--side", side, "--attacks", attack, "--cores", str(cores)]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__, *sys.argv[1:], *more], capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise SystemExit(process.stderr)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def report(options: argparse.Namespace) -> None:
-    """Alternate the sides, and print a line for every attack."""
-    case = case_of(options)
+    """Run both sides in turns and print one line per attack."""
+    case = load_case(options)
     budgets = f"{case.steps} steps, {case.targets} targets, {case.queries} queries"
     print(f"{options.network}, {case.threat}, {len(case.x)} images, {budgets}, torch {torch.__version__}")
     print(
-        "          cores  standing %  broken by one only  seconds/image      times faster  passes/image  MB"
+        "          cores  robust %    fooled by one only  seconds/image      times faster  passes/image  MB"
     )
     wanted = [(name, 1) for name in options.attacks.split(",") if name] + [("aa", 2)] * options.both_cores
     for attack, cores in wanted:
-        found: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
+        measured: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
         for _ in range(options.rounds):
-            for side, runs in found.items():
-                runs.append(measure(side, attack, cores))
+            for side, runs in measured.items():
+                runs.append(run_side(side, attack, cores))
         clock = "cpu" if cores == 1 else "wall"
-        seconds = [statistics.median(run[clock] for run in runs) for runs in found.values()]
-        mine, other, n = found["ours"][0], found["theirs"][0], len(case.x)
-        a, b = np.array(mine["standing"]), np.array(other["standing"])
-        passes = [f"{run['forwards'] // n}+{run['backwards'] // n}" for run in (mine, other)]
+        seconds = [statistics.median(run[clock] for run in runs) for runs in measured.values()]
+        ours, theirs = measured["ours"][0], measured["theirs"][0]
+        a, b = np.array(ours["robust"]), np.array(theirs["robust"])
+        n = len(case.x)
+        passes = [f"{run['forwards'] // n}+{run['backwards'] // n}" for run in (ours, theirs)]
         print(
             f"{attack:10}{cores:<7}{100 * a.mean():5.1f} {100 * b.mean():5.1f}"
             f"  {int((~a & b).sum()):8} {int((a & ~b).sum()):4}"
             f"     {seconds[0] / n:8.4f} {seconds[1] / n:8.4f}  {seconds[1] / seconds[0]:9.2f}"
-            f"    {' '.join(passes)}  {mine['memory']} {other['memory']}",
+            f"    {' '.join(passes)}  {ours['memory']} {theirs['memory']}",
             flush=True,
         )
 
 
 def main() -> None:
-    """Measure both sides, or be one of them."""
+    """Measure both sides; with --side, measure that side in this process."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("network", choices=("embedded", "resnet18"))
-    parser.add_argument("--data", default="../shared/data/cifar10_test.npz", help="CIFAR-10 test images")
+    parser.add_argument("--data", default="../shared/data/cifar10_test_head.npz", help="CIFAR-10 test images")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--threat")
     parser.add_argument("--attacks", default=",".join(ATTACKS))
-    parser.add_argument("--steps", type=int, default=100, help="of the ResNet-18, as the next two")
+    parser.add_argument("--steps", type=int, default=100, help="for the ResNet-18, like the next two")
     parser.add_argument("--targets", type=int, default=9)
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--both-cores", action="store_true", help="also aa on two cores")
+    parser.add_argument("--both-cores", action="store_true", help="also measure aa on two cores")
     parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.images > CHUNK:
+    if options.images > CHUNK_IMAGES:
         parser.error(
-            f"--images: got {options.images}, expected at most {CHUNK}: passes are counted anew after that"
+            f"--images: got {options.images}, expected at most {CHUNK_IMAGES}, the images per chunk, because "
+            "passes are counted per chunk"
         )
     if options.side is None:
         report(options)
         return
     torch.set_num_threads(1 if options.side == "ours" else options.cores)
-    case = case_of(options)
-    found = (
-        ours(case, options.attacks, options.cores)
+    case = load_case(options)
+    measured = (
+        measure_ours(case, options.attacks, options.cores)
         if options.side == "ours"
-        else theirs(case, options.attacks)
+        else measure_public(case, options.attacks)
     )
     peak = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(json.dumps({**found, "memory": (peak[0] + (peak[1] if options.cores > 1 else 0)) // 1024}))
+    print(json.dumps({**measured, "memory": (peak[0] + (peak[1] if options.cores > 1 else 0)) // 1024}))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""How much faster crafting is without parameter gradients, in channels_last, folded, and compiled.
+"""The speed of crafting without parameter gradients, in channels_last, and on a folded network.
 
-Every variant takes the same ten PGD steps on the same images. They are timed in turns within one run, in
-seconds of the processor, and only the ratios of the medians are reported, because machines are shared and
-noisy. Compiling itself is not timed.
+Every variant takes the same ten PGD steps on the same images. They are timed in turns within one run, in CPU
+seconds. Only ratios of medians are reported, because absolute times vary with the load of the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -17,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allrounder import Draws, Pgd, Threat, perturb
+from allrounder import Pgd, Rng, Threat, perturb
 from allrounder.config.fields import adapter
 from allrounder.models import MODELS, ModelSpec
-from allrounder.recipe.compute import crafting_compiled
 
-STEPS, EPS = 10, 8 / 255
+STEPS = 10
+EPS = 8 / 255
 
 
 def pgd(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, parameters: list[Tensor]) -> Tensor:
-    """The attack written plainly; with `parameters`, their gradients are computed too and thrown away."""
-    x_adv = (x + EPS * (2 * Draws(0).uniform(x) - 1)).clamp(0, 1)
+    """PGD without our optimisations; gradients of `parameters` are computed too and dropped."""
+    x_adv = (x + EPS * (2 * Rng(0).uniform(x) - 1)).clamp(0, 1)
     for _ in range(STEPS):
         x_adv = x_adv.detach().requires_grad_()
         loss = F.cross_entropy(network(x_adv), y, reduction="sum")
@@ -37,43 +35,37 @@ def pgd(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, parameters: l
 
 
 def variants(spec: ModelSpec, shape: tuple[int, int, int], batch: int) -> dict[str, Callable[[], object]]:
-    """From the released way of crafting to ours."""
+    """The variants, from the crafting of the released code to ours."""
 
     def network(layout: torch.memory_format, gradients: bool) -> nn.Module:
-        with Draws(0).ambient():
-            made = spec.build(10, shape).eval().requires_grad_(gradients)
-        return made.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+        with Rng(0).seed_global():
+            model = spec.build(10, shape).eval().requires_grad_(gradients)
+        return model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
 
-    x = Draws(1).uniform(torch.empty(batch, *shape))
-    y = Draws(2).integers(batch, 0, 10)
+    x = Rng(1).uniform(torch.empty(batch, *shape))
+    y = Rng(2).integers(batch, 0, 10)
     released = network(torch.contiguous_format, True)
     frozen = network(torch.contiguous_format, False)
-    last = network(torch.channels_last, False)
+    channels_last = network(torch.channels_last, False)
     ours = network(torch.channels_last, True)
     x_last = x.contiguous(memory_format=torch.channels_last)
     threat = Threat.parse("Linf:8/255")
-
-    def gateway(compiled: int | None) -> object:
-        with crafting_compiled(compiled):
-            return perturb(Pgd(steps=STEPS), ours, x, y, threat, Draws(0))
-
     return {
         "with parameter gradients, as released": lambda: pgd(released, x, y, list(released.parameters())),
         "no parameter gradients": lambda: pgd(frozen, x, y, []),
-        "and channels_last": lambda: pgd(last, x_last, y, []),
-        "ours: and folded, through the gateway": lambda: gateway(None),
-        "ours, compute.compile: and compiled": lambda: gateway(batch),
+        "and channels_last": lambda: pgd(channels_last, x_last, y, []),
+        "and folded, as `perturb` does it": lambda: perturb(Pgd(steps=STEPS), ours, x, y, threat, Rng(0)),
     }
 
 
 def measure(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median seconds of the processor of each, taken in turns."""
+    """The median CPU seconds of each variant, measured in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
             begin = time.process_time()
             run()
-            if number:  # the first round warms up, and compiles
+            if number:  # the first round warms up
                 seconds[name].append(time.process_time() - begin)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
@@ -87,13 +79,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    logging.basicConfig(level=logging.INFO)  # a copy that cannot be compiled is used as it is, and says so
     cases = [("small-cnn", (1, 28, 28), 64), ("resnet18", (3, 32, 32), 16)]
     for kind, shape, batch in cases:
-        found = measure(variants(adapter(MODELS[kind]).validate_python({}), shape, batch), arguments.rounds)
-        base = next(iter(found.values()))
+        medians = measure(variants(adapter(MODELS[kind]).validate_python({}), shape, batch), arguments.rounds)
+        base = next(iter(medians.values()))
         print(f"{kind}, batch {batch}, {arguments.threads} thread(s), PGD-{STEPS}, torch {torch.__version__}")
-        for name, seconds in found.items():
+        for name, seconds in medians.items():
             print(f"  {base / seconds:5.2f} x  {name}")
 
 

@@ -1,11 +1,11 @@
-"""A training step as the released code of Generalist takes it, in our own words, for comparison.
+"""A training step of the released code of Generalist, rewritten for comparison.
 
-Its costs are kept: contiguous images and weights; attack steps that also compute parameter gradients; moving
-averages that read the whole state of a network again for every tensor of it; two forward passes of averaged
-networks a batch that only a log wants, with autograd on; these networks refreshed by full copies of their
-state. Left out, in its favour, is how it reads images: it is given the batches that ours has prepared.
+It keeps the costs of that code: contiguous images and weights; attack steps that also compute parameter
+gradients; moving averages that read the whole state of a network again for each of its tensors; two forward
+passes of averaged networks per batch, with autograd, only for a log; and full copies of the averaged states
+into networks. Loading images is left out in its favour: it gets the batches that our code has prepared.
 
-Released is Generalist-D (NT+Linf). For Generalist-T a third learner is treated as the other two are.
+The released code is Generalist-D (NT+Linf). For Generalist-T, a third learner is treated like the other two.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ State = dict[str, Tensor]
 
 
 @final
-class Shadow:
-    """A moving average: a copy of a state that follows others, and a network to try it with."""
+class MovingAverage:
+    """A moving average of state dicts, and a network to load it into."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = copy.deepcopy(model)
@@ -35,43 +35,43 @@ class Shadow:
         self.backup: State = {}
         self.updates = 0
 
-    def follow(self, models: list[nn.Module], shares: list[float]) -> None:
-        """One step of the average of a mixture; every name reads all of every state."""
+    def update(self, models: list[nn.Module], shares: list[float]) -> None:
+        """Move the average towards a mixture of networks; every name reads all states as a whole."""
         decay = min(0.999, (self.updates + 1) / (self.updates + 10))
         self.updates += 1
-        for name, kept in self.values.items():
+        for name, value in self.values.items():
             mixture = sum(
                 share * model.state_dict()[name] for share, model in zip(shares, models, strict=True)
             )
-            kept.copy_(decay * kept + (1 - decay) * mixture)
+            value.copy_(decay * value + (1 - decay) * mixture)
 
-    def refresh(self) -> nn.Module:
-        """The network with the average in it; what it held is kept aside."""
+    def network(self) -> nn.Module:
+        """The network with the averaged weights; the weights that it had are copied to `backup`."""
         self.backup = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.model.load_state_dict(self.values)
         return self.model
 
 
 @final
-class Released:
+class ReleasedTrainer:
     """The networks, optimisers and averages of the released loop."""
 
     def __init__(self, tasks: tuple[Task, ...], start: nn.Module) -> None:
-        self.threats = [
-            task.objective.threat if isinstance(task.objective, Adversarial) else None for task in tasks
-        ]
+        objectives = [task.objective for task in tasks]
+        threats = [goal.threat if isinstance(goal, Adversarial) else None for goal in objectives]
+        self.threats = [threat if isinstance(threat, Threat) else None for threat in threats]
         self.models = [copy.deepcopy(start) for _ in tasks]
         self.optimizers = [
             torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
             for model in self.models
         ]
-        self.teachers = [Shadow(start) for _ in tasks]
-        self.mixed = Shadow(start)
+        self.teachers = [MovingAverage(start) for _ in tasks]
+        self.global_average = MovingAverage(start)
         self.noise = np.random.default_rng(0)
         self.log: list[float] = []
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """One batch: every learner descends and is averaged, the global average follows, the log is fed."""
+        """Take one step with every learner, update its average and the global one, and log accuracies."""
         for model, optimizer, teacher, threat in zip(
             self.models, self.optimizers, self.teachers, self.threats, strict=True
         ):
@@ -83,16 +83,17 @@ class Released:
             loss = F.cross_entropy(model(inputs), y)
             loss.backward()
             optimizer.step()
-            teacher.follow([model], [1.0])
-        networks = [teacher.refresh() for teacher in self.teachers]
-        self.mixed.follow(networks, [1 / len(networks)] * len(networks))
+            teacher.update([model], [1.0])
+        networks = [teacher.network() for teacher in self.teachers]
+        self.global_average.update(networks, [1 / len(networks)] * len(networks))
         for model in networks[:2]:
             self.log.append(float((model(x).argmax(1) == y).float().mean()))
 
     def attack(self, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
-        """Ten steps of PGD, each of which leaves gradients on the parameters too."""
+        """Ten steps of PGD, each of which also leaves gradients on the parameters."""
         model.eval()
-        eps, linf = threat.eps, threat.norm.name == "Linf"
+        eps = threat.eps
+        is_linf = threat.norm.name == "Linf"
         noise = torch.from_numpy(self.noise.uniform(-eps, eps, tuple(x.shape))).float()
         x_adv = (x + noise).clamp(0, 1)
         for _ in range(10):
@@ -100,14 +101,14 @@ class Released:
             F.cross_entropy(model(x_adv), y).backward()
             g = x_adv.grad
             assert g is not None
-            if linf:
-                moved = x_adv.detach() + eps / 4 * g.sign()
-                x_adv = torch.min(torch.max(moved, x - eps), x + eps).clamp(0, 1)
+            if is_linf:
+                stepped = x_adv.detach() + eps / 4 * g.sign()
+                x_adv = torch.min(torch.max(stepped, x - eps), x + eps).clamp(0, 1)
             else:
-                d = x_adv.detach() + eps / 4 * g / (_length(g) + 1e-12) - x
-                x_adv = (x + d * (eps / (_length(d) + 1e-12)).clamp(max=1)).clamp(0, 1)
+                d = x_adv.detach() + eps / 4 * g / (_l2_norm(g) + 1e-12) - x
+                x_adv = (x + d * (eps / (_l2_norm(d) + 1e-12)).clamp(max=1)).clamp(0, 1)
         return x_adv.detach()
 
 
-def _length(d: Tensor) -> Tensor:
+def _l2_norm(d: Tensor) -> Tensor:
     return d.flatten(1).norm(dim=1)[:, None, None, None]

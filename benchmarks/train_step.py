@@ -1,18 +1,18 @@
-"""What a training step costs: the released code's, ours, ours in a process per learner, and the bare passes.
+"""The cost of a training step: the released code, ours, ours with a process per learner, and the bare passes.
 
-Everything is taken in turns within one run, on one thread each, and only ratios are told, because machines
-are shared and noisy. All but the processes is measured in processor seconds; these need the clock, and a
-machine that is quiet.
+Everything is measured in turns within one run, on one thread each. Only ratios are reported, because absolute
+times vary with the load of the machine. All but the processes is measured in CPU seconds; the processes are
+measured in wall time and need an idle machine.
 
-released / ours     how much faster we are; the aim is 2.0
-ours / passes - 1   what ours adds to the forward and backward passes that its learners cannot do without, on
-                    the same folded network; the aim is 3% at batches of 32 and more
-plain / passes - 1  what a loop without averages, mixture, checks and logs would add: the steps of the attack
-                    and of the optimiser
-ideal / processes   the ideal is the longest learner alone, or all of them divided by the cores; the aim is
-                    85%
-one / two           what the machine allows: one process alone over two equal ones at once, which share
-                    nothing but its memory and its caches
+released / ours     the speed-up over the released code; the aim is 2.0
+ours / passes - 1   what our step adds to the forward and backward passes of its learners on the same folded
+                    network; the aim is 3% for batches of 32 and more
+plain / passes - 1  what the updates of the attack and of the optimiser add, in a loop without averages,
+                    mixture, checks and logs
+ideal / processes   the ideal time with a process per learner (the slowest learner alone, or the total divided
+                    by the cores) over the measured one; the aim is 85%
+one / two           the limit of the machine: the time of one process alone over that of two equal ones at the
+                    same time, which only share memory and caches
 """
 
 from __future__ import annotations
@@ -22,104 +22,108 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from crew import Crew
-from floor import Passes
-from machines import (
+from bare_passes import BarePasses
+from harness import (
     SHAPES,
     VARIANTS,
+    build_trainer,
     cpu_seconds,
     expected_bytes,
-    in_turns,
+    measure_in_turns,
     median_ratio,
     network_bytes,
-    newly_held,
+    new_bytes,
+    paper_recipe,
     peak_bytes,
-    recipe_of,
-    storages,
     synthetic,
-    training_of,
+    tensor_storages,
 )
-from released import Released
+from learner_processes import LearnerProcesses
+from released import ReleasedTrainer
 from torch import nn
 
-from allrounder.training.starting import starting_network
-from allrounder.training.training import Training
+from allrounder.training.setup import build_initial_model
+from allrounder.training.trainer import Trainer
 
-LEAST = {"released / ours": 2.0, "ideal / processes": 0.85}
-MOST = {"ours / passes - 1": 0.03}
-"""The aims."""
-SHARES = ("ideal / processes", "one / two", "ours / passes - 1", "plain / passes - 1")
-"""What is told in percent."""
-SIZES = {"small-cnn": (32, 64), "resnet18": (16, 32)}
-REPEATS = {"small-cnn": 5, "resnet18": 1}
-"""Steps in a turn: short ones would mostly find the caches full of what the others left."""
+MIN_AIMS = {"released / ours": 2.0, "ideal / processes": 0.85}
+MAX_AIMS = {"ours / passes - 1": 0.03}
+PERCENTAGES = ("ideal / processes", "one / two", "ours / passes - 1", "plain / passes - 1")
+"""Columns that are printed in percent."""
+BATCH_SIZES = {"small-cnn": (32, 64), "resnet18": (16, 32)}
+STEPS_PER_ROUND = {"small-cnn": 5, "resnet18": 1}
+"""Short steps are repeated, because the first of them finds the caches filled by the other variants."""
 
 
 def measure(variant: str, kind: str, batch: int, rounds: int, processes: bool) -> dict[str, Any]:
     """One row of the table."""
-    recipe, data = recipe_of(variant, kind, batch), synthetic(SHAPES[kind], batch)
+    recipe = paper_recipe(variant, kind, batch)
+    data = synthetic(SHAPES[kind], batch)
 
     def start() -> nn.Module:
-        return starting_network(recipe, None, data)
+        return build_initial_model(recipe, None, data)
 
     row: dict[str, Any] = {"network": kind, "variant": variant, "batch": batch, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
-        before = storages()
-        ours, steps = training_of(recipe, data, Path(folder)), iter(range(1, 10**9))
-        row |= memory(ours, lambda: ours.step(next(steps)), before)
-        seen = ours.learners[0].prepare(ours.batches.at(1, 1), 1)
-        released, passes = Released(recipe.tasks, start()), Passes(recipe, start, seen.x, seen.y)
-        times = REPEATS[kind]
-        found = in_turns(
+        before = tensor_storages()
+        trainer = build_trainer(recipe, data, Path(folder))
+        steps = count(1)
+        row |= measure_memory(trainer, lambda: trainer.fit(until=next(steps)), before)
+        images = trainer.learners[0].prepare_batch(trainer.batches.at(1, 1), 1)
+        released = ReleasedTrainer(recipe.tasks, start())
+        passes = BarePasses(recipe, start, images.x, images.y)
+        times = STEPS_PER_ROUND[kind]
+        seconds = measure_in_turns(
             {
-                "released": lambda: cpu_seconds(lambda: released.step(seen.x, seen.y), times),
-                "ours": lambda: cpu_seconds(lambda: ours.step(next(steps)), times),
-                "passes": lambda: cpu_seconds(passes.bare, times),
-                "plain": lambda: cpu_seconds(passes.plain, times),
+                "released": lambda: cpu_seconds(lambda: released.step(images.x, images.y), times),
+                "ours": lambda: cpu_seconds(lambda: trainer.fit(until=next(steps)), times),
+                "passes": lambda: cpu_seconds(passes.passes_only, times),
+                "plain": lambda: cpu_seconds(passes.plain_step, times),
             },
             rounds,
         )
-    row["released / ours"] = median_ratio(found["released"], found["ours"])
-    row["ours / passes - 1"] = median_ratio(found["ours"], found["passes"]) - 1
-    row["plain / passes - 1"] = median_ratio(found["plain"], found["passes"]) - 1
-    row["ours, ms"] = 1000 * statistics.median(found["ours"])
+    row["released / ours"] = median_ratio(seconds["released"], seconds["ours"])
+    row["ours / passes - 1"] = median_ratio(seconds["ours"], seconds["passes"]) - 1
+    row["plain / passes - 1"] = median_ratio(seconds["plain"], seconds["passes"]) - 1
+    row["ours, ms"] = 1000 * statistics.median(seconds["ours"])
     if processes:
-        # The first learner twice: two that have nothing to do with each other.
+        # The first learner twice: two equal processes.
         for name, ranks in (("ideal / processes", None), ("one / two", (0, 0))):
-            crew = Crew(variant, kind, batch, ranks)
-            told = in_turns({"ideal": crew.ideal, "measured": crew.measured}, rounds)
-            crew.stop()
-            row[name] = median_ratio(told["ideal"], told["measured"])
+            learners = LearnerProcesses(variant, kind, batch, ranks)
+            runs = {"ideal": learners.ideal_seconds, "measured": learners.concurrent_seconds}
+            seconds = measure_in_turns(runs, rounds)
+            learners.stop()
+            row[name] = median_ratio(seconds["ideal"], seconds["measured"])
     return row
 
 
-def memory(machines: Training, step: Callable[[], None], before: Mapping[int, int]) -> dict[str, Any]:
-    """What the machines hold between two steps and what a step takes on top, which must be what they may."""
+def measure_memory(trainer: Trainer, step: Callable[[], None], before: Mapping[int, int]) -> dict[str, Any]:
+    """The bytes that a trainer holds between steps and the additional peak of a step; fails if they are more
+    than expected."""
     step()
-    held, allowed = newly_held(before), expected_bytes(machines)
-    assert held == allowed, f"the machines hold {held} bytes, expected {allowed}"
-    on_top, batch = peak_bytes(step), machines.batches.at(1, 1)
-    alone = max(peak_bytes(lambda one=one: one.step(batch, 1)) for one in machines.learners)
-    # While others learn, the augmented images wait for those who see them too.
-    waiting = 2 * batch.x.nbytes
-    assert on_top <= alone + waiting, (
-        f"a step takes {on_top} bytes on top, expected {alone + waiting} at most"
-    )
-    held_by = held / network_bytes(machines)
-    return {"MB held": held / 1e6, "networks held": held_by, "MB on top": on_top / 1e6}
+    held = new_bytes(before)
+    expected = expected_bytes(trainer)
+    assert held == expected, f"the trainer holds {held} bytes, expected {expected}"
+    peak = peak_bytes(step)
+    batch = trainer.batches.at(1, 1)
+    largest = max(peak_bytes(lambda learner=learner: learner.step(batch, 1)) for learner in trainer.learners)
+    # The augmented images are kept for the learners that share them.
+    allowed = largest + 2 * batch.x.nbytes
+    assert peak <= allowed, f"a step takes {peak} additional bytes, expected at most {allowed}"
+    return {"MB held": held / 1e6, "networks held": held / network_bytes(trainer), "MB peak": peak / 1e6}
 
 
-def told(row: dict[str, Any], name: str) -> str:
-    """A cell, with a mark where an aim is missed."""
+def format_cell(row: dict[str, Any], name: str) -> str:
+    """A cell of the table, with an exclamation mark if an aim is missed."""
     if name not in row:
         return "-"
-    missed = row[name] < LEAST.get(name, row[name]) or row[name] > MOST.get(name, row[name])
-    shown = f"{row[name]:.1%}" if name in SHARES else f"{row[name]:.2f}"
-    return shown + "!" * missed
+    missed = row[name] < MIN_AIMS.get(name, row[name]) or row[name] > MAX_AIMS.get(name, row[name])
+    text = f"{row[name]:.1%}" if name in PERCENTAGES else f"{row[name]:.2f}"
+    return text + "!" * missed
 
 
 def main() -> None:
@@ -127,33 +131,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--network", choices=SHAPES, action="append", help="by default both")
-    parser.add_argument("--variant", choices=VARIANTS, action="append", help="by default both")
-    parser.add_argument("--batch", type=int, action="append", help=f"by default {SIZES}")
+    parser.add_argument("--network", choices=SHAPES, action="append", help="both by default")
+    parser.add_argument("--variant", choices=VARIANTS, action="append", help="both by default")
+    parser.add_argument("--batch", type=int, action="append", help=f"by default {BATCH_SIZES}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-processes", action="store_true", help="leave out the process per learner")
-    parser.add_argument("--json", action="store_true", help="one object per row")
-    chosen = parser.parse_args()
+    parser.add_argument("--no-processes", action="store_true", help="skip the process per learner")
+    parser.add_argument("--json", action="store_true", help="print one object per row")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     names = (
-        *LEAST,
+        *MIN_AIMS,
         "one / two",
-        *MOST,
+        *MAX_AIMS,
         "plain / passes - 1",
         "ours, ms",
         "MB held",
         "networks held",
-        "MB on top",
+        "MB peak",
     )
-    if not chosen.json:
-        print(f"1 thread, torch {torch.__version__}, {chosen.rounds} rounds; ! is a missed aim")
+    if not options.json:
+        print(f"1 thread, torch {torch.__version__}, {options.rounds} rounds; ! is a missed aim")
         print(" | ".join(("network", "variant", "batch", *names)))
-    for kind in chosen.network or SHAPES:
-        for batch in chosen.batch or SIZES[kind]:
-            for variant in chosen.variant or VARIANTS:
-                row = measure(variant, kind, batch, chosen.rounds, not chosen.no_processes)
-                cells = (kind, variant, str(batch), *(told(row, name) for name in names))
-                print(json.dumps(row) if chosen.json else " | ".join(cells), flush=True)
+    for kind in options.network or SHAPES:
+        for batch in options.batch or BATCH_SIZES[kind]:
+            for variant in options.variant or VARIANTS:
+                row = measure(variant, kind, batch, options.rounds, not options.no_processes)
+                cells = (kind, variant, str(batch), *(format_cell(row, name) for name in names))
+                print(json.dumps(row) if options.json else " | ".join(cells), flush=True)
 
 
 if __name__ == "__main__":

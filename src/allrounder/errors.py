@@ -1,31 +1,35 @@
-"""The errors a user can meet; each message says what, where, got, expected, and what to do."""
+"""The errors that users see. Each message says what is wrong, where, what was expected, and what to do."""
 
 from __future__ import annotations
 
 
 class RecipeError(ValueError):
-    """A recipe, or an override of one, that cannot be run as written."""
+    """A recipe, or an override of one, that cannot be run."""
 
 
 class DataError(ValueError):
-    """A dataset whose files cannot be fetched, written or read, or are not what they were said to be."""
+    """A dataset whose files cannot be downloaded, written or read, or differ from what was published."""
 
 
 class ThreatError(RuntimeError):
-    """An attack handed out images outside the ball or the box, or that are not finite."""
+    """An attack returned images outside the ball or the box, or images that are not finite."""
 
 
 class WorldError(RuntimeError):
-    """The processes of a run do not fit together."""
+    """The processes of a run do not match, or one of them failed."""
 
 
 class RunError(RuntimeError):
-    """A run folder that cannot be used as asked."""
+    """A run folder that cannot be read or written."""
 
 
 class Diverged(FloatingPointError):
-    """A loss, or the weights after a step, are no longer finite; what was saved before that is intact."""
+    """A loss, or the weights after a step, are not finite; earlier checkpoints are intact."""
 
 
 class Interrupted(RuntimeError):
-    """A signal stopped the run after its state was saved; it can be resumed."""
+    """A signal stopped the run; its state was saved, and it can be resumed."""
+
+
+class PreflightError(ValueError):
+    """The evaluation of these images, labels or this network would be meaningless."""

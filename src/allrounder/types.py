@@ -1,4 +1,4 @@
-"""The few types that everything shares, and the legend of tensor shapes.
+"""The types that all packages share, and the letters of tensor shapes.
 
 n  examples of a batch        c h w  channels, height, width
 k  classes
@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from allrounder.config.time import Clock
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 
 Images: TypeAlias = Float[Tensor, "n c h w"]
 Labels: TypeAlias = Int[Tensor, " n"]
@@ -24,34 +24,37 @@ Logits: TypeAlias = Float[Tensor, "n k"]
 PerExample: TypeAlias = Float[Tensor, " n"]
 PerExampleBool: TypeAlias = Bool[Tensor, " n"]
 
+Weights: TypeAlias = dict[str, Tensor]
+"""Tensors by name: the parameters and buffers of a network, or averages of them."""
+
 Classifier: TypeAlias = Callable[[Tensor], Tensor]
-"""Anything from images in [0, 1] to logits."""
+"""A function from images in [0, 1] to logits."""
 
-NormLayers: TypeAlias = Literal["eval", "train", "train_frozen"]
-"""Batch-norm while crafting: running statistics; batch statistics that also move the running ones; batch
-statistics that leave the running ones alone."""
+BatchNormMode: TypeAlias = Literal["eval", "train", "train_frozen"]
+"""Batch-norm during crafting: "eval" uses running statistics, "train" uses batch statistics and updates the
+running ones, "train_frozen" uses batch statistics and keeps the running ones."""
 
-Keep: TypeAlias = Literal["keep", "reset"]
+KeepOrReset: TypeAlias = Literal["keep", "reset"]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Images in [0, 1], hard labels, and each image's position in its split.
 
-    An augmentation may have mixed the images: then there is a second label for each.
+    If an augmentation mixed pairs of images, each image has a second label.
     """
 
     x: Images
     y: Labels
     index: Labels
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
     """Label smoothing for the loss; attacks use the hard labels."""
     partner: Labels | None = None
-    """Where images were mixed, the label of the smaller part; `y` and `index` are those of the larger."""
+    """If images were mixed, the label of the smaller part; `y` and `index` are those of the larger part."""
     weight: PerExample | None = None
-    """The weight of `y` in the target, from one half to one; the partner has the rest."""
+    """The weight of `y` in the target, from one half to one; `partner` has the rest."""
     extra: PerExampleBool | None = None
-    """Where a second set of images joins the training, which ones are of it."""
+    """If training uses extra images, which ones of the batch are extra."""
 
     def __post_init__(self) -> None:
         assert (self.partner is None) == (self.weight is None), "mixed labels have partners and weights"
@@ -60,28 +63,28 @@ class Batch:
         return len(self.y)
 
     def targets(self, classes: int) -> Logits:
-        """What the loss asks for: a probability for every class, with mixed labels and smoothing."""
-        found = F.one_hot(self.y, classes).to(self.x.dtype)
+        """Return the target probabilities of every class, with mixed labels and label smoothing."""
+        targets = F.one_hot(self.y, classes).to(self.x.dtype)
         if self.partner is not None and self.weight is not None:
             other = F.one_hot(self.partner, classes).to(self.x.dtype)
-            found = other + self.weight.to(self.x.dtype)[:, None] * (found - other)
-        return (1 - self.smoothing) * found + self.smoothing / classes
+            targets = other + self.weight.to(self.x.dtype)[:, None] * (targets - other)
+        return (1 - self.label_smoothing) * targets + self.label_smoothing / classes
 
-    def part(self, rows: range) -> Batch:
-        """Some images of the batch that follow one another."""
-        some = slice(rows.start, rows.stop)
+    def slice_rows(self, rows: range) -> Batch:
+        """Return a contiguous part of the batch."""
+        part = slice(rows.start, rows.stop)
         return replace(
             self,
-            x=self.x[some],
-            y=self.y[some],
-            index=self.index[some],
-            partner=None if self.partner is None else self.partner[some],
-            weight=None if self.weight is None else self.weight[some],
-            extra=None if self.extra is None else self.extra[some],
+            x=self.x[part],
+            y=self.y[part],
+            index=self.index[part],
+            partner=None if self.partner is None else self.partner[part],
+            weight=None if self.weight is None else self.weight[part],
+            extra=None if self.extra is None else self.extra[part],
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """The batch on a device, with images and weights of a floating type."""
+        """Return the batch on a device, with images and weights as `dtype`."""
         return replace(
             self,
             x=self.x.to(device, dtype),
@@ -95,7 +98,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A scalar to descend, and detached parts for the log."""
+    """The scalar to minimise, and detached metrics for the log."""
 
     total: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -103,23 +106,23 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Where in a run a step happens, its randomness, and the memory of the method that takes it."""
+    """The step of a run, its random numbers, and the state of the method that takes it."""
 
     t: int
     clock: Clock
-    draws: Draws
+    rng: Rng
     memory: dict[str, Tensor]
-    """Changed in place, or by another tensor of the same name, shape and type."""
+    """The method's state. Tensors may be changed in place, or replaced by others of equal shape and type."""
 
     @property
     def epoch(self) -> int:
-        """The epoch, from 1."""
+        """The epoch, counted from 1."""
         return self.clock.epoch(self.t)
 
     @property
-    def epoch_done(self) -> bool:
+    def ends_epoch(self) -> bool:
         """Whether this is the last step of its epoch."""
-        return self.t == self.epoch * self.clock.steps
+        return self.clock.ends_epoch(self.t)
 
 
 @dataclass(frozen=True)
@@ -136,17 +139,17 @@ class Passes:
         return Passes(self.forwards * times, self.backwards * times)
 
     def __str__(self) -> str:
-        """Forwards, then backwards: "11/11"."""
+        """Format as forwards/backwards: "11/11"."""
         return f"{self.forwards}/{self.backwards}"
 
     @property
     def work(self) -> int:
-        """In forward passes: a backward pass is two multiplications for every one of a forward pass."""
+        """The cost in forward passes: a backward pass costs as much as two forward passes."""
         return self.forwards + 2 * self.backwards
 
 
-def device_of(model: Classifier) -> tuple[torch.device, torch.dtype]:
-    """Where a network's first tensor lives and its floating type; CPU and float32 for one without tensors."""
+def device_and_dtype(model: Classifier) -> tuple[torch.device, torch.dtype]:
+    """Return the device and type of a network's first floating-point tensor; CPU and float32 without one."""
     tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     for tensor in tensors:
         if tensor.is_floating_point():

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from allrounder.attacks import ATTACKS, Pgd, perturb
-from allrounder.config.fields import Kind
+from allrounder.config.fields import OneOf
 from allrounder.inference import fold as folding
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import L1
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
@@ -21,11 +21,12 @@ WITH_FIELDS = {
     "cw": {"steps": 4},
     "friendly": {"steps": 4, "tau": 3},
     "restarts": {"attack": Pgd(steps=3), "count": 3},
+    "worst-of": {"attack": Pgd(steps=3)},
     "apgd-train": {"steps": 4},
     "msd": {"steps": 4},
 }
 """Fields that keep these tests short, or that an attack cannot be made without."""
-CLIMBERS = ("pgd", "mim", "cw", "restarts", "apgd-train", "msd")
+CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "apgd-train", "msd")
 """Attacks that follow the gradient to the top of a linear network."""
 THREATS = {"Linf": "Linf:8/255", "L2": "L2:1/2", "L1": "L1:3"}
 
@@ -33,7 +34,7 @@ KINDS = pytest.mark.parametrize("kind", list(ATTACKS))
 CASES = pytest.mark.parametrize(
     ("kind", "threat"),
     [
-        pytest.param(kind, Threat.read(THREATS[norm.name]), id=f"{kind}-{norm.name}")
+        pytest.param(kind, Threat.parse(THREATS[norm.name]), id=f"{kind}-{norm.name}")
         for kind, cls in ATTACKS.items()
         for norm in sorted(cls.norms, key=lambda norm: norm.name)
     ],
@@ -65,7 +66,7 @@ def test_results_stay_in_ball_and_box_and_the_network_comes_back(kind, threat, n
     modes = [module.training for module in model.modules()]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ambient = torch.get_rng_state()
-    found = perturb(attack_of(kind), model, x, y, threat, Draws(0), norm_layers=norm_layers)
+    found = perturb(attack_of(kind), model, x, y, threat, Rng(0), norm_layers=norm_layers)
     assert (threat.norm.length(found.x - x) <= threat.eps + 1e-5 * max(1, threat.eps)).all()
     assert found.x.min() >= 0 and found.x.max() <= 1
     assert found.x.is_contiguous() and not found.x.requires_grad
@@ -81,16 +82,16 @@ def test_results_stay_in_ball_and_box_and_the_network_comes_back(kind, threat, n
 @LAYERS
 def test_the_same_seed_gives_the_same_images(kind, threat, norm_layers, monkeypatch):
     (x, y), seeds, drawn = batch(), (0, 0, 1), []
-    generator = Draws.generator
+    generator = Rng.generator
 
-    def noted(draws):
+    def noted(rng):
         # Folding draws numbers of its own; in training mode the network does.
-        drawn.append(draws.path[:1] != ("folding",))
-        return generator(draws)
+        drawn.append(rng.path[:1] != ("folding",))
+        return generator(rng)
 
-    monkeypatch.setattr(Draws, "generator", noted)
+    monkeypatch.setattr(Rng, "generator", noted)
     first, again, other = (
-        perturb(attack_of(kind), network(), x, y, threat, Draws(seed), norm_layers=norm_layers).x
+        perturb(attack_of(kind), network(), x, y, threat, Rng(seed), norm_layers=norm_layers).x
         for seed in seeds
     )
     assert torch.equal(first, again)
@@ -105,16 +106,16 @@ def test_per_example_draws_make_an_example_independent_of_its_neighbours(kind, t
         torch.tensor([7, 3, 11, 0, 5, 2]),
     )
     some = torch.tensor([4, 1])
-    attack, draws = attack_of(kind), Draws(0)
-    together = perturb(attack, model, x, y, threat, draws.per_example(rows)).x
-    apart = perturb(attack, model, x[some], y[some], threat, draws.per_example(rows[some])).x
+    attack, rng = attack_of(kind), Rng(0)
+    together = perturb(attack, model, x, y, threat, rng.per_example(rows)).x
+    apart = perturb(attack, model, x[some], y[some], threat, rng.per_example(rows[some])).x
     torch.testing.assert_close(together[some], apart, rtol=0, atol=1e-9)
 
 
 @CASES
 def test_the_mean_loss_rises(kind, threat):
     model, (x, y) = network(), batch()
-    found = perturb(attack_of(kind), model, x, y, threat, Draws(0))
+    found = perturb(attack_of(kind), model, x, y, threat, Rng(0))
     model.eval()
     with torch.no_grad():
         assert F.cross_entropy(model(found.x), y) > F.cross_entropy(model(x), y) + 1e-3
@@ -123,7 +124,7 @@ def test_the_mean_loss_rises(kind, threat):
 @CASES
 def test_what_is_reported_is_true(kind, threat):
     model, (x, y) = network(torch.float64), batch(dtype=torch.float64)
-    found = perturb(attack_of(kind), model, x, y, threat, Draws(0))
+    found = perturb(attack_of(kind), model, x, y, threat, Rng(0))
     if found.fooled is not None:
         assert torch.equal(found.fooled, model.eval()(found.x).argmax(1) != y)
     if found.loss is not None:
@@ -133,7 +134,7 @@ def test_what_is_reported_is_true(kind, threat):
 @CASES
 @LAYERS
 def test_declared_passes_are_the_counted_ones(kind, threat, norm_layers, monkeypatch):
-    monkeypatch.setattr(folding, "frozen", lambda model, example: None)
+    monkeypatch.setattr(folding, "folded_copy", lambda model, example: None)
     model, (x, y), forwards, backwards = network(), batch(), [], []
 
     def count(module, inputs, logits):
@@ -142,7 +143,7 @@ def test_declared_passes_are_the_counted_ones(kind, threat, norm_layers, monkeyp
             logits.register_hook(lambda g: backwards.append(len(g)))
 
     model.register_forward_hook(count)
-    found = perturb(attack_of(kind), model, x, y, threat, Draws(0), norm_layers=norm_layers)
+    found = perturb(attack_of(kind), model, x, y, threat, Rng(0), norm_layers=norm_layers)
     assert found.passes == Passes(len(forwards), len(backwards))
 
 
@@ -158,9 +159,10 @@ def test_the_optimum_of_a_linear_network_is_reached(kind, text):
         rise = (x * w).flatten(1).sum(1)
         return torch.stack([torch.zeros_like(rise), rise], 1)
 
-    fields = {"attack": Pgd(steps=40), "count": 2} if kind == "restarts" else {"steps": 40}
-    threat = Threat.read(text)
-    found = perturb(ATTACKS[kind](**fields), linear, x, torch.zeros(3, dtype=torch.long), threat, Draws(0))
+    fields = {"attack": Pgd(steps=40)} if kind in ("restarts", "worst-of") else {"steps": 40}
+    fields |= {"count": 2} if kind == "restarts" else {}
+    threat = Threat.parse(text)
+    found = perturb(ATTACKS[kind](**fields), linear, x, torch.zeros(3, dtype=torch.long), threat, Rng(0))
     gain = ((found.x - x) * w).flatten(1).sum(1)
     dual = {"Linf": 1, "L2": 2, "L1": float("inf")}[str(threat.norm)]
     best = threat.eps * w.flatten().norm(dual)
@@ -171,8 +173,8 @@ def test_the_optimum_of_a_linear_network_is_reached(kind, text):
 
 @KINDS
 def test_attacks_are_frozen_values_that_round_trip(kind):
-    attack, table = attack_of(kind), Kind(lambda: ATTACKS)
-    assert table.read(table.write(attack)) == attack
+    attack, table = attack_of(kind), OneOf(lambda: ATTACKS)
+    assert table.decode(table.encode(attack)) == attack
     assert hash(attack) == hash(attack_of(kind))
     for name in vars(attack):
         with pytest.raises(AttributeError):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allrounder.data.corruptions import CORRUPTIONS, EXTRA, STANDARD, corrupt
+from allrounder.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, STANDARD_CORRUPTIONS, corrupt
 from allrounder.data.corruptions.base import SEVERITIES, check_images
 from tests.support.images import clothes, photographs, scenes
 
@@ -33,11 +33,11 @@ def far(x: NDArray[np.uint8], y: NDArray[np.uint8]) -> float:
 
 
 def test_the_tables_are_those_of_the_papers():
-    assert len(STANDARD) == 15 and len(EXTRA) == 4
-    assert CORRUPTIONS["gaussian_noise"].table == (0.04, 0.06, 0.08, 0.09, 0.10)
-    assert CORRUPTIONS["shot_noise"].table == (500, 250, 100, 75, 50)
-    assert CORRUPTIONS["jpeg_compression"].table == (80, 65, 58, 50, 40)
-    assert CORRUPTIONS["pixelate"].table == (0.95, 0.9, 0.85, 0.75, 0.65)
+    assert len(STANDARD_CORRUPTIONS) == 15 and len(EXTRA_CORRUPTIONS) == 4
+    assert CORRUPTIONS["gaussian_noise"].constants == (0.04, 0.06, 0.08, 0.09, 0.10)
+    assert CORRUPTIONS["shot_noise"].constants == (500, 250, 100, 75, 50)
+    assert CORRUPTIONS["jpeg_compression"].constants == (80, 65, 58, 50, 40)
+    assert CORRUPTIONS["pixelate"].constants == (0.95, 0.9, 0.85, 0.75, 0.65)
 
 
 @pytest.mark.parametrize("name", NAMES)

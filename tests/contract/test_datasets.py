@@ -14,15 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from allrounder.config.fields import Kind, adapter
+from allrounder.config.fields import OneOf, adapter
 from allrounder.data import DATASETS
-from allrounder.data.base import Batches, Data, DataSpec, Split
+from allrounder.data.base import Data, DataSpec, Split
+from allrounder.data.batches import Batches
 from allrounder.data.datasets import embedded
-from allrounder.data.datasets.embedded import Embedded, read_cut
-from allrounder.data.datasets.npz import Given, Npz
+from allrounder.data.datasets.embedded import Embedded, read_embedded
+from allrounder.data.datasets.npz import InMemory, Npz
 from allrounder.data.splits import hold_out
 from allrounder.errors import RecipeError
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from tests.support import formats
 from tests.support.paths import PROJECT
 
@@ -54,17 +55,17 @@ def folder(root: Path, inner: str = "") -> dict[str, str]:
 
 
 def official(folder: Path, write: Callable[..., None], shape: tuple[int, ...]) -> dict[str, str]:
-    write(folder, formats.some(40, shape, 4), formats.some(20, shape, 4, seed=1))
+    write(folder, formats.random_images(40, shape, 4), formats.random_images(20, shape, 4, seed=1))
     return {"folder": str(folder)}
 
 
 def cifar10(folder: Path, train: Any, test: Any) -> None:
-    formats.tar(folder / "cifar-10-binary.tar.gz", formats.cifar10_binary(train, test))
+    formats.write_tar(folder / "cifar-10-binary.tar.gz", formats.cifar10_binary(train, test))
 
 
 def cifar100(folder: Path, train: Any, test: Any) -> None:
     parts = ((*train, train[1]), (*test, test[1]))
-    formats.tar(folder / "cifar-100-binary.tar.gz", formats.cifar100_binary(*parts))
+    formats.write_tar(folder / "cifar-100-binary.tar.gz", formats.cifar100_binary(*parts))
 
 
 FIELDS: dict[str, Callable[[Path], dict[str, str]]] = {
@@ -99,9 +100,9 @@ def data(loadable: DataSpec) -> Data:
 
 
 def test_a_spec_is_a_frozen_value_that_a_table_reads_and_writes(spec):
-    kind = Kind(lambda: DATASETS)
-    assert kind.read(kind.write(spec)) == spec
-    assert hash(spec) == hash(kind.read(kind.write(spec)))
+    kind = OneOf(lambda: DATASETS)
+    assert kind.decode(kind.encode(spec)) == spec
+    assert hash(spec) == hash(kind.decode(kind.encode(spec)))
     with pytest.raises(AttributeError):
         spec.path = "elsewhere"
     with pytest.raises(ValueError, match="unknown\n  Unexpected keyword"):
@@ -140,9 +141,9 @@ def test_fetched_images_are_a_copy(data):
 
 
 def test_it_can_be_cut_and_batched(data):
-    rest, validation = hold_out(data.train, 20, Draws(0))
+    rest, validation = hold_out(data.train, 20, Rng(0))
     assert len(rest) + len(validation) == len(data.train)
-    batch = Batches(rest, 16, Draws(0)).at(1, 1)
+    batch = Batches(rest, 16, Rng(0)).at(1, 1)
     assert batch.x.shape == (16, *data.shape)
     assert torch.equal(batch.y, rest.labels[batch.index])
 
@@ -182,15 +183,15 @@ def test_the_embedded_file_is_small_and_loads_fast():
 def test_a_damaged_embedded_file_is_told(tmp_path):
     with np.load(ASSET) as file:
         arrays = dict(file)
-    assert embedded.digest(arrays) == embedded.SHA256
+    assert embedded.digest_arrays(arrays) == embedded.SHA256
     arrays["x_test"][3, 14, 14] ^= 1
     np.savez(tmp_path / "flipped.npz", **arrays)
     (tmp_path / "short.npz").write_bytes(ASSET.read_bytes()[:1000])
     with pytest.raises(RuntimeError, match=r"flipped.npz: damaged \(SHA-256 .*install allrounder again"):
-        read_cut(tmp_path / "flipped.npz")
+        read_embedded(tmp_path / "flipped.npz")
     for name in ("short.npz", "absent.npz"):
         with pytest.raises(RuntimeError, match=rf"{name}: cannot be read .*install allrounder again"):
-            read_cut(tmp_path / name)
+            read_embedded(tmp_path / name)
 
 
 def test_the_script_makes_the_embedded_file_from_the_full_set(tmp_path):
@@ -201,9 +202,9 @@ def test_the_script_makes_the_embedded_file_from_the_full_set(tmp_path):
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    arrays = script.cut(source)
-    script.write(arrays, tmp_path / "one.npz")
-    script.write(arrays, tmp_path / "two.npz")
+    arrays = script.select_images(source)
+    script.write_npz(arrays, tmp_path / "one.npz")
+    script.write_npz(arrays, tmp_path / "two.npz")
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
     # The compressed bytes may differ between versions of zlib; what they hold may not.
     with zipfile.ZipFile(tmp_path / "one.npz") as made, zipfile.ZipFile(ASSET) as kept:
@@ -250,7 +251,8 @@ def test_an_ambiguous_shape_demands_a_layout(load, shape):
     x = np.zeros(shape, np.uint8)
     arrays = {**RIGHT, "x_train": x, "x_test": x[:3]}
     with pytest.raises(
-        ValueError, match=r"own.npz: x_train: shape .* more than one way .*set layout to \"nchw\""
+        ValueError,
+        match=r"own.npz: x_train: the layout of shape .* is ambiguous or unknown; set layout to \"nchw\"",
     ):
         load(**arrays)
     assert load("nchw", **arrays).shape == shape[1:]
@@ -264,7 +266,7 @@ def test_an_ambiguous_shape_demands_a_layout(load, shape):
         ({"y_train": Y.astype(str)}, r"own.npz: train labels: got dtype <U"),
         (
             {"y_train": Y.astype(object)},
-            r"own.npz: y_train cannot be read \(Object arrays .*save plain numbers",
+            r"own.npz: y_train cannot be read \(Object arrays .*save it again as plain numbers",
         ),
         ({"x_test": X[:3].astype(object)}, r"own.npz: x_test cannot be read"),
         ({"y_train": Y - 1}, r"own.npz: train labels: got 3 numbers from -1 to 1"),
@@ -273,7 +275,7 @@ def test_an_ambiguous_shape_demands_a_layout(load, shape):
         ({"x_train": X * np.nan}, r"own.npz: train images: got NaN or infinite pixels"),
         ({"x_train": X.astype(np.float32)}, r"own.npz: train images: .* expected \[0, 1\]; divide by 255"),
         ({"x_train": X.astype(np.int64)}, r"own.npz: train images: got torch.int64, expected uint8"),
-        ({"x_train": X[0, 0]}, r"own.npz: x_train: shape \(5, 3\) can be read .* or in none"),
+        ({"x_train": X[0, 0]}, r"own.npz: x_train: the layout of shape \(5, 3\) is ambiguous or unknown"),
         ({"x_test": X[:3, ..., 0]}, r"own.npz: test images: got shape \(3, 4, 5\), expected 4 dimensions"),
         (
             {"classes": np.array([1, 2, 3])},
@@ -324,4 +326,4 @@ def test_a_single_array_is_no_archive(tmp_path):
 
 def test_data_given_from_python_must_be_given_again():
     with pytest.raises(RecipeError, match=r'given from Python as "faces".*give it again, also to resume'):
-        Given(name="faces").load()
+        InMemory(name="faces").load()

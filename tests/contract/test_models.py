@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from allrounder.config.fields import Kind
-from allrounder.inference.fold import frozen
+from allrounder.config.fields import OneOf
+from allrounder.inference.fold import folded_copy
 from allrounder.models import MODELS, ModelSpec
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 
 SHAPES = [(3, 32, 32), (1, 28, 28), (2, 9, 17)]
 REDUCED = {"wrn": {"depth": 10, "widen": 2, "width": 4}}
-DRAWS = Draws(0).at("models")
+RNG = Rng(0).fold_in("models")
 
 pytestmark = pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "given"])
 
@@ -20,13 +20,13 @@ def reduced(kind: str) -> ModelSpec:
     return MODELS[kind](**REDUCED.get(kind, {"width": 4}))
 
 
-def built(spec: ModelSpec, classes: int = 5, shape: tuple[int, int, int] = SHAPES[0], draws: Draws = DRAWS):
-    with draws.ambient():
+def built(spec: ModelSpec, classes: int = 5, shape: tuple[int, int, int] = SHAPES[0], rng: Rng = RNG):
+    with rng.seed_global():
         return spec.build(classes, shape)
 
 
 def images(count: int, shape: tuple[int, int, int] = SHAPES[0]) -> torch.Tensor:
-    return DRAWS.at("x").uniform(torch.empty(count, *shape))
+    return RNG.fold_in("x").uniform(torch.empty(count, *shape))
 
 
 def lived_in(kind: str, shape: tuple[int, int, int] = SHAPES[0]):
@@ -66,7 +66,7 @@ def test_eval_mode_is_deterministic_and_ignores_neighbours(kind):
 
 def test_a_state_dict_carries_everything(kind):
     model = lived_in(kind).eval()
-    other = built(reduced(kind), draws=DRAWS.at("other")).eval()
+    other = built(reduced(kind), rng=RNG.fold_in("other")).eval()
     assert not torch.equal(model(images(2)), other(images(2)))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(images(2)), other(images(2)))
@@ -74,15 +74,15 @@ def test_a_state_dict_carries_everything(kind):
 
 def test_weights_come_from_the_ambient_address_alone(kind):
     spec = reduced(kind)
-    one, two, other = (built(spec, draws=draws).state_dict() for draws in (DRAWS, DRAWS, DRAWS.at("other")))
+    one, two, other = (built(spec, rng=rng).state_dict() for rng in (RNG, RNG, RNG.fold_in("other")))
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
     assert any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def test_a_recipe_can_hold_it(kind):
-    tables = Kind(lambda: MODELS)
+    tables = OneOf(lambda: MODELS)
     spec = reduced(kind)
-    assert tables.read(tables.write(spec)) == spec
+    assert tables.decode(tables.encode(spec)) == spec
     assert hash(spec) == hash(reduced(kind))
 
 
@@ -98,12 +98,12 @@ def test_its_documentation_is_complete(kind):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_folded_copy_agrees_in_logits_and_input_gradients(kind, shape):
     model = lived_in(kind, shape)
-    folded = frozen(model, images(1, shape))
+    folded = folded_copy(model, images(1, shape))
     assert folded is not None and folded.pairs
     model.eval()
     for dtype, rtol in ((torch.float32, 1e-3), (torch.float64, 1e-9)):
         model = model.to(dtype)
-        folded = frozen(model, images(1, shape))
+        folded = folded_copy(model, images(1, shape))
         assert folded is not None
         outcomes = []
         for network in (model, folded):

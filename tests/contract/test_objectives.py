@@ -12,33 +12,47 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.attacks.base import Crafted
+from allrounder.attacks.base import AttackResult
+from allrounder.attacks.msd import Msd
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import Kind, adapter
+from allrounder.attacks.worst_of import WorstOf
+from allrounder.config.fields import OneOf, adapter
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Clock, Time
 from allrounder.data import Embedded
 from allrounder.data.augment import NoAugment
 from allrounder.models.small_cnn import SmallCnn
-from allrounder.objectives import OBJECTIVES, Natural, Objective
+from allrounder.objectives import OBJECTIVES, Adversarial, Natural, Objective
 from allrounder.recipe.mix import Exchange, Mix, Shares
 from allrounder.recipe.recipe import Recipe, Validation
 from allrounder.recipe.task import Task
-from allrounder.rng import Draws
+from allrounder.rng import Rng
+from allrounder.threats.threat import AnyOf, Threat
 from allrounder.training.trainer import train
 from allrounder.types import Batch, Context, Loss, Passes
 from tests.support.networks import Counting, Tiny, blobs, same, tiny
 
-CLOCK = Clock(epochs=10, steps=4)
+CLOCK = Clock(epochs=10, steps_per_epoch=4)
 DATA = blobs(train=12, test=6)
 FILLED: dict[str, Any] = {
     **{"threat": "Linf:0.1", "against": ["Linf:0.1", "L2:0.5"]},
     **{"source": "Linf:0.1", "target": "L2:0.5"},
 }
 """What fields without a default are given here."""
+UNION = AnyOf((Threat.parse("Linf:0.1"), Threat.parse("L2:0.5")))
+FURTHER: dict[str, Objective] = {
+    "fast-at": Adversarial(
+        threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=1, step=1.25), norm_layers="train"
+    ),
+    "max": Adversarial(threat=UNION, attack=WorstOf(attack=Pgd(steps=10, step=0.25))),
+    "msd": Adversarial(threat=UNION, attack=Msd(), norm_layers="train"),
+}
+"""Other published methods that an objective of the table is with other fields."""
 
 
 def example(kind: str) -> Objective:
+    if kind in FURTHER:
+        return FURTHER[kind]
     cls: Any = OBJECTIVES[kind]
     open_ = [
         f.name
@@ -48,13 +62,13 @@ def example(kind: str) -> Objective:
     return adapter(cls).validate_python({name: FILLED[name] for name in open_})
 
 
-@pytest.fixture(params=OBJECTIVES)
+@pytest.fixture(params=[*OBJECTIVES, *FURTHER])
 def objective(request: pytest.FixtureRequest) -> Objective:
     return example(request.param)
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().to(dtype).train()
 
 
@@ -68,8 +82,8 @@ def step(
 ) -> tuple[Loss, dict[str, Tensor]]:
     """One evaluation of the loss and its gradients, as an update makes it."""
     held = objective.memory() if memory is None else memory
-    ctx = Context(t, CLOCK, Draws(0).at("task", t), held)
-    crafted: Crafted | None = objective.craft(model, given, ctx)
+    ctx = Context(t, CLOCK, Rng(0).fold_in("task", t), held)
+    crafted: AttackResult | None = objective.craft(model, given, ctx)
     model.train()
     loss = objective.loss(model, given, crafted, ctx)
     loss.total.backward()
@@ -105,25 +119,25 @@ def test_mixed_labels_reach_the_loss_and_not_the_accuracy(objective: Objective):
 
 def test_the_declared_passes_are_the_counted_ones(objective: Objective):
     """Of a network that is never wrong, as methods may stop where it is, at the end, as some begin late."""
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         model = Counting().train()
     # Labels as predicted, with a wide margin: nothing is fooled inside a small ball.
     given = batch()
     model.linear.weight.data.mul_(1e-3)
     model.linear.bias.data.copy_(torch.tensor([50.0, 0.0, 0.0]))
-    step(objective, model, replace(given, y=torch.zeros_like(given.y)), t=CLOCK.total)
+    step(objective, model, replace(given, y=torch.zeros_like(given.y)), t=CLOCK.total_steps)
     counted = Passes(*(count // len(given) for count in (model.tally.forwards, model.tally.backwards)))
     assert counted == objective.passes()
     assert model.tally.forwards % len(given) == model.tally.backwards % len(given) == 0
 
 
 def test_the_passes_of_crafting_are_told_apart(objective: Objective):
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         model = Counting().train()
     given = replace(batch(), y=torch.zeros(12, dtype=torch.long))
     model.linear.weight.data.mul_(1e-3)
     model.linear.bias.data.copy_(torch.tensor([50.0, 0.0, 0.0]))
-    ctx = Context(CLOCK.total, CLOCK, Draws(0).at("task", CLOCK.total), objective.memory())
+    ctx = Context(CLOCK.total_steps, CLOCK, Rng(0).fold_in("task", CLOCK.total_steps), objective.memory())
     objective.craft(model, given, ctx)
     counted = Passes(*(count // len(given) for count in (model.tally.forwards, model.tally.backwards)))
     assert counted == objective.craft_passes()
@@ -153,17 +167,17 @@ def test_the_global_generator_is_left_alone(objective: Objective):
 def test_another_address_crafts_other_images_exactly_where_something_is_drawn(
     objective: Objective, monkeypatch: pytest.MonkeyPatch
 ):
-    given, model, drawn = batch(), network(), list[Draws]()
-    generator = Draws.generator
+    given, model, drawn = batch(), network(), list[Rng]()
+    generator = Rng.generator
 
-    def noted(draws: Draws) -> torch.Generator:
+    def noted(draws: Rng) -> torch.Generator:
         drawn.append(draws)
         return generator(draws)
 
-    objective.craft(model, given, Context(1, CLOCK, Draws(0), objective.memory()))  # folds, which draws
-    monkeypatch.setattr(Draws, "generator", noted)
+    objective.craft(model, given, Context(1, CLOCK, Rng(0), objective.memory()))  # folds, which draws
+    monkeypatch.setattr(Rng, "generator", noted)
     made = [
-        objective.craft(model, given, Context(t, CLOCK, Draws(0).at("task", t), objective.memory()))
+        objective.craft(model, given, Context(t, CLOCK, Rng(0).fold_in("task", t), objective.memory()))
         for t in range(1, 9)
     ]
     images = [one.x for one in made if one is not None]
@@ -198,8 +212,8 @@ def test_a_restored_memory_goes_on_as_the_first_did(objective: Objective):
 
 
 def test_it_is_a_value_that_is_written_and_read_again(objective: Objective):
-    table = Kind(lambda: OBJECTIVES)
-    assert table.read(table.write(objective)) == objective
+    table = OneOf(lambda: OBJECTIVES)
+    assert table.decode(table.encode(objective)) == objective
     assert (type(objective).__doc__ or "").strip()
 
 
@@ -211,12 +225,12 @@ def test_it_trains_two_steps_in_a_generalist_mix(objective: Objective, tmp_path:
         data=Embedded(),
         model=SmallCnn(),
         epochs=1,
-        batch=5,
-        task=(task("subject", objective), task("natural", Natural())),
+        batch_size=5,
+        tasks=(task("subject", objective), task("natural", Natural())),
         mix=Mix(
             decay=Constant(value=0.5),
             shares=Shares(lead="subject", curve=Constant(value=0.5)),
-            exchange=Exchange(start=Time.read(0), every=Time.read("50%")),
+            exchange=Exchange(start=Time.parse(0), every=Time.parse("50%")),
         ),
         validation=Validation(images=2, train_images=0, attack=Pgd(steps=1)),
     )

@@ -13,7 +13,7 @@ from allrounder.models.wide_resnet import WideResNet
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.mix import Shares
-from allrounder.recipe.recipe import Recipe, shipped
+from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.recipe.task import Task
 from tests.support.paths import PROJECT
 
@@ -115,16 +115,16 @@ def rates(recipe: Recipe, task: Task) -> dict[int, float]:
 
 
 def shares(recipe: Recipe, epoch: int) -> dict[str, float]:
-    return recipe.mixing.shares_at(*moment(recipe, epoch), recipe.names)
+    return recipe.effective_mix.shares_at(*moment(recipe, epoch), recipe.names)
 
 
 def restarts(recipe: Recipe) -> list[int]:
     clock = clock_of(recipe)
-    return [t for t in range(1, clock.total + 1) if recipe.mixing.due(t, clock)]
+    return [t for t in range(1, clock.total_steps + 1) if recipe.effective_mix.exchange_due(t, clock)]
 
 
 def test_these_recipes_are_shipped_and_no_others():
-    papers = {name for name in shipped() if not name.startswith("embedded/")}
+    papers = {name for name in shipped_recipes() if not name.startswith("embedded/")}
     others = {name for name in papers if name.partition("/")[2].startswith(BASELINES)}
     assert papers - others == NAMES.keys() | TWINS.keys() | BEYOND
     assert UNIFIED.keys() <= others
@@ -138,7 +138,7 @@ def test_the_protocol_is_that_of_the_papers(name: str):
         5,
         10,
     )
-    assert (recipe.epochs, recipe.batch, recipe.pace) == (said.epochs, 128, "epoch")
+    assert (recipe.epochs, recipe.batch_size, recipe.pace) == (said.epochs, 128, "epoch")
     assert recipe.names == LEARNERS[NAMES[name][1]]
     probes = [(probe.name, probe.threat.norm.name, probe.threat.eps) for probe in recipe.probes]
     budgets = (("Linf", said.linf), ("L2", said.l2))
@@ -159,7 +159,8 @@ def test_learners_are_trained_as_in_the_papers(name: str):
             assert isinstance(task.objective, Natural)
             continue
         assert isinstance(task.objective, Adversarial) and isinstance(task.objective.attack, Pgd)
-        threat, attack = task.objective.threat, task.objective.attack
+        (threat,) = task.objective.threats()
+        attack = task.objective.attack
         assert (threat.norm.name, threat.eps) == (
             ("Linf", said.linf) if task.name == "linf" else ("L2", said.l2)
         )
@@ -182,7 +183,7 @@ def test_baselines_of_several_norms_differ_from_adversarial_training_in_their_ob
     assert same == simple
     assert recipe.passes().work > plain.passes().work
     shown = {"about": plain.about, "name": plain.name, "probes": plain.probes}
-    assert replace(recipe, task=plain.task, validation=plain.validation, **shown) == plain
+    assert replace(recipe, tasks=plain.tasks, validation=plain.validation, **shown) == plain
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,9 +195,9 @@ def test_digits_are_not_mirrored(name: str):
 @pytest.mark.parametrize("name", [name for name in NAMES if NAMES[name][1] in GENERALISTS])
 def test_learners_are_mixed_as_in_the_papers(name: str):
     said, recipe = SAID[NAMES[name][0]], Recipe.load(name)
-    clock, mix = clock_of(recipe), recipe.mixing
+    clock, mix = clock_of(recipe), recipe.effective_mix
     assert [task.average(9, clock) for task in recipe.tasks if task.average] == [0.999] * len(recipe.tasks)
-    assert mix.decay(1, clock) == mix.decay(clock.total, clock) == 0.999
+    assert mix.decay(1, clock) == mix.decay(clock.total_steps, clock) == 0.999
     others = recipe.names[1:]
     for epoch, lead in SHARE.items():
         expected = {"linf": lead, **{other: (1 - lead) / len(others) for other in others}}
@@ -217,7 +218,7 @@ def test_a_raw_twin_has_no_averages_of_the_learners_and_nothing_else_is_changed(
     recipe, plain = Recipe.load(name), Recipe.load(TWINS[name])
     assert [task.average for task in recipe.tasks] == [None] * len(plain.tasks)
     bare = tuple(replace(task, average=None) for task in plain.tasks)
-    assert recipe == replace(plain, task=bare, name=recipe.name, about=recipe.about)
+    assert recipe == replace(plain, tasks=bare, name=recipe.name, about=recipe.about)
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -235,15 +236,16 @@ def test_a_released_twin_repeats_the_choices_of_the_released_code(name: str):
         if isinstance(task.objective, Adversarial) and task.name == "linf":
             attack = task.objective.attack
             assert isinstance(attack, Pgd) and attack.steps == 10
-            assert (task.objective.threat.eps, attack.step * 0.031) == pytest.approx((0.031, 0.007))
+            (threat,) = task.objective.threats()
+            assert (threat.eps, attack.step * 0.031) == pytest.approx((0.031, 0.007))
         else:
             assert task.objective == papers.objective
     assert [shares(recipe, epoch)["linf"] for epoch in (80, 85, 100, 120)] == pytest.approx(
         [1, 0.925, 0.7, 0.4]
     )
-    assert isinstance(recipe.mixing.shares, Shares) and isinstance(plain.mixing.shares, Shares)
-    assert recipe.mixing.shares.rest == plain.mixing.shares.rest
-    assert recipe.mixing.decay(1, clock) == pytest.approx(0.1)
+    assert isinstance(recipe.effective_mix.shares, Shares) and isinstance(plain.effective_mix.shares, Shares)
+    assert recipe.effective_mix.shares.rest == plain.effective_mix.shares.rest
+    assert recipe.effective_mix.decay(1, clock) == pytest.approx(0.1)
     due = [epoch for epoch in FIFTH for _ in range(STEPS)]
     assert [clock.epoch(t) for t in restarts(recipe)] == due
     assert recipe.validation.on == "test" and recipe.validation.attack == Pgd(steps=10, step=7 / 31)
@@ -252,7 +254,7 @@ def test_a_released_twin_repeats_the_choices_of_the_released_code(name: str):
         "pgd-20@Linf:0.031",
         "aa@Linf:0.031",
     }
-    assert (recipe.model, recipe.epochs, recipe.batch) == (plain.model, plain.epochs, plain.batch)
+    assert (recipe.model, recipe.epochs, recipe.batch_size) == (plain.model, plain.epochs, plain.batch_size)
 
 
 def test_the_guide_names_every_recipe():

@@ -47,14 +47,14 @@ def recipes(name: str) -> dict[str, Recipe]:
 
 
 def exchange(recipe: Recipe) -> Exchange:
-    assert recipe.mixing.exchange is not None
-    return recipe.mixing.exchange
+    assert recipe.effective_mix.exchange is not None
+    return recipe.effective_mix.exchange
 
 
 def lead(recipe: Recipe) -> tuple[float, ...]:
     """The lead's share at epochs 0, 40, 80, 120, or as far in other runs."""
-    assert recipe.mixing.shares is not None
-    return tuple(recipe.mixing.shares.curve(epoch * 6, CLOCK) for epoch in (0, 40, 80, 120))
+    assert recipe.effective_mix.shares is not None
+    return tuple(recipe.effective_mix.shares.curve(epoch * 6, CLOCK) for epoch in (0, 40, 80, 120))
 
 
 def averaged(recipe: Recipe) -> set[str]:
@@ -104,7 +104,7 @@ def test_small_curves_are_the_papers_at_the_same_places_of_the_run(name: str):
     assert len(found) == {"embedded/shares": 5, "embedded/trends": 6}[name]
     for label, recipe in found.items():
         assert lead(recipe) == pytest.approx(CURVES[label])
-        assert exchange(recipe).start.epochs(120) == 75
+        assert exchange(recipe).start.to_epochs(120) == 75
 
 
 @pytest.mark.parametrize("name", ["cifar10/second-share", "embedded/second-share"])
@@ -116,7 +116,7 @@ def test_the_second_share_is_b_of_what_the_lead_leaves(name: str):
     for b, recipe in zip(values, found.values(), strict=True):
         assert recipe.names == GENERALISTS["T"]
         for epoch in (100, 120):
-            shares = recipe.mixing.shares_at(epoch * 6, CLOCK, recipe.names)
+            shares = recipe.effective_mix.shares_at(epoch * 6, CLOCK, recipe.names)
             assert shares["natural"] == pytest.approx(b * (1 - shares["linf"]))
             assert sum(shares.values()) == pytest.approx(1)
 
@@ -131,7 +131,7 @@ def test_the_second_share_is_b_of_what_the_lead_leaves(name: str):
 )
 def test_periods_are_those_of_the_papers(name: str, periods: list[int]):
     found = recipes(name)
-    assert [exchange(recipe).every.epochs(120) for recipe in found.values()] == periods
+    assert [exchange(recipe).every.to_epochs(120) for recipe in found.values()] == periods
     assert [int(label.rpartition(" ")[2]) for label in found] == periods
 
 
@@ -180,7 +180,7 @@ def test_rates_are_those_of_table_5(name: str):
     for (natural, linf), recipe in zip(rates, found.values(), strict=True):
         assert first_rates(recipe) == {"linf": linf, "natural": natural}
         for task in recipe.tasks:
-            assert task.lr(CLOCK.total, CLOCK) == pytest.approx(first_rates(recipe)[task.name] / 100)
+            assert task.lr(CLOCK.total_steps, CLOCK) == pytest.approx(first_rates(recipe)[task.name] / 100)
             if name.startswith("cifar10"):
                 assert task.lr(360, CLOCK) == pytest.approx(first_rates(recipe)[task.name] / 10)
 
@@ -191,7 +191,7 @@ def test_what_was_chosen_is_transferred_unchanged():
     for recipe in found.values():
         assert recipe.names == GENERALISTS["T"]
         assert lead(recipe) == pytest.approx((1, 1, 1, 0))
-        assert (exchange(recipe).start.epochs(120), exchange(recipe).every.epochs(120)) == (75, 5)
+        assert (exchange(recipe).start.to_epochs(120), exchange(recipe).every.to_epochs(120)) == (75, 5)
     small = recipes("embedded/transfer")
     mixes = [recipe.mix for label, recipe in small.items() if label.endswith("NT+Linf")]
     assert mixes == [Recipe.load("embedded/generalist-d-nt-linf").mix] * 3
@@ -200,12 +200,12 @@ def test_what_was_chosen_is_transferred_unchanged():
 @pytest.mark.parametrize("folder", ["cifar10", "embedded"])
 def test_our_own_ablations_vary_what_their_labels_say(folder: str):
     starts = [0, 25, 50, 75, 100, 120] if folder == "cifar10" else [0, 36, 75, 108, 120]
-    assert [exchange(r).start.epochs(120) for r in recipes(f"{folder}/start").values()] == starts
+    assert [exchange(r).start.to_epochs(120) for r in recipes(f"{folder}/start").values()] == starts
     assert {label: exchange(r).when for label, r in recipes(f"{folder}/exchange-when").items()} == {
         "epoch-end": "epoch-end",
         "every-step": "every-step",
     }
-    assert {label: r.mixing.buffers for label, r in recipes(f"{folder}/buffers").items()} == {
+    assert {label: r.effective_mix.buffers for label, r in recipes(f"{folder}/buffers").items()} == {
         "averaged": "average",
         "recalibrated": "recalibrate",
     }

@@ -118,17 +118,17 @@ def test_every_row_is_there_with_the_recipe_of_its_method(name: str):
 @pytest.mark.parametrize("name", TABLES)
 def test_numbers_stand_in_all_printed_columns_and_beside_printed_rows_alone(name: str):
     study = Study.load(name)
-    assert list(study.paper()) == list(TABLES[name][0])
+    assert list(study.paper_results()) == list(TABLES[name][0])
     columns = {"natural", *map(str, study.probes)}
     columns |= {"aa mean"} if "/plus-" in name else set()
-    for label, numbers in study.paper().items():
+    for label, numbers in study.paper_results().items():
         assert numbers.keys() == columns - UNSPLIT.get((name, label), set())
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_printed_accuracy_under_aa_is_not_above_that_under_one_attack_but_where_known(name: str):
     above: set[tuple[str, str, str]] = set()
-    for label, numbers in Study.load(name).paper().items():
+    for label, numbers in Study.load(name).paper_results().items():
         for column, number in numbers.items():
             whole = numbers.get(f"aa@{column.partition('@')[2]}", 0.0)
             above |= {(name, label, column)} if whole > number else set()
@@ -138,7 +138,7 @@ def test_printed_accuracy_under_aa_is_not_above_that_under_one_attack_but_where_
 @pytest.mark.parametrize("name", [name for name in TABLES if "/plus-" in name])
 def test_printed_pgd_and_aa_are_close_in_l2_but_where_known(name: str):
     apart: set[tuple[str, str]] = set()
-    for label, numbers in Study.load(name).paper().items():
+    for label, numbers in Study.load(name).paper_results().items():
         pgd, aa = (
             [n for c, n in numbers.items() if c.startswith(f"{attack}@L2")] for attack in ("pgd-20", "aa")
         )
@@ -156,7 +156,7 @@ def test_printed_pgd_and_aa_are_close_in_l2_but_where_known(name: str):
     ],
 )
 def test_both_papers_print_the_same_of_the_same_method_but_where_known(plus: str, cvpr: str):
-    later, earlier = Study.load(plus).paper(), Study.load(cvpr).paper()
+    later, earlier = Study.load(plus).paper_results(), Study.load(cvpr).paper_results()
     for label, before in IN_BOTH.items():
         common = later[label].keys() & earlier[before].keys()
         assert common == {"natural", "pgd-20@Linf:8/255", "aa@Linf:8/255"}

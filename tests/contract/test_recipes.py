@@ -12,25 +12,26 @@ import pytest
 import torch
 
 from allrounder.config.time import Clock
-from allrounder.data.base import Batches, Data, Subset
-from allrounder.data.files.cache import VARIABLE
+from allrounder.data.base import Data, Subset
+from allrounder.data.batches import Batches
+from allrounder.data.files.cache import CACHE_VARIABLE
 from allrounder.models import ModelSpec
 from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
 from allrounder.models.small_cnn import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
 from allrounder.nn.state import distance
-from allrounder.recipe.init import PHASES
-from allrounder.recipe.lint import advice
-from allrounder.recipe.pipeline import Curve, SelfTraining
-from allrounder.recipe.recipe import Recipe, shipped
-from allrounder.rng import Draws
-from allrounder.training.model_selection import split_off
+from allrounder.recipe.init import STAGES_DIR
+from allrounder.recipe.lint import warnings_for
+from allrounder.recipe.pipeline import ModeConnectivity, SelfTraining
+from allrounder.recipe.recipe import Recipe, shipped_recipes
+from allrounder.rng import Rng
+from allrounder.training.data import load_data, train_val_split
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
 from tests.support import samples
 
-NAMES = list(shipped())
+NAMES = list(shipped_recipes())
 STEPS = 6
 """Steps of an epoch, where images are not at hand."""
 THIN: dict[type[ModelSpec], list[str]] = {
@@ -49,7 +50,7 @@ VARIANTS = {
 }
 loaded = cache(Recipe.load)
 """Read once; recipes are values."""
-MIXED = [name for name in NAMES if loaded(name).mixing.exchange is not None]
+MIXED = [name for name in NAMES if loaded(name).effective_mix.exchange is not None]
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +58,14 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Data]]:
     """By recipe: two batches of training images, some to hold out, some to test; read from files."""
     root, found, read = tmp_path_factory.mktemp("data"), dict[str, Data](), dict[str, Data]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(root))
+        patch.setenv(CACHE_VARIABLE, str(root))
         for name in NAMES:
             kind = name.split("/")[0]
             if kind not in read:
                 if kind != "embedded":
                     samples.write(kind, root / kind)
                 sets = ["data.size=32", "data.workers=0"] if kind == "imagenet" else []
-                whole = Recipe.load(name, sets).read_data()
+                whole = load_data(Recipe.load(name, sets))
                 train = Subset(whole.train, torch.arange(samples.TRAIN))
                 test = Subset(whole.test, torch.arange(samples.TEST))
                 read[kind] = Data(whole.name, train, test, whole.classes)
@@ -75,27 +76,29 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Data]]:
 def small(name: str) -> Recipe:
     """The same recipe for two steps on few images."""
     recipe = loaded(name)
-    sets = ["epochs=1", "batch=15" if recipe.validation.on == "test" else "batch=10"]
+    sets = ["epochs=1", "batch_size=15" if recipe.validation.on == "test" else "batch_size=10"]
     sets += ["validation.images=10", "validation.train_images=0", "validation.every=1"]
     sets += ["validation.attack={ kind = 'pgd', steps = 1 }"]
     sets += THIN[type(recipe.model)]
-    sets += [f"{place}.objective.attack.steps=2" for place in attacked(recipe)]
-    if isinstance(recipe.program, Curve):
-        sets.append("program.points=2")
+    sets += [f"{place}.steps=2" for place in attacked(recipe)]
+    if isinstance(recipe.pipeline, ModeConnectivity):
+        sets.append("pipeline.points=2")
     return Recipe.load(name, sets)
 
 
 def attacked(recipe: Recipe) -> list[str]:
-    """Where the tasks stand that attack, also those of the phases of a program."""
-    raw = tomllib.loads(recipe.dump())
+    """Where the attacks of tasks stand that have steps, also those of the stages of a pipeline."""
+    raw = tomllib.loads(recipe.dumps())
     places = {"task": raw["task"]}
-    for key, phases in raw.get("program", {}).items():
+    for key, phases in raw.get("pipeline", {}).items():
         for phase in phases if isinstance(phases, list) else [phases]:
             if isinstance(phase, dict) and "task" in phase:
                 member = f".{phase['name']}" if isinstance(phases, list) else ""
-                places[f"program.{key}{member}.task"] = phase["task"]
+                places[f"pipeline.{key}{member}.task"] = phase["task"]
     every = [(f"{place}.{task['name']}", task) for place, tasks in places.items() for task in tasks]
-    return [place for place, task in every if "steps" in task["objective"].get("attack", {})]
+    attacks = [(f"{place}.objective.attack", task["objective"].get("attack", {})) for place, task in every]
+    attacks += [(f"{place}.attack", attack["attack"]) for place, attack in attacks if "attack" in attack]
+    return [place for place, attack in attacks if "steps" in attack]
 
 
 def often(name: str) -> bool:
@@ -107,7 +110,7 @@ def often(name: str) -> bool:
 
 
 def exchanges(recipe: Recipe, clock: Clock) -> list[int]:
-    return [t for t in range(1, clock.total + 1) if recipe.mixing.due(t, clock)]
+    return [t for t in range(1, clock.total_steps + 1) if recipe.effective_mix.exchange_due(t, clock)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,7 +124,7 @@ def test_it_says_in_one_line_what_it_is(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_written_and_read_again(name: str):
     recipe = loaded(name)
-    assert Recipe.loads(recipe.dump()) == recipe
+    assert Recipe.loads(recipe.dumps()) == recipe
     assert Recipe.load(name) == recipe
 
 
@@ -142,20 +145,20 @@ def test_it_trains_two_steps(name: str, few: dict[str, Data], tmp_path: Path):
     recipe, data = small(name), few[name]
     run = train(recipe, tmp_path / "run", data=data)
     assert run.finished
-    kept, _ = split_off(recipe, data)
-    assert Batches(kept, recipe.batch, Draws(recipe.seed)).steps == 2
-    for phase, training in recipe.trainings().items():
-        events = (run if recipe.program is None else Run(run.folder / PHASES / phase)).metrics()
+    kept, _ = train_val_split(recipe, data)
+    assert Batches(kept, recipe.batch_size, Rng(recipe.seed)).steps == 2
+    for phase, training in recipe.stage_recipes().items():
+        events = (run if recipe.pipeline is None else Run(run.folder / STAGES_DIR / phase)).metrics()
         epochs = [event for event in events if event["event"] == "epoch"]
         assert [event["learner"] for event in epochs] == list(training.names) * training.epochs
         assert all(math.isfinite(event["loss"]) for event in epochs)
     theta, facts = run.weights()
     # With half of the labels hidden, there is one batch of images with labels.
-    assert facts["t"] == (1 if isinstance(recipe.program, SelfTraining) and recipe.program.hidden else 2)
+    assert facts["t"] == (1 if isinstance(recipe.pipeline, SelfTraining) and recipe.pipeline.hidden else 2)
     assert all(bool(tensor.isfinite().all()) for tensor in theta.values() if tensor.is_floating_point())
     best, _ = run.weights("best")
     assert best.keys() == theta.keys()
-    if len(recipe.names) == 1 and recipe.mix is None and not isinstance(recipe.program, Curve):
+    if len(recipe.names) == 1 and recipe.mix is None and not isinstance(recipe.pipeline, ModeConnectivity):
         assert distance(theta, run.weights(recipe.names[0])[0]) == 0
 
 
@@ -166,20 +169,20 @@ def test_a_shortened_run_still_exchanges_at_the_same_share_of_its_length(name: s
     clock = Clock(recipe.epochs, STEPS, recipe.pace)
     due = exchanges(recipe, clock)
     assert due, "no exchange ever happens"
-    assert not [remark for remark in advice(recipe, clock) if remark.startswith("no exchange")]
-    exchange = recipe.mixing.exchange
+    assert not [remark for remark in warnings_for(recipe, clock) if remark.startswith("no exchange")]
+    exchange = recipe.effective_mix.exchange
     assert exchange is not None
-    start = exchange.start.steps(clock)
+    start = exchange.start.to_steps(clock)
     # Not before t' (in whole epochs, where every step of a due epoch exchanges), and within one period of it.
-    early = clock.steps if exchange.when == "every-step" else 0
+    early = clock.steps_per_epoch if exchange.when == "every-step" else 0
     assert start - early <= due[0] <= start + exchange.period(clock)
-    assert start == pytest.approx(0.01 * float(str(exchange.start).rstrip("%")) * clock.total, abs=0.5)
+    assert start == pytest.approx(0.01 * float(str(exchange.start).rstrip("%")) * clock.total_steps, abs=0.5)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_time_is_a_share_of_the_run_or_a_rhythm(name: str):
     """So that `--set epochs=2` shortens everything alike."""
-    raw = tomllib.loads(loaded(name).dump())
+    raw = tomllib.loads(loaded(name).dumps())
     times = [time for task in raw["task"] for time in task["lr"].get("at", [])]
     times += [time for task in raw["task"] for time in task["objective"].get("tau", {}).get("at", [])]
     mix = raw.get("mix", {})

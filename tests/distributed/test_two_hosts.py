@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from allrounder.training.run import Run
-from tests.distributed.processes import free_port
-from tests.distributed.test_ranks import trained
+from tests.distributed.ranks import free_port
+from tests.distributed.test_training import trained
 from tests.support.paths import PROJECT
 
 ROOT = PROJECT
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 SMALL = tuple(word for text in (
-    "epochs=4", "batch=790", "model.width=4", "validation.images=50", "validation.train_images=0",
+    "epochs=4", "batch_size=790", "model.width=4", "validation.images=50", "validation.train_images=0",
     "validation.every=1", "validation.threats=[]",
 ) for word in ("--set", text))  # fmt: skip
 """Five steps an epoch, twenty in all, with a checkpoint after every epoch."""
@@ -110,7 +110,7 @@ def test_a_cut_cable_is_reported_and_the_mended_run_comes_to_the_same_bits(
     assert until(lambda: [*out.glob("checkpoints/step-*")], 300), said(tmp_path / "cut")
     ip("-n", hosts[0], "link", "set", "cable0", "down")
     try:
-        told = ("took no step", "got no answer", "does not answer", "lost the line")
+        told = ("took no step", "got no answer", "does not answer", "lost the connection")
         for host in hosts:  # each side tells of it in a time that is bounded
             log = tmp_path / "cut" / f"{host[:3]}.txt"
             assert until(lambda log=log: any(text in log.read_text() for text in told), 200), log.read_text()

@@ -1,11 +1,11 @@
-"""Adaptive gradient reconstruction once more, literally and slowly: one number at a time, in plain Python."""
+"""Slow reference of adaptive gradient reconstruction: one number at a time, in plain Python."""
 
 from __future__ import annotations
 
 import math
 
 
-def reconstructed(g1: list[float], g2: list[float], clip: float) -> list[float]:
+def reference_reconstruct(g1: list[float], g2: list[float], clip: float) -> list[float]:
     """The edited gradient of one flattened parameter tensor."""
     dot = sum(a * b for a, b in zip(g1, g2, strict=True))
     size1, size2 = (math.sqrt(sum(a * a for a in g)) for g in (g1, g2))

@@ -1,6 +1,6 @@
-"""Slow, literal augmentations: one image, one pixel, one number at a time.
+"""Slow reference augmentations: one image, one pixel, one number at a time.
 
-Only the random numbers are shared with the package: `u` holds the uniform numbers of every image in a row.
+Only the random numbers are shared with the package: `u` holds one row of uniform numbers per image.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def crop_flip(x: Tensor, u: list[list[float]], pad: int, flip: bool, reflect: bool = False) -> Tensor:
-    """Black, or what a mirror at the outermost pixels shows, where the crop leaves the image."""
+    """Crop and flip; beyond the image it is black, or mirrored at the outermost pixels."""
     n, _, h, w = x.shape
     out = torch.zeros_like(x)
     for i in range(n):
@@ -28,16 +28,16 @@ def crop_flip(x: Tensor, u: list[list[float]], pad: int, flip: bool, reflect: bo
     return out
 
 
-def _mirror(place: int, size: int) -> int:
-    if place < 0:
-        return -place
-    return 2 * (size - 1) - place if place >= size else place
+def _mirror(position: int, size: int) -> int:
+    if position < 0:
+        return -position
+    return 2 * (size - 1) - position if position >= size else position
 
 
 def resized_crop(
     x: Tensor, u: list[list[float]], scale: tuple[float, float], ratio: tuple[float, float], flip: bool
 ) -> Tensor:
-    """Every pixel is a weighted mean of the four around the place it comes from."""
+    """Read every pixel as the weighted mean of the four pixels around its source position."""
     n, channels, h, w = x.shape
     out = torch.zeros_like(x)
     for i in range(n):
@@ -61,10 +61,10 @@ def resized_crop(
 
 
 def window(h: int, w: int, a: float, b: float, tall: int, wide: int) -> set[tuple[int, int]]:
-    """The pixels of a rectangle around the pixel that two numbers choose, as far as they are in the image."""
+    """Return the pixels of a rectangle around the pixel that two numbers select, clipped to the image."""
     top, left = int(a * h) - tall // 2, int(b * w) - wide // 2
-    asked = {(row, column) for row in range(top, top + tall) for column in range(left, left + wide)}
-    return {(row, column) for row, column in asked if 0 <= row < h and 0 <= column < w}
+    pixels = {(row, column) for row in range(top, top + tall) for column in range(left, left + wide)}
+    return {(row, column) for row, column in pixels if 0 <= row < h and 0 <= column < w}
 
 
 def cutout(x: Tensor, u: list[list[float]], size: int) -> Tensor:
@@ -75,10 +75,10 @@ def cutout(x: Tensor, u: list[list[float]], size: int) -> Tensor:
     return out
 
 
-def colour_jitter(
+def color_jitter(
     x: Tensor, u: list[list[float]], brightness: float, contrast: float, saturation: float, hue: float
 ) -> Tensor:
-    """Factors one after the other; the hue by a rotation matrix about (1, 1, 1)."""
+    """Apply the factors one after the other; rotate the hue by a matrix about (1, 1, 1)."""
 
     def clip(number: float) -> float:
         return min(max(number, 0.0), 1.0)
@@ -104,29 +104,33 @@ def colour_jitter(
             cos, sin = math.cos(angle), math.sin(angle)
             same = cos + (1 - cos) / 3
             after, before = (1 - cos) / 3 - sin / math.sqrt(3), (1 - cos) / 3 + sin / math.sqrt(3)
-            turn = [[same, after, before], [before, same, after], [after, before, same]]
-            pixels = [[clip(sum(t * v for t, v in zip(row, p, strict=True))) for row in turn] for p in pixels]
-        for place, pixel in enumerate(pixels):
-            out[i, :, place // w, place % w] = torch.tensor(pixel)
+            matrix = [[same, after, before], [before, same, after], [after, before, same]]
+            pixels = [
+                [clip(sum(t * v for t, v in zip(row, p, strict=True))) for row in matrix] for p in pixels
+            ]
+        for position, pixel in enumerate(pixels):
+            out[i, :, position // w, position % w] = torch.tensor(pixel)
     return out
 
 
 def beta(alpha: float, u: float, v: float) -> float:
-    """A number of Beta(alpha, alpha) from one of the t-distribution with 2 alpha degrees of freedom."""
+    """Sample Beta(alpha, alpha) through the t-distribution with 2 alpha degrees of freedom."""
     t = math.sqrt(2 * alpha * (u ** (-1 / alpha) - 1)) * math.cos(2 * math.pi * v)
     return 0.5 + t / (2 * math.sqrt(2 * alpha + t * t))
 
 
 def partners(u: list[list[float]]) -> list[int]:
-    """The images in the order of their first numbers."""
+    """Return the images in the order of their first random numbers."""
     return sorted(range(len(u)), key=lambda i: u[i][0])
 
 
 def mixup(
     x: Tensor, y: Tensor, u: list[list[float]], alpha: float, chance: float
 ) -> tuple[Tensor, list[int], list[float]]:
-    """Images, second labels, and weights of the first ones."""
-    out, weights, others = x.clone(), list[float](), partners(u)
+    """Return images, second labels, and the weights of the first labels."""
+    out = x.clone()
+    weights: list[float] = []
+    others = partners(u)
     for i, j in enumerate(others):
         drawn = beta(alpha, u[i][1], u[i][2]) if u[i][3] < chance else 1.0
         weights.append(max(drawn, 1 - drawn))
@@ -137,9 +141,11 @@ def mixup(
 def cutmix(
     x: Tensor, y: Tensor, u: list[list[float]], alpha: float, chance: float
 ) -> tuple[Tensor, list[int], list[float]]:
-    """Images, second labels, and the share of the pixels that are the image's own."""
+    """Return images, second labels, and the share of the image's own pixels."""
     h, w = x.shape[2:]
-    out, weights, others = x.clone(), list[float](), partners(u)
+    out = x.clone()
+    weights: list[float] = []
+    others = partners(u)
     for i, j in enumerate(others):
         side = math.sqrt(beta(alpha, u[i][1], u[i][2]))
         cut = window(h, w, u[i][3], u[i][4], int(h * side), int(w * side)) if u[i][5] < chance else set()

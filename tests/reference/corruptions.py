@@ -1,4 +1,4 @@
-"""Corruptions as one would explain them: one image, one pixel after the other, or by another library."""
+"""Slow reference corruptions: one image and one pixel at a time, or by another library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
 
 
-def truncated(pixels: Floats) -> Bytes:
+def truncate(pixels: Floats) -> Bytes:
     return np.uint8(np.clip(pixels, 0, 1) * 255)  # type: ignore[return-value]
 
 
@@ -24,24 +24,24 @@ def contrast(image: Bytes, factor: float) -> Bytes:
     for channel in range(image.shape[2]):
         mean = float(np.mean(pixels[:, :, channel]))
         pixels[:, :, channel] = (pixels[:, :, channel] - mean) * factor + mean
-    return truncated(pixels)
+    return truncate(pixels)
 
 
 def through_hsv(image: Bytes, change: Callable[[float, float, float], tuple[float, float, float]]) -> Bytes:
-    """Every pixel by the standard library's colours."""
+    """Change every pixel in HSV, with the standard library."""
     changed = np.empty(image.shape)
     for i in range(image.shape[0]):
         for j in range(image.shape[1]):
             changed[i, j] = colorsys.hsv_to_rgb(*change(*colorsys.rgb_to_hsv(*(image[i, j] / 255))))
-    return truncated(changed)
+    return truncate(changed)
 
 
-def brightness(image: Bytes, more: float) -> Bytes:
-    return through_hsv(image, lambda h, s, v: (h, s, min(max(v + more, 0), 1)))
+def brightness(image: Bytes, amount: float) -> Bytes:
+    return through_hsv(image, lambda h, s, v: (h, s, min(max(v + amount, 0), 1)))
 
 
-def saturate(image: Bytes, factor: float, addition: float) -> Bytes:
-    return through_hsv(image, lambda h, s, v: (h, min(max(s * factor + addition, 0), 1), v))
+def saturate(image: Bytes, factor: float, offset: float) -> Bytes:
+    return through_hsv(image, lambda h, s, v: (h, min(max(s * factor + offset, 0), 1), v))
 
 
 def jpeg(image: Bytes, quality: int) -> Bytes:
@@ -58,23 +58,25 @@ def pixelate(image: Bytes, factor: float) -> Bytes:
 
 
 def motion(image: Floats, radius: float, sigma: float, angle: float) -> Floats:
-    """A line of whole pixels from every pixel on, with a half bell of weights."""
+    """Average whole pixels along a line from every pixel, with one-sided Gaussian weights."""
     h, w = image.shape[:2]
     reach = 2 * math.ceil(radius) + 1
-    bell = np.exp(-(np.arange(reach) ** 2) / (2 * sigma**2))
-    bell /= bell.sum()
+    weights = np.exp(-(np.arange(reach) ** 2) / (2 * sigma**2))
+    weights /= weights.sum()
     blurred = np.zeros(image.shape)
     for i in range(h):
         for j in range(w):
             for k in range(reach):
                 down = math.ceil(k * math.sin(math.radians(angle)) - 0.5)
                 right = math.ceil(k * math.cos(math.radians(angle)) - 0.5)
-                blurred[i, j] += bell[k] * image[min(max(i + down, 0), h - 1), min(max(j + right, 0), w - 1)]
+                blurred[i, j] += (
+                    weights[k] * image[min(max(i + down, 0), h - 1), min(max(j + right, 0), w - 1)]
+                )
     return blurred
 
 
 def glass(image: Bytes, up: NDArray[np.bool_], left: NDArray[np.bool_]) -> Bytes:
-    """One round from the last pixel on, with the assignment between views that only copies."""
+    """Run one round from the last pixel on; the assignment between views only copies, as published."""
     x = image.copy()
     for i in range(x.shape[0] - 1, 1, -1):
         for j in range(x.shape[1] - 1, 1, -1):

@@ -1,4 +1,4 @@
-"""The masks of pixel-reweighted adversarial training once more, literally, for one image, with NumPy."""
+"""Slow reference of the masks of pixel-reweighted adversarial training: one image, with NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow, literal twins of RAMP: its loss image by image, and its projection tensor by tensor in numpy."""
+"""Slow reference of RAMP: its loss image by image, and its projection tensor by tensor in numpy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 
 def softmax(z):
-    """Of one list of logits."""
-    top = max(z)
-    e = [math.exp(one - top) for one in z]
-    return [one / sum(e) for one in e]
+    """The softmax of one list of logits."""
+    largest = max(z)
+    exponentials = [math.exp(logit - largest) for logit in z]
+    return [value / sum(exponentials) for value in exponentials]
 
 
 def divergence(a, b):
     """KL(softmax a || softmax b)."""
     p, q = softmax(a), softmax(b)
-    return sum(one * (math.log(one) - math.log(other)) for one, other in zip(p, q, strict=True))
+    return sum(p_k * (math.log(p_k) - math.log(q_k)) for p_k, q_k in zip(p, q, strict=True))
 
 
 def plain_loss(z_t, z_s, z_b, y, lam):
@@ -34,16 +34,16 @@ def trades_loss(z, z_t, z_s, z_b, y, lam, beta):
     return plain_loss(z_t, z_s, z, y, lam) + beta * pull
 
 
-def projected(w0, w_a, w_n, b):
+def project_weights(w0, w_a, w_n, b):
     """w0 + (1 - b) g_a + b max(cos(g_a, g_n), 0) g_n for every tensor with a dimension; others from w_a."""
-    found = {}
+    projected = {}
     for name, start in w0.items():
         if start.ndim == 0:
-            found[name] = w_a[name]
+            projected[name] = w_a[name]
             continue
         g_a, g_n = (w[name].astype(np.float64).ravel() - start.astype(np.float64).ravel() for w in (w_a, w_n))
         lengths = np.sqrt((g_a**2).sum()) * np.sqrt((g_n**2).sum())
         c = float(g_a @ g_n / lengths) if lengths > 0 else 0.0
         step = (1 - b) * g_a + b * max(c, 0.0) * g_n
-        found[name] = (start.astype(np.float64).ravel() + step).reshape(start.shape)
-    return found
+        projected[name] = (start.astype(np.float64).ravel() + step).reshape(start.shape)
+    return projected

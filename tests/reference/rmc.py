@@ -1,6 +1,6 @@
-"""A slow, literal transcription of robust mode connectivity: the bend of the curve, and a point of it.
+"""Slow reference of robust mode connectivity: the bend of the curve, and a point of it.
 
-Only the batches and the random places are shared with the package; every rule is written out again.
+Only the batches and the random points are shared with the package; every rule is written out again.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Attack = Callable[[nn.Module, Tensor, Tensor, int], Tensor]
 
 def phi(s: float, w1: State, c: State, w2: State) -> State:
     """The quadratic Bezier curve, one number at a time."""
-    found: State = {}
+    point: State = {}
     for name, bend in c.items():
         flat = [
             (1 - s) * (1 - s) * a + 2 * s * (1 - s) * b + s * s * d
             for a, b, d in zip(*(t.flatten().tolist() for t in (w1[name], bend, w2[name])), strict=True)
         ]
-        found[name] = torch.tensor(flat, dtype=bend.dtype).reshape(bend.shape)
-    return found
+        point[name] = torch.tensor(flat, dtype=bend.dtype).reshape(bend.shape)
+    return point
 
 
 def parameters(model: nn.Module) -> State:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def put(model: nn.Module, weights: State) -> None:
+def load_parameters(model: nn.Module, weights: State) -> None:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(weights[name])
 
 
-def bend(
+def train_bend(
     model: nn.Module,
     w1: State,
     w2: State,
@@ -56,7 +56,7 @@ def bend(
     velocity: State = {}
     for t, (x, y) in enumerate(batches, start=1):
         s = place(t)
-        put(model, phi(s, w1, c, w2))
+        load_parameters(model, phi(s, w1, c, w2))
         x_adv = attack(model, x, y, t)
         model.train()
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in c.items()}
@@ -76,10 +76,10 @@ def bend(
 
 def with_statistics(model: nn.Module, weights: State, batches: Iterable[Tensor]) -> nn.Module:
     """A copy with these weights and the mean of the batch statistics of natural images."""
-    found = copy.deepcopy(model)
-    put(found, weights)
+    network = copy.deepcopy(model)
+    load_parameters(network, weights)
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    norms = {name: m for name, m in found.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    norms = {name: m for name, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)}
     for name, layer in norms.items():
 
         def note(_: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
@@ -87,13 +87,13 @@ def with_statistics(model: nn.Module, weights: State, batches: Iterable[Tensor])
             seen.setdefault(name, []).append((x.mean(1), x.var(1)))
 
         layer.register_forward_pre_hook(note)
-    found.train()
+    network.train()
     with torch.no_grad():
         for x in batches:
-            found(x)
+            network(x)
         for name, layer in norms.items():
             assert layer.running_mean is not None and layer.running_var is not None
             layer.running_mean.copy_(torch.stack([m for m, _ in seen[name]]).mean(0))
             layer.running_var.copy_(torch.stack([v for _, v in seen[name]]).mean(0))
             layer._forward_pre_hooks.clear()
-    return found.eval()
+    return network.eval()

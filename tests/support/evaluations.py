@@ -1,6 +1,6 @@
-"""An evaluation small enough to be made again and again: in parts, in other processes, and killed.
+"""A tiny evaluation that tests repeat in parts, in other processes, and with kills.
 
-Run as a module, it evaluates into a folder, or lets copies of itself do so and kills them at random moments.
+Run as a module, it evaluates into a folder, or forks copies that do so and kills them at random moments.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from torch import Tensor, nn
 
 from allrounder.attacks import Apgd, Cascade, Fab, Square
 from allrounder.data.base import Split
-from allrounder.evaluation import runner as assessment
-from allrounder.evaluation.evaluate import OUTCOME, evaluate
+from allrounder.evaluation import runner
+from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
-from allrounder.report.outcome import Outcome
-from allrounder.rng import Draws
-from allrounder.system.processes import Note
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
+from allrounder.rng import Rng
+from allrounder.system.progress import ProgressEvent
 from allrounder.threats.threat import Threat
 from tests.support.networks import Tiny, Unfoldable, blobs
 from tests.support.paths import PROJECT
 
-LANE = 8
+BATCH_SIZE = 8
 PARTS = (Square(queries=6), Apgd(steps=3), Fab(steps=2, targets=1))
 CASCADE = Probe("all", Cascade(attacks=PARTS), Threat.parse("L2:0.5"))
-PGD = Probe.read("pgd-3@Linf:0.06")
+PGD = Probe.parse("pgd-3@Linf:0.06")
 PROBES = (CASCADE, PGD)
 VICTIMS, KILLS = 8, 3
 
 
 class Slow(Unfoldable):
-    """Takes so long that it can be killed in between."""
+    """Slow enough to be killed during a call."""
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.003)
@@ -52,7 +52,7 @@ class Slow(Unfoldable):
 
 
 class Fatal(Unfoldable):
-    """Takes a worker with it that was shown a certain image, after some passes."""
+    """Ends a worker process some passes after it sees a certain image."""
 
     image: Tensor
     after = 10
@@ -72,7 +72,7 @@ def images(count: int = 24) -> Split:
 
 @cache
 def _weights() -> dict[str, Tensor]:
-    with Draws(1).ambient():
+    with Rng(1).seed_global():
         model = Tiny()
     data, sgd = blobs(train=60, test=3).train, torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(5):
@@ -83,45 +83,45 @@ def _weights() -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def taught(kind: type[Tiny] = Tiny) -> nn.Module:
-    """Gets some images right with a margin, some without, and some wrong."""
+def trained_network(kind: type[Tiny] = Tiny) -> nn.Module:
+    """A network that classifies some images correctly with a margin, some without, and some wrongly."""
     model = kind()
     model.load_state_dict(_weights())
     return model.eval()
 
 
-def measured(out: Path | None = None, probes: Sequence[Probe] = PROBES, **options: Any) -> Outcome:
-    """The evaluation that others are compared with; options say what is different."""
-    model, split = options.pop("model", None) or taught(), options.pop("split", None) or images()
+def run_evaluation(out: Path | None = None, probes: Sequence[Probe] = PROBES, **options: Any) -> Outcome:
+    """Run the tiny evaluation; options change it."""
+    model, split = options.pop("model", None) or trained_network(), options.pop("split", None) or images()
     options.setdefault("check", "skip")
-    return evaluate(model, split, probes=probes, lane=LANE, out=out, **options)
+    return evaluate(model, split, probes=probes, batch_size=BATCH_SIZE, out=out, **options)
 
 
-def saved(folder: Path) -> bytes:
-    """All that an evaluation came to."""
-    return (folder / OUTCOME).read_bytes()
+def read_outcome_bytes(folder: Path) -> bytes:
+    """The bytes of the outcome file of an evaluation."""
+    return (folder / OUTCOME_FILE).read_bytes()
 
 
 @cache
-def whole() -> bytes:
-    """What the evaluation comes to in one go, in one process."""
+def reference_outcome_bytes() -> bytes:
+    """The bytes of the outcome file of an uninterrupted evaluation in one process."""
     with TemporaryDirectory() as folder:
-        measured(Path(folder))
-        return saved(Path(folder))
+        run_evaluation(Path(folder))
+        return read_outcome_bytes(Path(folder))
 
 
 def kill_at_random(out: Path) -> dict[str, list[int]]:
-    """Evaluate whole, then let copies of this process be killed; how each of them ended, by victim."""
-    assessment.SAVE_AFTER = assessment.TELL_AFTER = -1.0
-    measured(model=taught(Slow))  # what torch loads at first use is shared by all copies
+    """Evaluate once, then kill forked copies at random moments; returns the exit codes by victim."""
+    runner.SAVE_INTERVAL = runner.REPORT_INTERVAL = -1.0
+    run_evaluation(model=trained_network(Slow))  # torch loads lazily; the copies share what is loaded
     begun = time.monotonic()
-    measured(out / "whole", model=taught(Slow))
+    run_evaluation(out / "whole", model=trained_network(Slow))
     spent, moments = time.monotonic() - begun, random.Random(0)
     ends: dict[str, list[int]] = {f"victim {number}": [] for number in range(VICTIMS)}
     for name in [name for name in ends for _ in range(KILLS)]:
         child = os.fork()
         if child == 0:
-            measured(out / name, model=taught(Slow))
+            run_evaluation(out / name, model=trained_network(Slow))
             os._exit(0)
         time.sleep(moments.uniform(0, spent / 1.5))
         os.kill(child, signal.SIGKILL)
@@ -130,23 +130,23 @@ def kill_at_random(out: Path) -> dict[str, list[int]]:
 
 
 def with_workers(out: Path) -> None:
-    """Evaluate with two workers, and print their numbers as soon as both are at it."""
+    """Evaluate with two workers, and print their process numbers as soon as both work."""
     seen = set[str]()
 
-    def tell(note: Note) -> None:
+    def tell(note: ProgressEvent) -> None:
         if len(seen) < 2 and not seen.add(note.name) and len(seen) == 2:
             print(json.dumps([child.pid for child in multiprocessing.active_children()]), flush=True)
 
-    measured(out, model=taught(Slow), workers=2, progress=tell)
+    run_evaluation(out, model=trained_network(Slow), workers=2, progress=tell)
 
 
 def command(doing: str, out: Path) -> list[str]:
-    """How this module is run."""
+    """The command line that runs this module."""
     return [sys.executable, "-m", "tests.support.evaluations", doing, str(out)]
 
 
-def perished(out: Path) -> dict[str, list[int]]:
-    """What `kill_at_random` says, in a process of its own."""
+def run_kill_at_random(out: Path) -> dict[str, list[int]]:
+    """Run `kill_at_random` in a new process; returns the exit codes by victim."""
     found = subprocess.run(command("kill", out), cwd=PROJECT, check=True, capture_output=True, text=True)
     return json.loads(found.stdout)
 

@@ -1,4 +1,4 @@
-"""Real photographs for tests: the first of CIFAR-10's test set where the project's data is at hand."""
+"""Images for tests: photographs of CIFAR-10 if the shared data is available, and synthetic ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _head() -> NDArray[np.uint8] | None:
 
 
 def photographs(count: int) -> NDArray[np.uint8]:
-    """(n, 32, 32, 3)"""
+    """The first photographs of CIFAR-10's test set, (n, 32, 32, 3)."""
     head = _head()
     if head is None:
         pytest.skip("shared/data/cifar10_test_head.npz is not beside the project")
@@ -34,7 +34,7 @@ def photographs(count: int) -> NDArray[np.uint8]:
 
 
 def clothes(count: int) -> NDArray[np.uint8]:
-    """(n, 28, 28, 1), of the embedded data."""
+    """Images of the embedded data, (n, 28, 28, 1)."""
     x = Embedded().load().test.fetch(torch.arange(count))
     return (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 

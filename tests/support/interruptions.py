@@ -52,21 +52,27 @@ POINTS = {
     "inside an epoch": Point("allrounder.training.learner:Learner.step", 10, after=True),
     "at the end of an epoch": Point("allrounder.training.run:Run.log", 3, after=True),
     "between the receivers of an exchange": Point(
-        "allrounder.training.learner:Learner.receive", 3, after=True
+        "allrounder.training.learner:Learner.load_global_weights", 3, after=True
     ),
-    "right after an exchange": Point("allrounder.training.learner:Learner.receive", 4, after=True),
-    "at a validation": Point("allrounder.training.model_selection:Selector.measure", 2),
-    "after a first tensor file": Point("allrounder.system.files:save_file", 3, True, mentions=".step-"),
-    "before a manifest": Point("allrounder.system.files:write_text", 2, mentions=".step-"),
+    "right after an exchange": Point(
+        "allrounder.training.learner:Learner.load_global_weights", 4, after=True
+    ),
+    "at a validation": Point("allrounder.training.model_selection:ModelSelector.measure", 2),
+    "after a first tensor file": Point(
+        "allrounder.system.tensor_folders:save_file", 3, True, mentions=".step-"
+    ),
+    "before a manifest": Point("allrounder.system.tensor_folders:write_text", 2, mentions=".step-"),
     "before a checkpoint appears": Point("pathlib:Path.rename", 3, mentions=".step-"),
-    "before an older checkpoint goes": Point("allrounder.training.run:prune", 2, mentions="'step'"),
+    "before an older checkpoint goes": Point("allrounder.training.run:prune_folders", 2, mentions="'step'"),
     "while an older checkpoint goes": Point("shutil:rmtree", 1, mentions=".step-00000002.tmp'"),
-    "inside best weights": Point("allrounder.system.files:save_file", 2, True, mentions=".best-"),
+    "inside best weights": Point("allrounder.system.tensor_folders:save_file", 2, True, mentions=".best-"),
     "between best weights and the log": Point("allrounder.training.run:Run.save_weights", 1, True, "'best'"),
     "between best weights and a checkpoint": Point("allrounder.training.run:Run.save_checkpoint", 2),
-    "before older best weights go": Point("allrounder.training.run:Run.keep_best", 4),
-    "before the final weights": Point("allrounder.training.training:Training.finish"),
-    "inside the final weights": Point("allrounder.system.files:save_file", 1, True, mentions=".last-"),
+    "before older best weights go": Point("allrounder.training.run:Run.prune_best", 4),
+    "before the final weights": Point("allrounder.training.trainer:Trainer.finish"),
+    "inside the final weights": Point(
+        "allrounder.system.tensor_folders:save_file", 1, True, mentions=".last-"
+    ),
     "before the final weights appear": Point("pathlib:Path.rename", 1, mentions=".last-"),
 }
 
@@ -192,7 +198,7 @@ def kill_everywhere(out: Path) -> dict[str, int]:
 
 
 SMALL = ("train", "embedded/nt", *(word for text in (
-    "epochs=2", "batch=790", "model.width=4", "validation.images=50", "validation.train_images=0",
+    "epochs=2", "batch_size=790", "model.width=4", "validation.images=50", "validation.train_images=0",
     "validation.every=1", "validation.threats=[]",
 ) for word in ("--set", text)))  # fmt: skip
 """Five steps an epoch, ten in all."""

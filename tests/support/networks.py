@@ -1,4 +1,4 @@
-"""Networks and data small enough for tests that train."""
+"""Networks and data that are small enough for tests that train."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Tiny(nn.Module):
 
 
 class Unfoldable(Tiny):
-    """The same, but its path depends on the images, so that it cannot be traced and is used plain."""
+    """The same network with control flow that depends on the images, so it cannot be traced or folded."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x if bool(x.sum() < 1e9) else x / 2)
 
 
 class Tally:
-    """Images that passed through a network, forwards and backwards; shared by copies of the network."""
+    """Counts of images in forward and backward passes, shared by copies of the network."""
 
     def __init__(self) -> None:
         self.forwards = self.backwards = 0
@@ -39,7 +39,7 @@ class Tally:
 
 
 class Counting(Unfoldable):
-    """Counts the images of every pass; used plain, so that no pass goes through a folded copy."""
+    """A network that counts the images of every pass; it is never folded, so no pass is missed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,16 +66,16 @@ def unfoldable64() -> nn.Module:
 
 
 def blobs(train: int = 60, test: int = 30, seed: int = 0) -> Data:
-    """Three classes of 8x8 images that differ by a bright spot, with noise."""
+    """Return noisy 8x8 images of three classes, which differ by the position of a bright spot."""
     rng = np.random.default_rng(seed)
     n = train + test
     y = np.arange(n) % 3
     x = rng.uniform(0, 0.5, (n, 1, 8, 8)).astype(np.float32)
     for i, label in enumerate(y):
         x[i, 0, 2 * label : 2 * label + 3, 2:6] += 0.4
-    return Data.of("blobs", x[:train].clip(0, 1), y[:train], x[train:].clip(0, 1), y[train:])
+    return Data.from_arrays("blobs", x[:train].clip(0, 1), y[:train], x[train:].clip(0, 1), y[train:])
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Equal names and bits."""
+    """Whether two state dicts have the same names and equal bits."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,4 +1,4 @@
-"""Folders of small images, made on the fly or from the pieces of Tiny-ImageNet beside the project."""
+"""Write folders of small images, from noise or from the part of Tiny-ImageNet beside the project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARED = next((up / "shared" / "data" for up in ROOT.parents if (up / "shared" /
 
 
 def noise(number: int, height: int = 6, width: int = 6, channels: int = 3) -> np.ndarray:
-    """Bytes that differ from number to number, (h, w, c)."""
+    """Random uint8 pixels (h, w, c), seeded by the number."""
     return np.random.default_rng(number).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
@@ -28,8 +28,8 @@ def save(path: Path, pixels: np.ndarray) -> Path:
     return path
 
 
-def animals(root: Path, train: int = 3, test: int = 2, side: int = 6, split: str = "val") -> Path:
-    """Two classes, b-dog and a-cat, of noise; the number of an image is that of its noise."""
+def write_animals(root: Path, train: int = 3, test: int = 2, side: int = 6, split: str = "val") -> Path:
+    """Write two classes of noise, b-dog and a-cat; image i, counted as they are written, is noise(i)."""
     count = itertools.count()
     for part, n in (("train", train), (split, test)):
         for name in ("b-dog", "a-cat"):
@@ -38,8 +38,8 @@ def animals(root: Path, train: int = 3, test: int = 2, side: int = 6, split: str
     return root
 
 
-def blob_folder(root: Path) -> Path:
-    """The blobs that tests train on, in files: bytes, so no longer the same to the bit."""
+def write_blobs(root: Path) -> Path:
+    """Write the blobs that tests train on; they are rounded to 8 bits, so not bit-for-bit the same."""
     data = blobs(48, 12)
     for part, split in (("train", data.train), ("val", data.test)):
         x = split.fetch(torch.arange(len(split))).mul(255).round().byte()
@@ -48,10 +48,10 @@ def blob_folder(root: Path) -> Path:
     return root
 
 
-def tiny_imagenet(root: Path, each: int = 4, classes: int = 3) -> Path:
-    """Some of the original files of Tiny-ImageNet in the folders in which it is published."""
+def write_tiny_imagenet(root: Path, each: int = 4, classes: int = 3) -> Path:
+    """Write original files of Tiny-ImageNet in the folders in which it is published."""
     if not (SHARED / "tinyimagenet20_train.npz").is_file():
-        pytest.skip("the pieces of Tiny-ImageNet are not in shared/data beside the project")
+        pytest.skip("the part of Tiny-ImageNet is not in shared/data beside the project")
     words: dict[str, str] = {}
     for part in ("train", "val"):
         with np.load(SHARED / f"tinyimagenet20_{part}.npz", allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""A server on this machine that hands out files well, or in one of the ways in which servers fail."""
+"""A local server that sends files correctly, or fails in one of the ways in which servers fail."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PAGE = b"<!DOCTYPE html><html><body>Please log in</body></html>"
 
 
 class Server:
-    """What it has, how it behaves, and what it was asked for."""
+    """The files of a server, its behavior for each of them, and the requests that it got."""
 
     def __init__(self, files: dict[str, bytes]):
         self.files = files
-        self.ways: dict[str, str] = {}
+        self.behaviors: dict[str, str] = {}
         """By file: no range, page, missing, short, lying, drop, drop once, other range, packed or moved."""
-        self.asked: list[tuple[str, str | None]] = []
-        """Every file asked for, with the range."""
+        self.requests: list[tuple[str, str | None]] = []
+        """Every requested file, with the range."""
         self.url = ""
 
     def urls(self, name: str) -> tuple[str, ...]:
@@ -28,46 +28,51 @@ class Server:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as the server's way with the file is."""
+    """Answers a request with the behavior of its file."""
 
     protocol_version = "HTTP/1.1"
-    shop: Server
+    files_server: Server
 
     def do_GET(self) -> None:
-        name, wanted = self.path.strip("/"), self.headers.get("Range")
-        way = self.shop.ways.get(name, "good")
-        self.shop.asked.append((name, wanted))
+        name, requested_range = self.path.strip("/"), self.headers.get("Range")
+        server = self.files_server
+        behavior = server.behaviors.get(name, "good")
+        server.requests.append((name, requested_range))
         self.close_connection = True
-        if name not in self.shop.files or way == "missing":
+        if name not in server.files or behavior == "missing":
             return self.answer(404, b"not here")
-        if way == "page":
+        if behavior == "page":
             return self.answer(200, PAGE)
-        if way == "moved":
-            self.shop.ways[name] = "good"
-            return self.answer(302, b"elsewhere", {"Location": f"{self.shop.url}/{name}"})
-        raw = self.shop.files[name]
-        start = int(re.findall(r"\d+", wanted)[0]) if wanted and way != "no range" else 0
+        if behavior == "moved":
+            server.behaviors[name] = "good"
+            return self.answer(302, b"elsewhere", {"Location": f"{server.url}/{name}"})
+        raw = server.files[name]
+        start = 0
+        if requested_range and behavior != "no range":
+            start = int(re.findall(r"\d+", requested_range)[0])
         if start >= len(raw):
             return self.answer(416, b"", {"Content-Range": f"bytes */{len(raw)}"})
-        if way == "other range" and start:
-            self.shop.ways[name] = "good"
+        if behavior == "other range" and start:
+            server.behaviors[name] = "good"
             return self.answer(206, raw, {"Content-Range": f"bytes 0-{len(raw) - 1}/{len(raw)}"})
-        if way == "drop once":
-            self.shop.ways[name] = "good"
+        if behavior == "drop once":
+            server.behaviors[name] = "good"
         headers = {"Content-Range": f"bytes {start}-{len(raw) - 1}/{len(raw)}"} if start else {}
-        if way == "packed":
+        if behavior == "packed":
             headers["Content-Encoding"] = "gzip"
         sent = raw[start:]
-        if way in ("drop", "drop once"):
+        code = 206 if start else 200
+        if behavior in ("drop", "drop once"):
             half = sent[: max(len(sent) // 2, 1)]
-            return self.answer(206 if start else 200, half, headers, length=len(sent))
-        if way in ("short", "lying"):
+            return self.answer(code, half, headers, length=len(sent))
+        if behavior in ("short", "lying"):
             sent = sent[: len(sent) // 2]
-        return self.answer(206 if start else 200, sent, headers, length=None if way == "short" else len(sent))
+        return self.answer(code, sent, headers, length=None if behavior == "short" else len(sent))
 
     def answer(
         self, code: int, raw: bytes, headers: dict[str, str] | None = None, length: int | None = -1
     ) -> None:
+        """Send a response; `length` is the declared length: -1 for the true one, None for none."""
         self.send_response(code)
         for key, text in (headers or {}).items():
             self.send_header(key, text)
@@ -78,20 +83,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Print nothing."""
 
 
 @contextmanager
-def serving(files: dict[str, bytes]) -> Generator[Server]:
-    """A server in a thread of its own, as long as it is needed."""
-    shop = Server(files)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Mine", (Handler,), {"shop": shop}))
+def serve_files(files: dict[str, bytes]) -> Generator[Server]:
+    """Run a server in a thread."""
+    state = Server(files)
+    handler = type("BoundHandler", (Handler,), {"files_server": state})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    shop.url = f"http://127.0.0.1:{server.server_address[1]}"
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield shop
+        yield state
     finally:
         server.shutdown()
         server.server_close()

@@ -22,7 +22,7 @@ Model = Callable[[], nn.Module]
 
 HEAD = """
 epochs = 3
-batch = 16
+batch_size = 16
 seed = 5
 checkpoint = 0.7
 data = { kind = "given", name = "blobs" }
@@ -81,7 +81,7 @@ class EndsAfter:
         if t == self.last:
             raise KeyError(t)
 
-    def say(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
 
 
 def forgetful() -> nn.Module:

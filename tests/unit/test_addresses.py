@@ -11,17 +11,16 @@ import allrounder
 from allrounder.attacks import Apgd, AutoAttack, CustomLoss, Fab, Square
 from allrounder.attacks.search.base import Search
 from allrounder.evaluation.probes import Probe
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf
 
-METHOD = "at"
+METHOD = "fold_in"
 LITERALS = """
 'ambient'
 'angle'
 'attack'
 'attack', *
 'augment', *, *
-'compiling'
 'coordinates'
 'corners'
 'corruption', *, *
@@ -148,8 +147,8 @@ def test_every_setting_of_a_search_is_part_of_its_address(search: Search, expect
 
 
 def test_probes_and_threats_keep_their_written_form():
-    assert str(Probe.read("pgd-20@Linf:8/255")) == "pgd-20@Linf:8/255"
-    assert [str(Probe.read(f"aa@{norm}:0.5").threat) for norm in ("Linf", "L2", "L1")] == [
+    assert str(Probe.parse("pgd-20@Linf:8/255")) == "pgd-20@Linf:8/255"
+    assert [str(Probe.parse(f"aa@{norm}:0.5").threat) for norm in ("Linf", "L2", "L1")] == [
         "Linf:0.5",
         "L2:0.5",
         "L1:0.5",
@@ -167,4 +166,4 @@ def test_probes_and_threats_keep_their_written_form():
     ],
 )
 def test_an_address_stands_for_the_same_number_for_ever(address: tuple[str | int, ...], number: int):
-    assert Draws(0).at(*address).number() == number
+    assert Rng(0).fold_in(*address).derive_seed() == number

@@ -3,65 +3,65 @@ from __future__ import annotations
 import pytest
 import torch
 
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 
 
 def test_the_same_address_draws_the_same_numbers():
     like = torch.empty(3, 1, 4, 4)
-    assert torch.equal(Draws(0).at("a", 1).normal(like), Draws(0).at("a", 1).normal(like))
+    assert torch.equal(Rng(0).fold_in("a", 1).normal(like), Rng(0).fold_in("a", 1).normal(like))
 
 
 def test_other_addresses_and_seeds_draw_other_numbers():
     like = torch.empty(64)
-    places = (Draws(0).at("a", 1), Draws(0).at("a", 2), Draws(1).at("a", 1), Draws(0).at("a1"))
-    drawn = [draws.uniform(like) for draws in places]
+    places = (Rng(0).fold_in("a", 1), Rng(0).fold_in("a", 2), Rng(1).fold_in("a", 1), Rng(0).fold_in("a1"))
+    drawn = [rng.uniform(like) for rng in places]
     assert all(not torch.equal(p, q) for i, p in enumerate(drawn) for q in drawn[:i])
 
 
 def test_a_number_and_its_text_are_different_addresses():
-    assert Draws(0).at(1).number() != Draws(0).at("1").number()
+    assert Rng(0).fold_in(1).derive_seed() != Rng(0).fold_in("1").derive_seed()
 
 
 def test_per_example_draws_do_not_depend_on_neighbours():
-    draws = Draws(3).at("start")
-    together = draws.per_example(torch.tensor([5, 9, 2])).normal(torch.empty(3, 2, 2, 2))
-    alone = draws.per_example(torch.tensor([9])).normal(torch.empty(1, 2, 2, 2))
+    rng = Rng(3).fold_in("start")
+    together = rng.per_example(torch.tensor([5, 9, 2])).normal(torch.empty(3, 2, 2, 2))
+    alone = rng.per_example(torch.tensor([9])).normal(torch.empty(1, 2, 2, 2))
     assert torch.equal(together[1], alone[0])
 
 
 def test_drawing_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    Draws(0).normal(torch.empty(8))
-    with Draws(0).ambient():
+    Rng(0).normal(torch.empty(8))
+    with Rng(0).seed_global():
         torch.rand(3)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_ambient_draws_are_addressed():
-    with Draws(0).at("x").ambient():
+    with Rng(0).fold_in("x").seed_global():
         first = torch.rand(4)
-    with Draws(0).at("x").ambient():
+    with Rng(0).fold_in("x").seed_global():
         assert torch.equal(first, torch.rand(4))
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_a_shard_gets_its_rows_of_what_the_whole_batch_would(kind: str):
-    draws, whole = Draws(3).at("x"), torch.empty(7, 2, 3)
-    expected = getattr(draws, kind)(whole)
-    first, second = draws.sharded(range(0, 3), 7), draws.sharded(range(3, 7), 7)
+    rng, whole = Rng(3).fold_in("x"), torch.empty(7, 2, 3)
+    expected = getattr(rng, kind)(whole)
+    first, second = rng.for_shard(range(0, 3), 7), rng.for_shard(range(3, 7), 7)
     assert torch.equal(getattr(first, kind)(whole[:3]), expected[:3])
     assert torch.equal(getattr(second, kind)(whole[3:]), expected[3:])
-    some = second.of_rows(torch.tensor([0, 3])).at("more")
-    assert torch.equal(getattr(some, kind)(whole[:2]), getattr(draws.at("more"), kind)(whole)[[3, 6]])
-    assert torch.equal(first.integers(3, 0, 9), draws.integers(7, 0, 9)[:3])
-    assert torch.equal(first.integers(1, 0, 9), draws.integers(1, 0, 9)), "one number for the whole batch"
-    assert torch.equal(getattr(first, kind)(torch.zeros(())), getattr(draws, kind)(torch.zeros(())))
+    some = second.select(torch.tensor([0, 3])).fold_in("more")
+    assert torch.equal(getattr(some, kind)(whole[:2]), getattr(rng.fold_in("more"), kind)(whole)[[3, 6]])
+    assert torch.equal(first.integers(3, 0, 9), rng.integers(7, 0, 9)[:3])
+    assert torch.equal(first.integers(1, 0, 9), rng.integers(1, 0, 9)), "one number for the whole batch"
+    assert torch.equal(getattr(first, kind)(torch.zeros(())), getattr(rng, kind)(torch.zeros(())))
 
 
 def test_a_shard_refuses_draws_that_are_not_one_for_every_image():
-    shard = Draws(3).sharded(range(0, 3), 7)
+    shard = Rng(3).for_shard(range(0, 3), 7)
     with pytest.raises(ValueError, match=r"a draw of 4 rows for 3 of a batch's 7 images.*whole_batch"):
         shard.uniform(torch.empty(4, 2))
-    with pytest.raises(ValueError, match=r"change places cannot be shared.*whole_batch"):
+    with pytest.raises(ValueError, match=r"cannot share a batch whose images are permuted.*whole_batch"):
         shard.permutation(3)
     assert len(shard.permutation(7)) == 7

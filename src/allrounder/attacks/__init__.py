@@ -1,4 +1,4 @@
-"""The table of attacks: a new one is one file here and one line below.
+"""The table of attacks: a new attack is one file here and one line below.
 
 x_adv = craft(model, x, y, attack="pgd-20", threat="L2:128/255")
 """
@@ -11,20 +11,23 @@ from torch import Tensor
 
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.apgd_train import ApgdTrain
-from allrounder.attacks.autoattack import AutoAttack, Cascade, Version
-from allrounder.attacks.base import Attack, Crafted, perturb
-from allrounder.attacks.custom_loss import Bpda, CustomLoss
+from allrounder.attacks.autoattack import AutoAttack, Version
+from allrounder.attacks.base import Attack, AttackResult, perturb
+from allrounder.attacks.bpda import Bpda
+from allrounder.attacks.cascade import Cascade
+from allrounder.attacks.custom_loss import CustomLoss
 from allrounder.attacks.cw import Cw
-from allrounder.attacks.early_stop_pgd import Friendly
+from allrounder.attacks.early_stop_pgd import EarlyStopPgd
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.mim import Mim
-from allrounder.attacks.msd import MultiSteepest
+from allrounder.attacks.msd import Msd
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.restarts import Restarts
 from allrounder.attacks.square import Square
 from allrounder.attacks.transfer import Transfer
-from allrounder.config.fields import adapter, nearest
-from allrounder.rng import Draws
+from allrounder.attacks.worst_of import WorstOf
+from allrounder.config.fields import adapter, did_you_mean
+from allrounder.rng import Rng
 from allrounder.threats.norms import Linf, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier
@@ -33,11 +36,13 @@ ATTACKS: dict[str, type[Attack]] = {
     "pgd": Pgd,
     "mim": Mim,
     "cw": Cw,
-    "friendly": Friendly,
-    "msd": MultiSteepest,
+    "friendly": EarlyStopPgd,
+    "msd": Msd,
     "apgd-train": ApgdTrain,
     "restarts": Restarts,
+    "worst-of": WorstOf,
 }
+"""Attacks for training and evaluation, by their kind in recipes."""
 
 SEARCHES: dict[str, type[Attack]] = {
     "apgd": Apgd,
@@ -46,53 +51,43 @@ SEARCHES: dict[str, type[Attack]] = {
     "cascade": Cascade,
     "autoattack": AutoAttack,
 }
-"""Attacks of evaluations: they stop at the first success, so they are not for training."""
+"""Attacks for evaluation only: they stop at the first success, so their cost is not known in advance."""
 
-NAMES: dict[str, str] = {"pgd": "pgd", "mim": "mim", "mifgsm": "mim", "cw": "cw"}
-"""What an evaluation may call an attack of ATTACKS; a number behind the name is its steps."""
-PARTS = {"apgdce": 0, "apgdt": 1, "fabt": 2, "square": 3}
-"""What AutoAttack's stages are called alone."""
-VERSIONS: dict[str, Version] = {
+ATTACK_ALIASES: dict[str, str] = {"pgd": "pgd", "mim": "mim", "mifgsm": "mim", "cw": "cw"}
+"""Names of attacks in ATTACKS that `parse_attack` accepts; a number after the name sets the steps."""
+AUTOATTACK_STAGES = {"apgdce": 0, "apgdt": 1, "fabt": 2, "square": 3}
+"""Names of the stages of AutoAttack, with their positions in the standard version."""
+AUTOATTACK_VERSIONS: dict[str, Version] = {
     "aa": "standard",
     "autoattack": "standard",
     "aaplus": "plus",
     "aarand": "rand",
 }
+"""Names of the versions of AutoAttack."""
 
 
-def attack_named(text: str, norm: Norm | None = None) -> Attack:
-    """The attack meant by a name: "pgd-20", "MI-FGSM", "apgd-ce", "apgd-t", "fab-t", "square", "aa", ...
+def parse_attack(text: str, norm: Norm | None = None) -> Attack:
+    """Return the attack with a name: "pgd-20", "MI-FGSM", "apgd-ce", "apgd-t", "fab-t", "square", "aa", ...
 
-    The parts of AutoAttack have the form they have there under the norm: in L1 with restarts and other radii.
+    A stage of AutoAttack gets the settings that AutoAttack uses for `norm`: L1 has restarts and other radii.
     """
     plain = re.sub(r"[-_ ]", "", text).lower()
     word = plain.rstrip("0123456789")
     steps = plain[len(word) :]
-    if word in NAMES and (not steps or int(steps) > 0):
-        return adapter(ATTACKS[NAMES[word]]).validate_python({"steps": int(steps)} if steps else {})
-    if word in VERSIONS and not steps:
-        return AutoAttack(version=VERSIONS[word])
-    if word in PARTS and not steps:
-        return AutoAttack().stages(norm or Linf())[PARTS[word]]
+    if word in ATTACK_ALIASES and (not steps or int(steps) > 0):
+        return adapter(ATTACKS[ATTACK_ALIASES[word]]).validate_python({"steps": int(steps)} if steps else {})
+    if word in AUTOATTACK_VERSIONS and not steps:
+        return AutoAttack(version=AUTOATTACK_VERSIONS[word])
+    if word in AUTOATTACK_STAGES and not steps:
+        return AutoAttack().stages(norm or Linf())[AUTOATTACK_STAGES[word]]
     if word == "apgddlr" and not steps:
         return Apgd(surrogate="dlr", schedule=AutoAttack().schedule(norm or Linf()))
     if word == "fab" and not steps:
         return Fab(targets=0)
-    known = [*NAMES, "apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "aa", "aa-plus", "aa-rand"]
-    names = f"(known: {', '.join(known)}, or with steps pgd-20)"
-    raise ValueError(f"unknown attack {text!r} {names}{nearest(word, known)}")
-
-
-def label_of(attack: Attack) -> str:
-    """The short name of an attack: what `attack_named` would read, without its settings."""
-    match attack:
-        case Apgd():
-            loss = attack.surrogate if isinstance(attack.surrogate, str) else attack.surrogate.name
-            return f"apgd-{loss}" if not attack.targets else "apgd-t" if loss == "dlr" else f"apgd-{loss}-t"
-        case Fab():
-            return "fab-t" if attack.targets else "fab"
-        case _:
-            return type(attack).__name__.lower()
+    stages = ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
+    names = [*ATTACK_ALIASES, *stages, "aa", "aa-plus", "aa-rand"]
+    expected = f"(known: {', '.join(names)}, or with steps pgd-20)"
+    raise ValueError(f"unknown attack {text!r} {expected}{did_you_mean(word, names)}")
 
 
 def craft(
@@ -104,9 +99,9 @@ def craft(
     threat: Threat | str,
     seed: int = 0,
 ) -> Tensor:
-    """Adversarial images in one line, crafted in eval mode."""
-    by = attack_named(attack) if isinstance(attack, str) else attack
-    return perturb(by, model, x, y, Threat.read(threat), Draws(seed)).x
+    """Craft adversarial images in one line, with the network in eval mode."""
+    parsed = parse_attack(attack) if isinstance(attack, str) else attack
+    return perturb(parsed, model, x, y, Threat.parse(threat), Rng(seed)).x
 
 
 __all__ = [
@@ -115,22 +110,22 @@ __all__ = [
     "Apgd",
     "ApgdTrain",
     "Attack",
+    "AttackResult",
     "AutoAttack",
     "Bpda",
     "Cascade",
-    "Crafted",
     "CustomLoss",
     "Cw",
+    "EarlyStopPgd",
     "Fab",
-    "Friendly",
     "Mim",
-    "MultiSteepest",
+    "Msd",
     "Pgd",
     "Restarts",
     "Square",
     "Transfer",
-    "attack_named",
+    "WorstOf",
     "craft",
-    "label_of",
+    "parse_attack",
     "perturb",
 ]

@@ -1,4 +1,4 @@
-"""APGD: gradient ascent that chooses the length of its steps, for every example on its own.
+"""APGD: projected gradient ascent with an adaptive step size for each example.
 
 Croce and Hein, 2020, Reliable evaluation of adversarial robustness with an ensemble of diverse
 parameter-free attacks; for L1, the same authors, 2021, Mind the box.
@@ -11,52 +11,54 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from allrounder.attacks.apgd_schedule import Plan, Schedule, plan
-from allrounder.attacks.custom_loss import CustomLoss, OrCustom
-from allrounder.attacks.losses import cross_entropy, dlr, dlr_towards, margin, towards
-from allrounder.attacks.search.base import Answer, Question, Search, State
-from allrounder.config.fields import Count, Share, Some, Whole, value
+from allrounder.attacks.apgd_schedule import CheckpointPlan, RadiusSchedule, plan_checkpoints
+from allrounder.attacks.custom_loss import AllowCustomLoss, CustomLoss
+from allrounder.attacks.losses import cross_entropy, dlr, margin, targeted_dlr, targeted_margin
+from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State
+from allrounder.config.fields import NonEmpty, NonNegativeInt, PositiveInt, Share, frozen_config
 from allrounder.errors import ThreatError
-from allrounder.threats.norms import EVERY_NORM, L1, Norm
+from allrounder.threats.norms import ALL_NORMS, L1, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Images, Labels, Logits, PerExample, PerExampleBool
 
-MOMENTUM = 0.75
-"""The share of a step that follows the newest gradient; the rest goes on as the step before did."""
+NEW_STEP_WEIGHT = 0.75
+"""The weight of the new step; the previous step has the rest (momentum)."""
 
 
 @final
-@value
+@frozen_config
 class Apgd(Search):
-    """Projected gradient ascent with momentum, whose step is halved where it leads no further (APGD).
+    """Auto-PGD (APGD): projected gradient ascent with momentum and a step that is halved at checkpoints.
 
-    z = P(x_i + step * ascend(g)), x_{i+1} = P(x_i + 0.75 (z - x_i) + 0.25 (x_i - x_{i-1})). The step is 2 eps
-    at first. At a checkpoint it is halved, and the search returns to its best point, if at most a share rho
-    of the steps since the last checkpoint raised the loss, or if none raised the best loss and the step was
-    not halved then. In L1 there is no momentum, and checkpoints also set how many coordinates a step moves.
+    z = P(x_i + step * ascend(g)), x_{i+1} = P(x_i + 0.75 (z - x_i) + 0.25 (x_i - x_{i-1})). The first step is
+    2 eps. A checkpoint halves the step and returns to the best point if at most a share rho of the steps
+    since the last checkpoint raised the loss, or if the best loss has not improved since then and the step
+    was not halved then. In L1 there is no momentum, and checkpoints also set how many coordinates a step
+    moves.
 
-    Asks about the start and `steps` points more; with a schedule, about a start for every radius.
+    Queries the start and `steps` further points; with a schedule, a start for each radius.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
 
-    steps: Count = 100
-    surrogate: Annotated[Literal["ce", "dlr"] | CustomLoss, OrCustom()] = "ce"
-    """What to climb: ce (cross-entropy), dlr (difference of logits ratio; the margin for few classes)."""
-    targets: Whole = 0
-    """How many wrong classes to aim at in turn, the likeliest first; 0 only aims away from the label."""
-    restarts: Count = 1
-    """How often to search from another random start, with every target."""
+    steps: PositiveInt = 100
+    surrogate: Annotated[Literal["ce", "dlr"] | CustomLoss, AllowCustomLoss()] = "ce"
+    """The loss to increase: ce (cross-entropy), dlr (difference of logits ratio; the margin for few
+    classes)."""
+    targets: NonNegativeInt = 0
+    """The number of target classes, the likeliest first; 0 is the untargeted attack."""
+    restarts: PositiveInt = 1
+    """The number of random starts for each target."""
     rho: Share = 0.75
-    """The share of steps that must raise the loss, else the step is halved; plays no part in L1."""
-    schedule: Annotated[Schedule, Some] = ((1.0, 1.0),)
-    """Radii to search in turn, in units of eps, each with its share of the steps; the best point of one,
-    brought into the next ball, is the start there."""
-    eot: Count = 1
-    """How many answers of a random network to average (expectation over transformations)."""
+    """The step is halved unless more than this share of steps raises the loss; not used in L1."""
+    schedule: Annotated[RadiusSchedule, NonEmpty] = ((1.0, 1.0),)
+    """The radii to search in order, in units of eps, each with its share of the steps; the best point of one
+    radius, projected into the next ball, is the next start."""
+    eot: PositiveInt = 1
+    """How many gradients to average, for random networks (expectation over transformations)."""
 
     def address(self) -> str:
-        """The text that selects its random numbers."""
+        """The text that selects the random numbers of this search."""
         loss = self.surrogate
         surrogate = loss.address() if isinstance(loss, CustomLoss) else repr(loss)
         return (
@@ -64,216 +66,260 @@ class Apgd(Search):
             f"restarts={self.restarts}, rho={self.rho}, schedule={self.schedule}, eot={self.eot})"
         )
 
-    def repeats(self) -> int:
-        """As often as its answers are averaged."""
+    def num_repeats(self) -> int:
+        """The number of gradients to average."""
         return self.eot
 
     def __post_init__(self) -> None:
         if self.schedule[-1][0] != 1 or abs(sum(share for _, share in self.schedule) - 1) > 1e-9:
-            raise ValueError("a schedule ends with the radius 1 and its shares add up to 1; change it")
+            raise ValueError(
+                f"the schedule is {self.schedule}, expected 1 as the last radius and shares that sum to 1; "
+                "change it"
+            )
         if isinstance(self.surrogate, CustomLoss) and self.targets:
-            got = f"{self.surrogate.name} is told of no target, got targets = {self.targets}"
-            raise ValueError(f"the loss {got}; leave targets at 0, or climb ce or dlr")
+            got = f"{self.surrogate.name} has no targeted form, got targets = {self.targets}"
+            raise ValueError(f"the loss {got}; set targets to 0, or use the loss ce or dlr")
         if isinstance(self.surrogate, CustomLoss) and self.surrogate.needs_natural:
-            raise ValueError(f"the loss {self.surrogate.name} needs natural logits; give it to Pgd, not Apgd")
+            raise ValueError(
+                f"the loss {self.surrogate.name} needs natural logits; use it with Pgd, not Apgd"
+            )
 
-    def rounds(self, classes: int) -> int:
-        """One for every target and restart; the same target comes again after all others."""
+    def num_rounds(self, classes: int) -> int:
+        """One round per target and restart; all targets come before the next restart."""
         return self.restarts * (min(self.targets, classes - 1) if self.targets else 1)
 
-    def loss_used(self, classes: int) -> str:
-        """What is climbed with so many classes: "ce", "dlr" or "margin", or "targeted" and one of them; or
-        the name of a custom loss.
+    def loss_name(self, classes: int) -> str:
+        """The loss for a network with `classes` classes: "ce", "dlr" or "margin", or "targeted" and one of
+        these, or the name of a custom loss.
 
-        The ratio needs three classes, and four if targeted; with fewer, its numerator is what is left.
+        DLR needs three classes, and four if targeted; with fewer, the margin replaces it.
         """
         if isinstance(self.surrogate, CustomLoss):
             return self.surrogate.name
-        few = classes < (4 if self.targets else 3)
-        name = "margin" if self.surrogate == "dlr" and few else self.surrogate
+        too_few = classes < (4 if self.targets else 3)
+        name = "margin" if self.surrogate == "dlr" and too_few else self.surrogate
         return f"targeted {name}" if self.targets else name
 
-    def begin(self, question: Question) -> State:
-        """At a random point on the boundary of the first ball."""
-        x, threat = question.x, question.threat
-        draws, sparse = question.draws.at("start"), isinstance(threat.norm, L1)
-        eps = plan(self.schedule, self.steps, sparse, x.device).radii[0] * threat.eps
-        # In L1, noise that the projection makes sparse: `boundary` would move every coordinate a little.
-        d = draws.normal(x) if sparse else threat.norm.boundary(x, eps, draws)
-        now = threat.norm.project(x, x + d, eps)
-        # Until the first checkpoint a fifth of the coordinates is moved.
-        return self.begin_at(now, question, self._target(question), kept=(x[0].numel() + 4) // 5)
+    def label(self) -> str:
+        """Names the loss; the targeted DLR loss is "apgd-t", as in AutoAttack."""
+        loss = self.surrogate if isinstance(self.surrogate, str) else self.surrogate.name
+        if not self.targets:
+            return f"apgd-{loss}"
+        return "apgd-t" if loss == "dlr" else f"apgd-{loss}-t"
 
-    def begin_at(self, now: Images, question: Question, target: Labels, kept: int) -> State:
-        """At a given point, with so many coordinates to move at first in L1."""
-        x, y, threat = question.x, question.y, question.threat
-        told, sparse = torch.zeros_like(y), isinstance(threat.norm, L1)
-        at, nothing = plan(self.schedule, self.steps, sparse, y.device), torch.zeros_like(x[:, 0, 0, 0])
+    def describe_budget(self, classes: int) -> str:
+        """Steps, targets, restarts, radii, averaged gradients and the loss."""
+        loss = self.loss_name(classes)
+        replaced = self.surrogate == "dlr" and "margin" in loss
+        radii = ", ".join(f"{radius:g}" for radius, _ in self.schedule)
+        words = [
+            f"{self.steps} steps",
+            f"{self.num_rounds(classes) // self.restarts} targets" if self.targets else "",
+            f"{self.restarts} restarts" if self.restarts > 1 else "",
+            f"radii {radii} eps" if len(self.schedule) > 1 else "",
+            f"mean of {self.eot} gradients" if self.eot > 1 else "",
+            f"loss {loss}" + (f" (the ratio needs more classes than {classes})" if replaced else ""),
+        ]
+        return f"{self.label()}: {', '.join(filter(None, words))}"
+
+    def begin(self, round_init: RoundInit) -> State:
+        """Start at a random point on the boundary of the first ball."""
+        x, threat = round_init.x, round_init.threat
+        rng = round_init.rng.fold_in("start")
+        sparse = isinstance(threat.norm, L1)
+        eps = plan_checkpoints(self.schedule, self.steps, sparse, x.device).radii[0] * threat.eps
+        # In L1, noise that the projection makes sparse: `sample_boundary` would change every coordinate.
+        d = rng.normal(x) if sparse else threat.norm.sample_boundary(x, eps, rng)
+        point = threat.norm.project(x, x + d, eps)
+        # Until the first checkpoint an L1 step moves a fifth of the coordinates.
+        return self.begin_at(point, round_init, self._target_class(round_init), (x[0].numel() + 4) // 5)
+
+    def begin_at(self, point: Images, round_init: RoundInit, target: Labels, num_coordinates: int) -> State:
+        """Start at a given point; in L1 the first steps move `num_coordinates` coordinates."""
+        x, y, threat = round_init.x, round_init.y, round_init.threat
+        query = torch.zeros_like(y)
+        sparse = isinstance(threat.norm, L1)
+        plan = plan_checkpoints(self.schedule, self.steps, sparse, y.device)
+        zeros = torch.zeros_like(x[:, 0, 0, 0])
         return {
             "x": x,
             "y": y,
             "target": target,
-            "told": told,
-            "now": now,
-            "before": now.clone(),
-            "best": now.clone(),
+            "query": query,
+            "point": point,
+            "previous": point.clone(),
+            "best": point.clone(),
             "best_gradient": torch.zeros_like(x),
-            "best_loss": nothing,
-            "last_loss": nothing.clone(),
-            "checked_loss": nothing.clone(),
-            # Whatever is best at the first checkpoint counts as sparser.
-            **_start(told + x[0].numel(), told + kept, at.eps(told, threat.eps).to(x), sparse),
+            "best_loss": zeros,
+            "last_loss": zeros.clone(),
+            "checkpoint_loss": zeros.clone(),
+            # All coordinates count as changed, so that the best point at the first checkpoint is sparser.
+            **_initial_course(
+                query + x[0].numel(), query + num_coordinates, plan.eps_at(query, threat.eps).to(x), sparse
+            ),
         }
 
     def ask(self, state: State, threat: Threat) -> Images:
-        """The newest point."""
-        return state["now"]
+        """The current point."""
+        return state["point"]
 
     def loss(self, state: State, logits: Logits) -> PerExample:
-        """What is climbed, at the newest point."""
+        """The loss to increase, at the current point."""
         if isinstance(self.surrogate, CustomLoss):
             return self.surrogate(logits, state["y"])
-        name, y, target = self.loss_used(logits.shape[1]), state["y"], state["target"]
+        name = self.loss_name(logits.shape[1])
+        y, target = state["y"], state["target"]
         if not self.targets:
             return {"ce": cross_entropy, "dlr": dlr, "margin": margin}[name](logits, y)
         if name == "targeted ce":
             return -cross_entropy(logits, target)
-        return (dlr_towards if name == "targeted dlr" else towards)(logits, y, target)
+        return (targeted_dlr if name == "targeted dlr" else targeted_margin)(logits, y, target)
 
-    def tell(self, state: State, answer: Answer, threat: Threat) -> State:
-        """Remember the best point, change course at a checkpoint, and step or go to the next start."""
-        loss, g = _finite(answer)
-        told, x, sparse = state["told"], answer.x, isinstance(threat.norm, L1)
-        at = plan(self.schedule, self.steps, sparse, told.device)
-        first, period = at.first[told], at.period[told]
-        better = first | (loss > state["best_loss"])
+    def tell(self, state: State, result: QueryResult, threat: Threat) -> State:
+        """Update the best point, adapt the step at a checkpoint, then take a step or enter the next ball."""
+        loss, g = _finite_loss_and_grad(result)
+        x = result.x
+        query = state["query"]
+        sparse = isinstance(threat.norm, L1)
+        plan = plan_checkpoints(self.schedule, self.steps, sparse, query.device)
+        is_start, period = plan.is_start[query], plan.period[query]
+        better = is_start | (loss > state["best_loss"])
         new = state | {
-            "best": _where(better, x, state["best"]),
-            "best_gradient": _where(better, g, state["best_gradient"]),
-            "best_loss": _where(better, loss, state["best_loss"]),
+            "best": _select_rows(better, x, state["best"]),
+            "best_gradient": _select_rows(better, g, state["best_gradient"]),
+            "best_loss": _select_rows(better, loss, state["best_loss"]),
             "last_loss": loss.clone(),
             # Differs: released code compares the first step with zero, not with the start (ADR 0008).
-            "rises": state["rises"] + (~first & (loss > state["last_loss"])),
+            "num_rises": state["num_rises"] + (~is_start & (loss > state["last_loss"])),
         }
-        due = period > 0
-        if bool(due.any()):
-            eps = at.eps(told, threat.eps).to(x)
-            returns, course = _refined(new, eps) if sparse else self._halved(new, period)
-            new |= {name: _where(due, tensor, new[name]) for name, tensor in course.items()}
-            returns = returns & due
-            x, g = _where(returns, new["best"], x), _where(returns, new["best_gradient"], g)
+        at_checkpoint = period > 0
+        if bool(at_checkpoint.any()):
+            eps = plan.eps_at(query, threat.eps).to(x)
+            returns, course = _refine_l1(new, eps) if sparse else self._halve_steps(new, period)
+            new |= {name: _select_rows(at_checkpoint, tensor, new[name]) for name, tensor in course.items()}
+            returns = returns & at_checkpoint
+            x = _select_rows(returns, new["best"], x)
+            g = _select_rows(returns, new["best_gradient"], g)
         else:
-            x = x.clone()  # as the next `before`, which must not share the answer's memory
-        d = _wide(new["step"]) * (_steepest(g, new["kept"]) if sparse else threat.norm.ascend(g))
-        told = (told + 1).clamp(max=len(at))
+            x = x.clone()  # it becomes `previous`, which must not share memory with the result
+        direction = _sparse_sign(g, new["num_coordinates"]) if sparse else threat.norm.ascend(g)
+        d = _expand(new["step"]) * direction
+        query = (query + 1).clamp(max=len(plan))
         if not sparse:
-            share = _wide(torch.where(first, 1.0, MOMENTUM).to(x))
-            z = _project(new["x"], x + d, at, told, threat)
-            d = share * (z - x) + (1 - share) * (x - new["before"])
-        enters = at.first[told]
+            weight = _expand(torch.where(is_start, 1.0, NEW_STEP_WEIGHT).to(x))
+            z = _project_to_radius(new["x"], x + d, plan, query, threat)
+            d = weight * (z - x) + (1 - weight) * (x - new["previous"])
+        enters = plan.is_start[query]
         if not bool(enters.any()):
-            return new | {"told": told, "before": x, "now": _project(new["x"], x + d, at, told, threat)}
-        now = _project(new["x"], _where(enters, new["best"], x + d), at, told, threat)
-        changed = _changed(new["x"], now)
-        fresh = _start(changed, _kept(changed), at.eps(told, threat.eps).to(x), sparse)
-        new |= {"told": told, "before": x, "now": now}
-        return new | {name: _where(enters, tensor, new[name]) for name, tensor in fresh.items()}
+            point = _project_to_radius(new["x"], x + d, plan, query, threat)
+            return new | {"query": query, "previous": x, "point": point}
+        point = _select_rows(enters, new["best"], x + d)
+        point = _project_to_radius(new["x"], point, plan, query, threat)
+        num_changed = _count_changed(new["x"], point)
+        eps = plan.eps_at(query, threat.eps).to(x)
+        course = _initial_course(num_changed, _num_coordinates(num_changed), eps, sparse)
+        new |= {"query": query, "previous": x, "point": point}
+        return new | {name: _select_rows(enters, tensor, new[name]) for name, tensor in course.items()}
 
-    def finished(self, state: State) -> PerExampleBool:
-        """Whether every point of the plan was answered."""
-        return state["told"] >= self.questions()
+    def is_finished(self, state: State) -> PerExampleBool:
+        """Whether all queries of the plan are answered."""
+        return state["query"] >= self.num_queries()
 
-    def questions(self) -> int:
-        """Every step, and a start for every radius."""
-        return len(plan(self.schedule, self.steps, False, torch.device("cpu")))
+    def num_queries(self) -> int:
+        """One per step, and one for the start of each radius."""
+        return len(plan_checkpoints(self.schedule, self.steps, False, torch.device("cpu")))
 
-    def _target(self, question: Question) -> Labels:
+    def _target_class(self, round_init: RoundInit) -> Labels:
         if self.targets == 0:
-            return question.y.clone()
-        # The label goes first, so that it is no target even where it is not the likeliest class.
-        ranked = question.natural.scatter(1, question.y[:, None], float("inf"))
+            return round_init.y.clone()
+        # The label comes first, so it is never a target, even where it is not the likeliest class.
+        ranked = round_init.natural.scatter(1, round_init.y[:, None], float("inf"))
         ranked = ranked.argsort(dim=1, descending=True, stable=True)
-        return ranked[:, 1 + question.round % min(self.targets, ranked.shape[1] - 1)].clone()
+        return ranked[:, 1 + round_init.round % min(self.targets, ranked.shape[1] - 1)].clone()
 
-    def _halved(self, state: State, period: Labels) -> tuple[PerExampleBool, State]:
-        """The checkpoint in Linf and L2: who returns to the best point, and what else changes."""
-        stuck = state["rises"] <= self.rho * period
-        idle = ~state["halved"] & (state["best_loss"] <= state["checked_loss"])
-        returns = stuck | idle
+    def _halve_steps(self, state: State, period: Labels) -> tuple[PerExampleBool, State]:
+        """The checkpoint in Linf and L2: which examples return to the best point, and the new values."""
+        too_few_rises = state["num_rises"] <= self.rho * period
+        no_progress = ~state["was_halved"] & (state["best_loss"] <= state["checkpoint_loss"])
+        returns = too_few_rises | no_progress
         return returns, {
             "step": torch.where(returns, state["step"] / 2, state["step"]),
-            "halved": returns,
-            "checked_loss": state["best_loss"],
-            "rises": torch.zeros_like(state["rises"]),
+            "was_halved": returns,
+            "checkpoint_loss": state["best_loss"],
+            "num_rises": torch.zeros_like(state["num_rises"]),
         }
 
 
-def _start(changed: Labels, kept: Labels, eps: Tensor, sparse: bool) -> State:
-    """What is new at the start in a ball."""
+def _initial_course(num_changed: Labels, num_coordinates: Labels, eps: Tensor, sparse: bool) -> State:
+    """The values that are reset at the start of each radius."""
     return {
         "step": eps if sparse else 2 * eps,
-        "halved": torch.ones_like(changed, dtype=torch.bool),
-        "rises": torch.zeros_like(changed),
-        "changed": changed,
-        "kept": kept,
+        "was_halved": torch.ones_like(num_changed, dtype=torch.bool),
+        "num_rises": torch.zeros_like(num_changed),
+        "num_changed": num_changed,
+        "num_coordinates": num_coordinates,
     }
 
 
-def _project(x0: Images, x: Images, at: Plan, told: Labels, threat: Threat) -> Images:
-    """Bring every point into the box and into the ball that is its turn."""
-    if len(at.radii) == 1:
+def _project_to_radius(x0: Images, x: Images, plan: CheckpointPlan, query: Labels, threat: Threat) -> Images:
+    """Project each point into the box and into the ball of its query."""
+    if len(plan.radii) == 1:
         return threat.project(x0, x)
     projected = torch.empty_like(x)
-    for number, radius in enumerate(at.radii):
-        rows = (at.radius[told] == number).nonzero().squeeze(1)
+    for number, radius in enumerate(plan.radii):
+        rows = (plan.radius_index[query] == number).nonzero().squeeze(1)
         if len(rows):
             projected[rows] = threat.norm.project(x0[rows], x[rows], radius * threat.eps)
     return projected
 
 
-def _refined(state: State, eps: PerExample) -> tuple[PerExampleBool, State]:
-    """The checkpoint in L1: while the best point gets sparser, steps follow it at full length; else they get
-    shorter, down to a tenth."""
-    changed = _changed(state["x"], state["best"])
-    sparser = 20 * changed < 19 * state["changed"]
+def _refine_l1(state: State, eps: PerExample) -> tuple[PerExampleBool, State]:
+    """The checkpoint in L1: which examples return to the best point, and the new values.
+
+    Where the best point has become sparser, the search returns to it with full steps; otherwise steps get
+    shorter, down to a tenth.
+    """
+    num_changed = _count_changed(state["x"], state["best"])
+    sparser = 20 * num_changed < 19 * state["num_changed"]
     step = torch.where(sparser, eps, torch.maximum(state["step"] / 1.5, eps / 10))
-    return sparser, {"step": step, "changed": changed, "kept": _kept(changed)}
+    course = {"step": step, "num_changed": num_changed, "num_coordinates": _num_coordinates(num_changed)}
+    return sparser, course
 
 
-def _changed(x: Images, x_adv: Images) -> Labels:
-    """In how many coordinates images differ, by more than rounding."""
+def _count_changed(x: Images, x_adv: Images) -> Labels:
+    """The number of coordinates in which images differ by more than rounding."""
     return ((x_adv - x).abs() > 4 * torch.finfo(x.dtype).eps).flatten(1).sum(dim=1)
 
 
-def _kept(changed: Labels) -> Labels:
-    """How many coordinates a step in L1 moves: two thirds of those that the best point has changed."""
-    return ((2 * changed + 2) // 3).clamp(min=1)
+def _num_coordinates(num_changed: Labels) -> Labels:
+    """The number of coordinates that an L1 step moves: two thirds of those changed at the best point."""
+    return ((2 * num_changed + 2) // 3).clamp(min=1)
 
 
-def _steepest(g: Images, kept: Labels) -> Images:
-    """sign(g) on so many coordinates of largest |g|, zero elsewhere; of length one in L1."""
+def _sparse_sign(g: Images, num_coordinates: Labels) -> Images:
+    """sign(g) on the `num_coordinates` coordinates of largest |g|, zero elsewhere; of length one in L1."""
     size = g.abs().flatten(1)
-    least = size.topk(int(kept.max()), dim=1).values.gather(1, kept[:, None] - 1)
-    d = torch.where(size < least, 0, g.flatten(1).sign())
+    smallest = size.topk(int(num_coordinates.max()), dim=1).values.gather(1, num_coordinates[:, None] - 1)
+    d = torch.where(size < smallest, 0, g.flatten(1).sign())
     return (d / d.abs().sum(dim=1, keepdim=True).clamp(min=1)).view_as(g)
 
 
-def _finite(answer: Answer) -> tuple[PerExample, Images]:
-    """Loss and gradient. A gradient that is not finite would stop a search, and look like robustness."""
-    assert answer.loss is not None and answer.gradient is not None, "Apgd wants gradients"
-    loss, g = answer.loss[0], answer.gradient[0].contiguous()
-    # In a sum, one number that is not finite shows.
-    broken = loss.isnan() | ~g.sum(dim=(1, 2, 3)).isfinite()
-    if broken.any():
-        what = f"loss or gradient of {int(broken.sum())} of {len(loss)} images is not finite"
-        raise ThreatError(f"APGD: the {what}; mend the network, or attack it without gradients")
+def _finite_loss_and_grad(result: QueryResult) -> tuple[PerExample, Images]:
+    """The loss and gradient; raise ThreatError if one is not finite, which would look like robustness."""
+    assert result.loss is not None and result.gradient is not None, "Apgd needs gradients"
+    loss, g = result.loss[0], result.gradient[0].contiguous()
+    # A sum is not finite if one of its terms is not.
+    not_finite = loss.isnan() | ~g.sum(dim=(1, 2, 3)).isfinite()
+    if not_finite.any():
+        problem = f"loss or gradient of {int(not_finite.sum())} of {len(loss)} images is not finite"
+        raise ThreatError(f"APGD: the {problem}; fix the network, or attack it without gradients")
     return loss, g
 
 
-def _wide(per_example: Tensor) -> Tensor:
+def _expand(per_example: Tensor) -> Tensor:
     return per_example[:, None, None, None]
 
 
-def _where(rows: PerExampleBool, one: Tensor, other: Tensor) -> Tensor:
-    """A new tensor with some rows of one and the others of the other."""
-    return torch.where(rows.view(-1, *[1] * (one.dim() - 1)), one, other)
+def _select_rows(rows: PerExampleBool, tensor: Tensor, other: Tensor) -> Tensor:
+    """A new tensor with the given rows of `tensor`, and the remaining rows of `other`."""
+    return torch.where(rows.view(-1, *[1] * (tensor.dim() - 1)), tensor, other)

@@ -1,6 +1,6 @@
-"""What an attack is, and `perturb`, the only door through which adversarial images leave.
+"""The `Attack` interface, and `perturb`, the only public function that runs an attack.
 
-An attack is trusted with nothing: its network is put back afterwards, and what it returns is checked.
+`perturb` restores the network afterwards and checks everything that an attack returns.
 """
 
 from __future__ import annotations
@@ -13,66 +13,78 @@ import torch
 from torch import Tensor
 
 from allrounder.errors import ThreatError
-from allrounder.inference.attack_view import lend
-from allrounder.rng import Draws
+from allrounder.inference.attack_view import attack_view
+from allrounder.rng import Rng
 from allrounder.threats.norms import Norm
 from allrounder.threats.threat import AnyOf, Threat, in_box
-from allrounder.types import Classifier, Images, Labels, NormLayers, Passes, PerExample, PerExampleBool
+from allrounder.types import BatchNormMode, Classifier, Images, Labels, Passes, PerExample, PerExampleBool
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Crafted:
-    """What an attack found.
+class AttackResult:
+    """The images that an attack returns, and what it knows about them.
 
-    `loss` and `fooled` describe x where the attack knows them anyway, and are None where it would take
-    another forward pass to learn them: training never asks.
+    `loss` and `fooled` are None where the attack would need another forward pass to compute them; training
+    does not need them.
     """
 
     x: Images
     passes: Passes
     loss: PerExample | None = None
-    """The attack's own loss at x."""
+    """The loss of the attack at x."""
     fooled: PerExampleBool | None = None
     """Whether the prediction at x differs from the label."""
     ever_fooled: PerExampleBool | None = None
-    """Whether it differs at any point of the search, x or another; None where the attack does not say."""
+    """Whether the prediction differs at any point that was tried; None if the attack does not record it."""
     steps: Labels | None = None
-    """The steps that every image took, of an attack that stops early."""
+    """The number of steps that each image took, for an attack that stops early."""
 
 
 class Attack(ABC):
-    """A search for images that a network gets wrong; the subclasses are final frozen values."""
+    """A search for images that a network misclassifies; subclasses are final frozen values."""
 
     norms: ClassVar[frozenset[type[Norm]]]
-    """The norms it can work in."""
-    unions: ClassVar[bool] = False
-    """Whether it searches a union of threats; then `run` also takes an AnyOf."""
+    """The norms that the attack supports."""
+    supports_unions: ClassVar[bool] = False
+    """Whether the attack searches a union of threats; then `run` also takes an AnyOf."""
 
     @abstractmethod
-    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
-        """Search inside the threat around x; only `perturb` and attacks made of attacks call this.
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        """Search inside the threat around x. Called only by `perturb` and by attacks that contain attacks.
 
-        Gradients are off, so that nothing builds a graph by accident: see `gradient` in pgd.py.
+        Gradients are disabled, so that no graph is built by accident; see `loss_grad` in pgd.py.
         """
 
-    def parts(self) -> tuple[Attack, ...]:
-        """The attacks this one is made of; none by default."""
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        """The attacks that this attack contains; none by default."""
         return ()
 
     def passes(self) -> Passes:
-        """What a run on one batch takes, at most; known of attacks that train."""
+        """The most passes that a run on one batch takes; known only for attacks that can train."""
         raise ValueError(f"{self}: searches until it succeeds, so its passes are not known; train with Pgd")
 
+    def passes_under(self, num_threats: int) -> Passes:
+        """The most passes that a run under a union of `num_threats` threats takes; by default `passes`."""
+        return self.passes()
+
+    def label(self) -> str:
+        """The short name of this attack in results and progress reports, without its settings."""
+        return type(self).__name__.lower()
+
+    def describe_budget(self, classes: int) -> str:
+        """What this attack spends on one image at most, in words, for a network with `classes` classes."""
+        return str(self)
+
     def check_supports(self, threat: Threat | AnyOf) -> None:
-        """Raise ValueError if this attack, or a part of it, cannot work under a threat."""
-        if isinstance(threat, AnyOf) and not self.unions:
+        """Raise ValueError if this attack, or an attack that it contains, does not support a threat."""
+        if isinstance(threat, AnyOf) and not self.supports_unions:
             raise ValueError(f"{self} searches one ball, got the union {threat}; give it one threat")
-        for one in threat.threats if isinstance(threat, AnyOf) else (threat,):
-            if type(one.norm) not in self.norms:
-                known = ", ".join(sorted(norm.name for norm in self.norms))
-                raise ValueError(f"{self} works in {known}, got the threat {one}; change one of them")
-        for part in self.parts():
-            part.check_supports(threat)
+        for member in threat.threats if isinstance(threat, AnyOf) else (threat,):
+            if type(member.norm) not in self.norms:
+                names = ", ".join(sorted(norm.name for norm in self.norms))
+                raise ValueError(f"{self} works in {names}, got the threat {member}; change one of them")
+        for attack in self.sub_attacks():
+            attack.check_supports(threat)
 
 
 def perturb(
@@ -81,46 +93,47 @@ def perturb(
     x: Tensor,
     y: Tensor,
     threat: Threat | AnyOf,
-    draws: Draws,
+    rng: Rng,
     *,
-    norm_layers: NormLayers = "eval",
-) -> Crafted:
-    """Attack the images x with labels y: the only public door.
+    norm_layers: BatchNormMode = "eval",
+) -> AttackResult:
+    """Attack the images x with labels y. This is the only public entry point of attacks.
 
-    The network's modes, gradient flags, `.grad` and (but for norm_layers = "train") buffers are as before
-    when this returns or raises. What the attack hands out is verified (shape, finite, box, ball) and never
-    repaired: a ThreatError means a bug in the attack. An empty batch comes back empty. Works under no_grad
-    and inference_mode; a network that draws random numbers gets addressed ones.
+    Restores the modes, gradient flags, `.grad` and buffers of the network, also after an exception; with
+    norm_layers = "train" its running statistics change. The result is checked (shape, finite, box, ball) and
+    never corrected: a ThreatError means a bug in the attack. An empty batch is returned as it is. Works under
+    no_grad and inference_mode. Random layers of the network draw from `rng`.
     """
     _check_images(x)
     _check_labels(y, x)
     attack.check_supports(threat)
     if len(x) == 0:
-        return Crafted(x=x.detach().clone(), passes=Passes())
-    with torch.inference_mode(False), torch.no_grad(), draws.at("ambient").ambient():
-        # Tensors made in inference mode cannot enter a graph; their clones can.
+        return AttackResult(x=x.detach().clone(), passes=Passes())
+    with torch.inference_mode(False), torch.no_grad(), rng.fold_in("ambient").seed_global():
+        # Inference tensors cannot enter a graph; their clones can.
         x, y = (t.clone() if t.is_inference() else t.detach() for t in (x, y.long()))
-        with lend(model, x, norm_layers) as lent:
+        with attack_view(model, x, norm_layers) as view:
+            checked = _with_output_check(view, int(y.max()))
             # check_supports has made sure that only attacks on unions get one.
-            found = attack.run(_checked(lent, int(y.max())), x, y, cast(Threat, threat), draws)
-    verify(f"{attack} under {threat}", found.x, x, threat)
-    return Crafted(
-        # A channels_last network leaves its layout on what it touched; the caller gets the layout of x.
-        x=torch.empty_like(x).copy_(found.x.detach()),
-        passes=found.passes,
-        loss=None if found.loss is None else found.loss.detach(),
-        fooled=found.fooled,
-        ever_fooled=found.ever_fooled,
-        steps=found.steps,
+            result = attack.run(checked, x, y, cast(Threat, threat), rng)
+    check_adversarial(f"{attack} under {threat}", result.x, x, threat)
+    return AttackResult(
+        # A channels_last network changes the memory format of its outputs; return the format of x.
+        x=torch.empty_like(x).copy_(result.x.detach()),
+        passes=result.passes,
+        loss=None if result.loss is None else result.loss.detach(),
+        fooled=result.fooled,
+        ever_fooled=result.ever_fooled,
+        steps=result.steps,
     )
 
 
-SLACK = 1e-5
-"""Rounding that what an attack returns is allowed."""
+VERIFY_SLACK = 1e-5
+"""The rounding error that the result of an attack may have, in units of max(1, eps)."""
 
 
-def _surely_in_box(x: Tensor, slack: float) -> bool:
-    """Whether all images are finite and in [0, 1], in one look at them; a NaN is neither low nor high."""
+def _all_in_box(x: Tensor, slack: float) -> bool:
+    """Whether all images are finite and in [0, 1] up to `slack`, in one pass over them; False for NaN."""
     if not x.numel():
         return True
     low, high = cast(list[float], torch.stack(torch.aminmax(x)).tolist())
@@ -129,10 +142,10 @@ def _surely_in_box(x: Tensor, slack: float) -> bool:
 
 def _check_images(x: Tensor) -> None:
     if x.dim() != 4 or x.dtype not in (torch.float32, torch.float64) or 0 in x.shape[1:]:
-        # Half precision cannot hold the ball: rounding alone moves an image by up to a sixteenth of 8/255.
+        # Half precision is too coarse: rounding alone moves an image by up to a sixteenth of 8/255.
         got = f"{x.dtype} of shape {tuple(x.shape)}"
         raise ValueError(f"images are {got}, expected float32 or float64 of shape (n, c, h, w); convert them")
-    if _surely_in_box(x, 1e-6):
+    if _all_in_box(x, 1e-6):
         return
     if bad := len(x) - int(x.isfinite().flatten(1).all(dim=1).sum()):
         raise ValueError(f"{bad} of {len(x)} images hold NaN or infinity, expected [0, 1]; check the data")
@@ -151,36 +164,37 @@ def _check_labels(y: Tensor, x: Tensor) -> None:
         raise ValueError(f"the smallest label is {int(y.min())}, expected 0 or more; drop unlabelled images")
 
 
-def _checked(model: Classifier, highest: int) -> Classifier:
-    """The network, with its answers checked to be logits that cover the highest label."""
+def _with_output_check(model: Classifier, highest: int) -> Classifier:
+    """Wrap a network: raise ValueError unless it returns logits that cover the highest label."""
 
-    def answer(x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         logits = model(x)
         if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):  # pyright: ignore[reportUnnecessaryIsInstance]
             got = tuple(getattr(logits, "shape", ())) or type(logits).__name__
             raise ValueError(f"the network returned {got}, expected logits of shape ({len(x)}, k); wrap it")
         if highest >= logits.shape[1]:
-            known = f"expected at most {logits.shape[1] - 1}, the network's last class"
-            raise ValueError(f"the largest label is {highest}, {known}; check labels and network")
+            expected = f"expected at most {logits.shape[1] - 1}, the network's last class"
+            raise ValueError(f"the largest label is {highest}, {expected}; check labels and network")
         return logits
 
-    return answer
+    return forward
 
 
-def verify(who: str, x_adv: Tensor, x: Images, threat: Threat | AnyOf) -> None:
-    """Raise ThreatError unless images are finite, in the box, and in the threat around x."""
+def check_adversarial(source: str, x_adv: Tensor, x: Images, threat: Threat | AnyOf) -> None:
+    """Raise ThreatError unless x_adv is finite, in the box and in the threat around x; `source` names the
+    attack in messages."""
     if (x_adv.shape, x_adv.dtype, x_adv.device) != (x.shape, x.dtype, x.device):
         got, expected = (f"{t.dtype} of shape {tuple(t.shape)} on {t.device}" for t in (x_adv, x))
-        raise ThreatError(f"{who} returned {got}, expected {expected}; this is a bug in the attack")
-    if _surely_in_box(x_adv, SLACK) and bool((threat.excess(x, x_adv) <= SLACK).all()):
+        raise ThreatError(f"{source} returned {got}, expected {expected}; this is a bug in the attack")
+    if _all_in_box(x_adv, VERIFY_SLACK) and bool((threat.excess(x, x_adv) <= VERIFY_SLACK).all()):
         return
     if bad := len(x) - int(x_adv.isfinite().flatten(1).all(dim=1).sum()):
         cause = "either the network's gradients are not finite, or this is a bug in the attack"
-        raise ThreatError(f"{who} returned {bad} of {len(x)} images with NaN or infinity; {cause}")
-    if bad := len(x) - int(threat.contains(x, x_adv, slack=SLACK).sum()):
+        raise ThreatError(f"{source} returned {bad} of {len(x)} images with NaN or infinity; {cause}")
+    if bad := len(x) - int(threat.contains(x, x_adv, slack=VERIFY_SLACK).sum()):
         ball = max(float(threat.excess(x, x_adv).max()), 0.0)
         box = max(float(-x_adv.min()), float(x_adv.max()) - 1, 0.0)
         raise ThreatError(
-            f"{who} returned {bad} of {len(x)} images outside of it; the worst is {ball:.3g} beyond the ball "
-            f"(in units of max(1, eps)) and {box:.3g} beyond [0, 1]; this is a bug in the attack"
+            f"{source} returned {bad} of {len(x)} images outside the threat; the worst is {ball:.3g} beyond "
+            f"the ball (in units of max(1, eps)) and {box:.3g} beyond [0, 1]; this is a bug in the attack"
         )

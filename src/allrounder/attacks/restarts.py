@@ -1,4 +1,4 @@
-"""An attack made of several runs of another one."""
+"""Random restarts of another attack."""
 
 from __future__ import annotations
 
@@ -7,65 +7,72 @@ from typing import Annotated, ClassVar, final
 
 import torch
 
-from allrounder.attacks.base import Attack, Crafted
+from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
-from allrounder.config.fields import Count, Kind, value
-from allrounder.rng import Draws
-from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.config.fields import OneOf, PositiveInt, frozen_config
+from allrounder.rng import Rng
+from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes, PerExample, PerExampleBool
 
 
 def attack_table() -> Mapping[str, type[Attack]]:
-    """The table of attacks, looked up when it is needed: it mentions the attacks made of attacks."""
+    """The table of attacks, imported on first use because it contains the attacks that use it."""
     from allrounder.attacks import ATTACKS
 
     return ATTACKS
 
 
 @final
-@value
+@frozen_config
 class Restarts(Attack):
-    """Several runs of an attack from fresh random starts; the best result is kept for every example.
+    """Several runs of an attack with different random starts; keeps the best result for each example.
 
-    The best is the first that fools the network, else the one of highest loss. Stops once all are fooled.
+    The best result is the first that fools the network, otherwise the one of highest loss. Stops as soon as
+    all examples are fooled.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
 
-    attack: Annotated[Attack, Kind(attack_table)]
-    """What to run; it is asked for the norms it can work in."""
-    count: Count = 5
-    """The number of runs, the first one included."""
+    attack: Annotated[Attack, OneOf(attack_table)]
+    """The attack to run; it determines the supported norms."""
+    count: PositiveInt = 5
+    """The number of runs, including the first."""
 
-    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
-        """Run, judge, and keep what is better."""
-        x_adv, passes = x, Passes()
-        loss, fooled = torch.full_like(x[:, 0, 0, 0], float("-inf")), torch.zeros_like(y, dtype=torch.bool)
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        """Run the attack repeatedly and keep the better result for each example."""
+        x_adv = x
+        passes = Passes()
+        loss = torch.full_like(x[:, 0, 0, 0], float("-inf"))
+        fooled = torch.zeros_like(y, dtype=torch.bool)
         for i in range(self.count):
-            found = self.attack.run(model, x, y, threat, draws.at("restart", i))
-            found_loss, found_fooled, price = judge(found, model, y)
-            # Not (found_loss > loss), so that a NaN is kept and the gateway sees it.
-            better = ~fooled & (found_fooled | ~(found_loss <= loss))
-            x_adv = torch.where(better[:, None, None, None], found.x, x_adv)
-            loss, fooled = torch.where(better, found_loss, loss), fooled | found_fooled
-            passes = passes + found.passes + price
+            result = self.attack.run(model, x, y, threat, rng.fold_in("restart", i))
+            new_loss, new_fooled, extra_passes = loss_and_fooled(result, model, y)
+            # Not (new_loss > loss), so that a NaN is kept and `perturb` detects it.
+            better = ~fooled & (new_fooled | ~(new_loss <= loss))
+            x_adv = torch.where(better[:, None, None, None], result.x, x_adv)
+            loss = torch.where(better, new_loss, loss)
+            fooled = fooled | new_fooled
+            passes = passes + result.passes + extra_passes
             if fooled.all():
                 break
-        return Crafted(x=x_adv, loss=loss, fooled=fooled, passes=passes)
+        return AttackResult(x=x_adv, loss=loss, fooled=fooled, passes=passes)
 
     def passes(self) -> Passes:
-        """Every run, judged; at most, for it stops once all are fooled."""
+        """The passes of `count` runs, each with one more forward pass to compare the results."""
         return (self.attack.passes() + Passes(forwards=1)) * self.count
 
-    def parts(self) -> tuple[Attack, ...]:
-        """The attack that is run."""
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        """The attack that is repeated."""
         return (self.attack,)
 
 
-def judge(found: Crafted, model: Classifier, y: Labels) -> tuple[PerExample, PerExampleBool, Passes]:
-    """Loss, fooled, and what it cost to learn them: a forward pass where the attack does not say."""
-    if found.loss is not None and found.fooled is not None:
-        return found.loss, found.fooled, Passes()
-    logits = model(found.x)
+def loss_and_fooled(
+    result: AttackResult, model: Classifier, y: Labels
+) -> tuple[PerExample, PerExampleBool, Passes]:
+    """Loss, fooled, and the passes spent to compute them: one forward pass if the attack did not report
+    them."""
+    if result.loss is not None and result.fooled is not None:
+        return result.loss, result.fooled, Passes()
+    logits = model(result.x)
     return cross_entropy(logits, y), logits.argmax(dim=1) != y, Passes(forwards=1)

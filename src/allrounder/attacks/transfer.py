@@ -1,50 +1,50 @@
-"""An attack on one network with images that were crafted on another."""
+"""A transfer attack: images crafted on one network are used to attack another."""
 
 from __future__ import annotations
 
 from typing import ClassVar, final
 
-from allrounder.attacks.base import Attack, Crafted, perturb
-from allrounder.attacks.custom_loss import Name
-from allrounder.config.fields import value
-from allrounder.rng import Draws
-from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.attacks.base import Attack, AttackResult, perturb
+from allrounder.attacks.custom_loss import Identifier
+from allrounder.config.fields import frozen_config
+from allrounder.rng import Rng
+from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels
 
 
 @final
-@value
+@frozen_config
 class Transfer(Attack):
-    """Images that another attack crafts on another network, the source; the network under attack judges them.
+    """Images that an attack crafts on another network, the source.
 
-    The source is used as the gateway uses any network: in eval mode, folded where it can be, and left as it
-    was. Whether the images fool the network under attack stays unknown here, and the passes are the source's.
-    Prefer attacks that go on after a success, such as Pgd or Mim: one that stops at the first leaves images
-    that only just fool the source. Papernot et al., 2016, Transferability in machine learning.
+    `perturb` runs the attack on the source: in eval mode, folded where possible, and restored afterwards.
+    The network under attack is not evaluated here, and the passes are those of the source. Prefer attacks
+    that continue after a success, such as Pgd or Mim: one that stops at its first success returns images that
+    barely fool the source. Papernot et al., 2016, Transferability in machine learning.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
 
     attack: Attack
-    """What to run on the source; it is asked for the norms it can work in."""
+    """The attack to run on the source; it determines the supported norms."""
     source: Classifier
     """The network to craft on, with the same classes in the same order."""
-    name: Name
-    """What the source is called where this attack is written; another source wants another name."""
+    name: Identifier
+    """The name of the source in the text of this attack; a different source needs a different name."""
 
     def __repr__(self) -> str:
         return f"Transfer(attack={self.attack!r}, name={self.name!r})"
 
-    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
-        """Craft on the source, with the draws that `perturb` would use for it; the model is not asked."""
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        """Craft on the source, with the random numbers of a direct attack on it; `model` is not used."""
         try:
-            found = perturb(self.attack, self.source, x, y, threat, draws)
+            result = perturb(self.attack, self.source, x, y, threat, rng)
         except (ValueError, RuntimeError) as error:
             error.add_note(f"This happened on {self.name}, the source of {self}.")
             raise
-        return Crafted(x=found.x, passes=found.passes)
+        return AttackResult(x=result.x, passes=result.passes)
 
-    def parts(self) -> tuple[Attack, ...]:
-        """The attack that is run on the source."""
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        """The attack on the source."""
         return (self.attack,)

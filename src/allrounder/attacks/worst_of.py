@@ -1,4 +1,4 @@
-"""One attack in every ball of a union, and the hardest image of all of them."""
+"""The worst case over a union of threats: attack each ball, keep the image of highest loss."""
 
 from __future__ import annotations
 
@@ -6,63 +6,63 @@ from typing import Annotated, ClassVar, final
 
 import torch
 
-from allrounder.attacks.base import Attack, Crafted
+from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.restarts import attack_table
-from allrounder.config.fields import Kind, value
-from allrounder.rng import Draws
-from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.config.fields import OneOf, frozen_config
+from allrounder.rng import Rng
+from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import Classifier, Images, Labels, Passes
 
 
 @final
-@value
-class Hardest(Attack):
-    """Runs an attack under every threat on its own, and keeps the candidate of largest cross-entropy.
+@frozen_config
+class WorstOf(Attack):
+    """Runs an attack under each threat and keeps the candidate of highest cross-entropy for each image.
 
-    x' = argmax_p CE(f(x'_p), y) for every image, x'_p found within threat p; of equals, the first. Another
-    forward pass for every threat tells the cross-entropies, because an attack may climb another loss.
+    x' = argmax_p CE(f(x'_p), y), where x'_p is the result under threat p; the first one wins ties. Each
+    threat costs one more forward pass for the cross-entropy, because the attack may use another loss.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
-    unions: ClassVar[bool] = True
+    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    supports_unions: ClassVar[bool] = True
 
-    attack: Annotated[Attack, Kind(attack_table)]
-    """What to run; it is asked for the norms it can work in."""
+    attack: Annotated[Attack, OneOf(attack_table)]
+    """The attack to run; it determines the supported norms."""
 
     def check_supports(self, threat: Threat | AnyOf) -> None:
-        """Raise ValueError if the attack cannot work under one of the threats."""
-        for one in balls(threat):
-            self.attack.check_supports(one)
+        """Raise ValueError if the attack does not support one of the threats."""
+        for member in split_union(threat):
+            self.attack.check_supports(member)
 
-    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat | AnyOf, draws: Draws) -> Crafted:
-        """Craft under one threat after the other, and compare."""
-        x_adv, passes = x, Passes()
-        loss, fooled = torch.full_like(x[:, 0, 0, 0], float("-inf")), torch.zeros_like(y, dtype=torch.bool)
-        for number, one in enumerate(balls(threat)):
-            found = self.attack.run(model, x, y, one, draws.at("threat", number))
-            logits = model(found.x)
-            passes = passes + found.passes + Passes(forwards=1)
-            rival = cross_entropy(logits, y)
-            # Not (rival > loss), so that a NaN is kept and the gateway sees it.
-            harder = ~(rival <= loss)
-            x_adv = torch.where(harder[:, None, None, None], found.x, x_adv)
-            loss, fooled = (
-                torch.where(harder, rival, loss),
-                torch.where(harder, logits.argmax(1) != y, fooled),
-            )
-        return Crafted(x=x_adv, loss=loss, fooled=fooled, passes=passes)
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat | AnyOf, rng: Rng) -> AttackResult:
+        """Craft under each threat in order and compare the losses."""
+        x_adv = x
+        passes = Passes()
+        loss = torch.full_like(x[:, 0, 0, 0], float("-inf"))
+        fooled = torch.zeros_like(y, dtype=torch.bool)
+        for number, member in enumerate(split_union(threat)):
+            result = self.attack.run(model, x, y, member, rng.fold_in("threat", number))
+            logits = model(result.x)
+            passes = passes + result.passes + Passes(forwards=1)
+            new_loss = cross_entropy(logits, y)
+            # Not (new_loss > loss), so that a NaN is kept and `perturb` detects it.
+            worse = ~(new_loss <= loss)
+            x_adv = torch.where(worse[:, None, None, None], result.x, x_adv)
+            loss = torch.where(worse, new_loss, loss)
+            fooled = torch.where(worse, logits.argmax(1) != y, fooled)
+        return AttackResult(x=x_adv, loss=loss, fooled=fooled, passes=passes)
 
     def passes(self) -> Passes:
-        """Under one threat."""
+        """The passes under one threat."""
         return self.passes_under(1)
 
-    def passes_under(self, threats: int) -> Passes:
-        """Under a union of so many threats."""
-        return (self.attack.passes() + Passes(forwards=1)) * threats
+    def passes_under(self, num_threats: int) -> Passes:
+        """The passes under a union of `num_threats` threats."""
+        return (self.attack.passes() + Passes(forwards=1)) * num_threats
 
 
-def balls(threat: Threat | AnyOf) -> tuple[Threat, ...]:
-    """The threats of a union; a single threat is a union of one."""
+def split_union(threat: Threat | AnyOf) -> tuple[Threat, ...]:
+    """The threats in a union; a single threat is a union of one."""
     return threat.threats if isinstance(threat, AnyOf) else (threat,)

@@ -1,72 +1,51 @@
-"""The commands that make sets of changed images: make-c and make-p."""
+"""Generate sets of corrupted images for the commands data make-c and data make-p."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from allrounder.cli.display import Bars, out, say
+from allrounder.cli.display import ProgressBars
+from allrounder.cli.echo import echo
 from allrounder.data.corruptions import CORRUPTIONS
 from allrounder.data.corruptions.generate import make_c, make_p
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
 from allrounder.data.files.cache import cache_folder
-from allrounder.data.inputs.by_name import data_of
-from allrounder.system.processes import Note
-
-Images = Annotated[
-    str, typer.Argument(metavar="DATA", help="A dataset by name, or an .npz file; its test images are used.")
-]
-Folder = Annotated[
-    Path | None, typer.Option("--out", help="Where the files go; by default where eval finds them.")
-]
-Corruptions = Annotated[
-    list[str] | None, typer.Option("--corruption", help="One of them, repeat for several; by default all 19.")
-]
-Perturbations = Annotated[
-    list[str] | None,
-    typer.Option("--perturbation", help="One of them, repeat for several; by default 10."),
-]
-Seed = Annotated[int, typer.Option(help="Of all chance; sets of different seeds are different sets.")]
+from allrounder.data.inputs.by_name import load_eval_data
+from allrounder.system.progress import ProgressEvent
 
 
-def make_c_(data: Images, corruption: Corruptions = None, folder: Folder = None, seed: Seed = 0) -> None:
-    """Corrupt the test images of a dataset as CIFAR-10-C does, into files of its layout.
-
-    What is finished is not made again: call again after an interruption. The files are marked as generated.
-    """
-    names = tuple(corruption or CORRUPTIONS)
-    _made(data, folder, "c", len(names), partial(make_c, corruptions=names, seed=seed))
+def generate_corruptions(data: str, names: Sequence[str] | None, folder: Path | None, seed: int) -> None:
+    """Corrupt the test images of a dataset into files with the layout of CIFAR-10-C."""
+    corruptions = tuple(names or CORRUPTIONS)
+    _generate(data, folder, "c", len(corruptions), partial(make_c, corruptions=corruptions, seed=seed))
 
 
-def make_p_(data: Images, perturbation: Perturbations = None, folder: Folder = None, seed: Seed = 0) -> None:
-    """Make perturbation sequences of the test images of a dataset as in CIFAR-10-P, into files of its layout.
-
-    What is finished is not made again: call again after an interruption. The files are marked as generated.
-    """
-    names = tuple(perturbation or PERTURBATIONS)
-    _made(data, folder, "p", len(names), partial(make_p, perturbations=names, seed=seed))
+def generate_perturbations(data: str, names: Sequence[str] | None, folder: Path | None, seed: int) -> None:
+    """Make perturbation sequences of the test images of a dataset, with the layout of CIFAR-10-P."""
+    perturbations = tuple(names or PERTURBATIONS)
+    _generate(data, folder, "p", len(perturbations), partial(make_p, perturbations=perturbations, seed=seed))
 
 
-def _made(data: str, folder: Path | None, kind: str, files: int, make: Callable[..., Path]) -> None:
-    images = data_of(data)
-    where = folder or cache_folder() / f"{images.name}-{kind}-generated"
-    say(f"{images.name}: {len(images.test)} images")
-    begun: dict[str, None] = {}
-    with Bars(out, [""], overall=f"all {files} files, percent") as bars:
+def _generate(data: str, folder: Path | None, kind: str, files: int, make: Callable[..., Path]) -> None:
+    images = load_eval_data(data)
+    target = folder or cache_folder() / f"{images.name}-{kind}-generated"
+    echo(f"{images.name}: {len(images.test)} images")
+    started: dict[str, None] = {}
+    with ProgressBars([""], overall=f"all {files} files, percent") as bars:
 
-        def show(note: Note) -> None:
-            begun.setdefault(note.what)
-            bars.show("", note.done, note.total, note.what)
-            bars.show_overall(int(100 * (len(begun) - 1 + note.done / note.total) / files))
-            if note.done == note.total:
-                bars.say(f"{note.what}: done")
+        def update(event: ProgressEvent) -> None:
+            started.setdefault(event.stage)
+            bars.update("", event.done, event.total, event.stage)
+            bars.update_overall(int(100 * (len(started) - 1 + event.done / event.total) / files))
+            if event.done == event.total:
+                bars.log(f"{event.stage}: done")
 
         try:
-            make(images.test, where, progress=show)
+            make(images.test, target, progress=update)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-    say(f"files: {where}/")
+    echo(f"files: {target}/")

@@ -1,10 +1,11 @@
-"""What a person sees in the terminal: bars with an ETA, and tables."""
+"""Tables, and progress bars with an ETA."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import final
 
 from rich.console import Console
@@ -18,19 +19,28 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from allrounder.system.processes import Note
-
-out = Console(width=None if sys.stdout.isatty() else 110)
-err = Console(stderr=True)
+from allrounder.cli.echo import PIPE_WIDTH
+from allrounder.system.progress import ProgressEvent
 
 
-def say(text: str, where: Console = out) -> None:
-    """Print a text as it is: no colours, no markup, and no wrapping, so that it can be searched."""
-    where.print(text, highlight=False, markup=False, soft_wrap=True)
+@cache
+def get_console() -> Console:
+    """Return the console of standard output."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
-def bars(console: Console) -> Progress:
-    """Bars with done of total, elapsed and remaining time."""
+def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of numbers: the first column holds names, the others are right-aligned."""
+    table = Table(header_style="bold", show_lines=True)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0)
+    for row in rows:
+        table.add_row(*row)
+    get_console().print(table)
+
+
+def _make_progress(console: Console) -> Progress:
+    """Make bars that show done of total, elapsed time and remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -44,99 +54,80 @@ def bars(console: Console) -> Progress:
 
 
 @final
-class Bars:
-    """One bar for every job, and one for all of them; on a plain stream, a line at every tenth of a job."""
+class ProgressBars:
+    """One bar per job, and one for all of them; outside a terminal, a line per tenth of a job."""
 
-    def __init__(self, console: Console, names: Sequence[str], overall: str = ""):
-        """The jobs are known beforehand, in the order they are shown."""
-        self.console, self.progress = console, bars(console)
+    def __init__(self, names: Sequence[str], overall: str = ""):
+        """Bars for jobs with these names, in this order; `overall` labels the bar of all jobs."""
+        self.console = get_console()
+        self.progress = _make_progress(self.console)
         self.rows = {name: self.progress.add_task(name, total=None, start=False) for name in names}
-        self.all = self.progress.add_task(f"[bold]{overall}", total=100) if overall else None
+        self.overall = self.progress.add_task(f"[bold]{overall}", total=100) if overall else None
         self.tenths: dict[str, int] = {}
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         self.progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
-    def show_overall(self, percent: int) -> None:
-        """How much of all jobs is done."""
-        if self.all is not None:
-            self.progress.update(self.all, completed=percent)
+    def update_overall(self, percent: int) -> None:
+        """Move the bar of all jobs."""
+        if self.overall is not None:
+            self.progress.update(self.overall, completed=percent)
 
-    def show(self, name: str, done: int, total: int, what: str = "") -> None:
-        """A job stands at done of total."""
+    def update(self, name: str, done: int, total: int, stage: str = "") -> None:
+        """Move the bar of a job."""
         row = self.rows[name]
         if not self.progress.tasks[row].started:
             self.progress.start_task(row)
-        self.progress.update(row, completed=done, total=total, description=f"{name} {what}".strip())
+        self.progress.update(row, completed=done, total=total, description=f"{name} {stage}".strip())
         tenth = 10 * done // max(total, 1)
         if not self.console.is_terminal and tenth > self.tenths.get(name, 0):
-            self.console.print(f"{name} {what} {done}/{total}".replace("  ", " "), highlight=False)
+            self.console.print(f"{name} {stage} {done}/{total}".replace("  ", " "), highlight=False)
         self.tenths[name] = tenth
 
-    def say(self, text: str) -> None:
-        """A line above the bars."""
+    def log(self, text: str) -> None:
+        """Print a line above the bars."""
         self.progress.console.print(text, highlight=False, markup=False)
 
 
 @final
-class Watch:
-    """The progress of a single training."""
+class TrainingBar:
+    """The progress of one training."""
 
-    def __init__(self, bars: Bars, name: str):
-        """Shown under this name."""
-        self.bars, self.name, self.total = bars, name, 1
+    def __init__(self, bars: ProgressBars, name: str):
+        """Uses the bar of this name."""
+        self.bars = bars
+        self.name = name
+        self.total = 1
 
     def begin(self, total: int, done: int) -> None:
-        """Set the length."""
+        """Set the number of steps, and how many an earlier session took."""
         self.total = total
-        self.bars.show(self.name, done, total)
+        self.bars.update(self.name, done, total)
 
     def step(self, t: int) -> None:
-        """Move the bar."""
-        self.bars.show(self.name, t, self.total)
+        """Move the bar to step t."""
+        self.bars.update(self.name, t, self.total)
 
-    def say(self, text: str) -> None:
-        """A note above the bar."""
-        self.bars.say(f"note: {text}")
-
-
-def listing(title: str, rows: Mapping[str, str]) -> Table:
-    """Names with one line each."""
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
-    )
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
-    for name, line in rows.items():
-        table.add_row(f"  {name}", line)
-    return table
-
-
-def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of numbers: the first column names, the others are right-aligned."""
-    table = Table(header_style="bold", show_lines=True)
-    for number, name in enumerate(header):
-        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    def log(self, text: str) -> None:
+        """Print a note above the bar."""
+        self.bars.log(f"note: {text}")
 
 
 @final
-class Observer:
-    """Bars for the attacks that are under way, and a line for every one that is done."""
+class EvaluationBars:
+    """Bars for the running attacks, and a line for every finished one."""
 
     def __init__(self, workers: int, quiet: bool):
-        """A bar for each process."""
+        """One bar per process; none if `quiet`."""
         names = [""] if workers == 1 else [f"worker {number}" for number in range(1, workers + 1)]
-        self.bars = None if quiet else Bars(out, names)
-        self.begun: dict[tuple[str, str], float] = {}
+        self.bars = None if quiet else ProgressBars(names)
+        self.started: dict[tuple[str, str], float] = {}
 
-    def __enter__(self) -> Observer:
+    def __enter__(self) -> EvaluationBars:
         if self.bars is not None:
             self.bars.__enter__()
         return self
@@ -145,19 +136,20 @@ class Observer:
         if self.bars is not None:
             self.bars.__exit__(*error)
 
-    def say(self, text: str) -> None:
-        """A line above the bars."""
+    def log(self, text: str) -> None:
+        """Print a line above the bars."""
         if self.bars is not None:
-            self.bars.say(text)
+            self.bars.log(text)
 
-    def note(self, note: Note) -> None:
-        """Hear how far an attack is."""
+    def update(self, event: ProgressEvent) -> None:
+        """Move the bar of a process; print a line when its attack is done."""
         if self.bars is None:
             return
-        begun = self.begun.setdefault((note.name, note.what), time.monotonic())
-        left = note.done - note.broken
-        self.bars.show(note.name, note.done, note.total, f"{note.what} {note.broken} broken")
-        if note.done == note.total:
-            passes = f"{note.forwards} forward and {note.backwards} backward passes"
-            spent = f"{time.monotonic() - begun:.1f} s" + (f", {passes}" if note.forwards else "")
-            self.bars.say(f"{note.name} {note.what}: {note.broken} broken, {left} left ({spent})".strip())
+        started = self.started.setdefault((event.name, event.stage), time.monotonic())
+        robust = event.done - event.fooled
+        self.bars.update(event.name, event.done, event.total, f"{event.stage} {event.fooled} fooled")
+        if event.done == event.total:
+            passes = f"{event.forwards} forward and {event.backwards} backward passes"
+            cost = f"{time.monotonic() - started:.1f} s" + (f", {passes}" if event.forwards else "")
+            line = f"{event.name} {event.stage}: {event.fooled} fooled, {robust} robust ({cost})"
+            self.bars.log(line.strip())

@@ -1,4 +1,4 @@
-"""What the command line is asked to examine: a run of ours, or somebody's network with data."""
+"""The target of eval and doctor: a run folder, or any network with data."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any, final
 from torch import nn
 
 from allrounder.data.base import Data
-from allrounder.data.inputs.by_name import data_of
+from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.distributed import World
 from allrounder.errors import RunError
-from allrounder.models.external import network_of
+from allrounder.models.external import load_network
 from allrounder.nn.state import weights_of
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import Facts
-from allrounder.training.run import RECIPE, Run, load
+from allrounder.training.data import load_data
+from allrounder.training.run import RECIPE_FILE, Run, load
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A network and its images; a run also says where results go and which threats it was made for."""
+class EvalTarget:
+    """A network and its images; for a run, also the results folder and the threats of its recipe."""
 
     name: str
     model: nn.Module
@@ -32,73 +33,81 @@ class Subject:
     about: Facts = field(default_factory=dict[str, Any])
 
 
-def subject_of(
-    what: str | None,
+def load_target(
+    source: str | None,
     *,
     which: str = "best",
     model: str | None = None,
     weights: Path | None = None,
     key: str | None = None,
     data: str | None = None,
-) -> Subject:
-    """A run folder, with its own data unless other data is named; else a model, its weights, and data.
+) -> EvalTarget:
+    """Load a run folder, with its own data unless `data` names other data; else a model, its weights and
+    data.
 
-    `what` may also be the file of the weights.
+    `source` is a run folder or a weights file.
     """
-    path = None if what is None else Path(what)
-    if path is not None and (path / RECIPE).is_file():
+    path = None if source is None else Path(source)
+    if path is not None and (path / RECIPE_FILE).is_file():
         if model is not None or weights is not None:
             raise RunError(f"{path}: is a run, which has its own network; leave out --model and --weights")
-        return _of_run(path, which, data)
+        return _load_run(path, which, data)
     if path is not None and path.is_dir():
-        raise RunError(f"{path}: no run folder, it has no {RECIPE}")
+        raise RunError(f"{path}: not a run folder, it has no {RECIPE_FILE}")
     if path is not None and weights is not None:
-        raise RunError(f"{path} and --weights {weights}: got two files of weights, expected one")
+        raise RunError(f"{path} and --weights {weights}: got two weights files, expected one")
     file = weights or path
     if model is None or data is None:
-        what = "nothing to examine" if file is None else f"{file}: no run folder"
-        raise RunError(f"{what}; give a run folder, or --model NAME --weights FILE --data NAME")
-    images = data_of(data)
-    network = network_of(model, file, classes=len(images.classes), shape=images.shape, key=key)
+        problem = "no network given" if file is None else f"{file}: not a run folder"
+        raise RunError(f"{problem}; give a run folder, or --model NAME --weights FILE --data NAME")
+    images = load_eval_data(data)
+    network = load_network(model, file, classes=len(images.classes), shape=images.shape, key=key)
     name = model if file is None else f"{model} {file.name}"
-    return Subject(name, network, images, about={"name": name, "data": data})
+    return EvalTarget(name, network, images, about={"name": name, "data": data})
 
 
-def subject_among(world: World, what: str | None, *, data: str | None = None, **options: Any) -> Subject:
-    """The same for all ranks of a world; a run is read by rank 0 alone, which sends recipe and weights.
+def load_target_on_all_ranks(
+    world: World, source: str | None, *, data: str | None = None, **options: Any
+) -> EvalTarget:
+    """Load the same target on all ranks. Rank 0 reads a run and sends its recipe and weights to the others.
 
-    Data, and networks and weights from elsewhere, are read on every machine.
+    Every machine reads data and external networks by itself.
     """
     if world.size == 1 or options.get("model") is not None:
-        return subject_of(what, data=data, **options)
-    own = subject_of(what, data=data, **options) if world.chief else None
-    note = None if own is None else {"recipe": Run(Path(str(what))).recipe.dump(), "about": own.about}
-    note = world.meet("the run to evaluate", note)[0]
+        return load_target(source, data=data, **options)
+    own = load_target(source, data=data, **options) if world.is_main else None
+    note = None if own is None else {"recipe": Run(Path(str(source))).recipe.dumps(), "about": own.about}
+    note = world.all_gather_object("the run to evaluate", note)[0]
     if own is None:
         recipe = Recipe.loads(note["recipe"])
-        images = recipe.read_data() if data is None else data_of(data)
+        images = load_data(recipe) if data is None else load_eval_data(data)
         network = recipe.model.build(len(images.classes), images.shape).eval()
-        own = Subject(recipe.name, network, images, Path(str(what)), _threats(recipe), note["about"])
+        own = EvalTarget(
+            recipe.name, network, images, Path(str(source)), _probe_threats(recipe), note["about"]
+        )
     world.broadcast_(weights_of(own.model), src=0)
     return own
 
 
-def _threats(recipe: Recipe) -> tuple[str, ...]:
+def _probe_threats(recipe: Recipe) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(probe.threat) for probe in recipe.probes))
 
 
-def _of_run(folder: Path, which: str, data: str | None) -> Subject:
+def _load_run(folder: Path, which: str, data: str | None) -> EvalTarget:
     run = Run(folder)
     recipe = run.recipe
     _, facts = run.weights(which)
-    images = recipe.read_data() if data is None else data_of(data)
+    images = load_data(recipe) if data is None else load_eval_data(data)
     if len(images.classes) != len(facts["classes"]):
-        told = f"{len(images.classes)} classes, the run has {len(facts['classes'])}"
-        raise RunError(f"{folder}: the data has {told}; give data with the same classes")
+        expected = len(facts["classes"])
+        raise RunError(
+            f"{folder}: the data has {len(images.classes)} classes, expected {expected} as in the run; give "
+            "data with the same classes"
+        )
     about: dict[str, Any] = {"weights": which, "recipe": recipe.fingerprint(), "name": recipe.name}
     if "best" in which:
         about["selected_on"] = recipe.validation.on
     about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
     about |= {} if data is None else {"data": data}
-    where = folder / "eval" / which.replace("@", "-")
-    return Subject(recipe.name, load(folder, which), images, where, _threats(recipe), about)
+    results = folder / "eval" / which.replace("@", "-")
+    return EvalTarget(recipe.name, load(folder, which), images, results, _probe_threats(recipe), about)

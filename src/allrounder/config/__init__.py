@@ -1,0 +1,1 @@
+"""Configuration: from TOML tables to frozen values, with times and schedules."""

@@ -1,4 +1,5 @@
-"""From TOML tables to values, and errors that say what, where, got, expected, and what to do."""
+"""Decode TOML tables into values, with errors that say what is wrong, where, what was expected, and what to
+do."""
 
 from __future__ import annotations
 
@@ -8,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar, cast, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
-from allrounder.config.fields import KINDS, Kind, adapter, definition, nearest
+from allrounder.config.fields import KINDS_KEY, OneOf, adapter, definition_name, did_you_mean
 from allrounder.errors import RecipeError
 
 T = TypeVar("T")
 Table = dict[str, Any]
 
 EXTENDS = "extends"
-"""The key with which a recipe file names the one it is laid over."""
-EXPECTED = {
+"""The key of a recipe file that names its parent."""
+MESSAGES = {
     "int_type": "expected a whole number",
     "float_type": "expected a number",
     "bool_type": "expected true or false",
@@ -29,39 +31,41 @@ EXPECTED = {
     "too_short": "expected a list of at least {min_length}",
     "too_long": "expected a list of at most {max_length}",
 }
-"""The checker's complaints in the words of a recipe's author."""
-OURS = ("value_error", "kind", "between")
-"""Complaints that this package words itself, with what it got."""
+"""pydantic's error types in the words of TOML."""
+OWN_ERROR_TYPES = ("value_error", "kind", "cross_field")
+"""Errors whose messages come from this package and already include what was given."""
 
 
 def decode(cls: type[T], raw: Table, source: str) -> T:
-    """Read a whole table as a value; every mistake in it is reported at once."""
+    """Decode a whole table to a value; raise one RecipeError that lists all its mistakes."""
     try:
-        return adapter(cls).validate_python(raw)
+        return adapter(cls).validate_python(raw, by_alias=True, by_name=False)
     except ValidationError as error:
-        lines = [_sentence(cls, raw, cast(Mapping[str, Any], item)) for item in error.errors()]
+        lines = [_format_error(cls, raw, cast(Mapping[str, Any], item)) for item in error.errors()]
         raise RecipeError("\n".join([f"{source} cannot be run:", *(f"  {line}" for line in lines)])) from None
 
 
-def override(raw: Table, text: str) -> None:
+def apply_override(raw: Table, text: str) -> None:
     """Apply one `a.b.c=value` to a raw table; members of a list are addressed by name or number."""
-    path, sign, written = text.partition("=")
+    path, sign, value = text.partition("=")
     keys = path.strip().split(".")
     if not sign or not all(keys):
         raise RecipeError(f'--set {text}: expected a.b=value, such as "task.linf.objective.attack.steps=20"')
-    place: Any = raw
+    target: Any = raw
     for key in keys[:-1]:
-        place = _enter(place, key, text)
-    if isinstance(place, list):
-        remedy = "name a key of one of its members, or replace it whole"
-        raise RecipeError(f"--set {text}: {'.'.join(keys[:-1])} is a list; {remedy}")
-    if not isinstance(place, dict):
-        raise RecipeError(f"--set {text}: {'.'.join(keys[:-1])} is no table, so it has no {keys[-1]}")
-    place[keys[-1]] = _toml(written.strip(), text)
+        target = _child(target, key, text)
+    parent = ".".join(keys[:-1])
+    if isinstance(target, list):
+        raise RecipeError(
+            f"--set {text}: {parent} is a list; name a key of one of its members, or replace the whole list"
+        )
+    if not isinstance(target, dict):
+        raise RecipeError(f"--set {text}: {parent} is not a table, so it has no {keys[-1]}")
+    target[keys[-1]] = _parse_value(value.strip(), text)
 
 
 def merge(base: Table, child: Table) -> Table:
-    """A recipe laid over the one it extends: tables of one kind merge, everything else replaces."""
+    """Merge a recipe into the one it extends: tables of the same kind merge, everything else replaces."""
     merged = dict(base)
     for key, new in child.items():
         old = merged.get(key)
@@ -70,20 +74,20 @@ def merge(base: Table, child: Table) -> Table:
 
 
 def json_schema(cls: type[Any]) -> Table:
-    """The JSON Schema of the files that hold a value, for editors."""
+    """Return the JSON Schema of the files that hold a value, for editors."""
     schema = adapter(cls).json_schema()
     definitions: Table = schema.setdefault("$defs", {})
-    for kind in _kinds(cls, set()):
-        for name, member in kind.table().items():
+    for one_of in _one_ofs(cls, set()):
+        for name, member in one_of.table().items():
             entry = adapter(member).json_schema()
             definitions.update(entry.pop("$defs", {}))
             entry["properties"] = {"kind": {"const": name}, **entry.get("properties", {})}
             entry["required"] = ["kind", *entry.get("required", [])]
-            definitions[definition(name, member)] = entry
-    extends = {"type": "string", "description": "A file beside this one that this one is laid over."}
+            definitions[definition_name(name, member)] = entry
+    extends = {"type": "string", "description": "A file in the same folder that this one extends."}
     schema["properties"] = {EXTENDS: extends, **schema["properties"]}
     schema["anyOf"] = [{"required": [EXTENDS]}, {"required": schema.pop("required", [])}]
-    return cast(Table, _resolve(schema))
+    return cast(Table, _resolve_kinds(schema))
 
 
 def _is_table(raw: Any) -> TypeGuard[Table]:
@@ -94,96 +98,103 @@ def _same_kind(old: Table, new: Table) -> bool:
     return new.get("kind", old.get("kind")) == old.get("kind")
 
 
-def _resolve(node: Any) -> Any:
-    """Replace the markers that `Kind` left in a schema by references."""
+def _resolve_kinds(node: Any) -> Any:
+    """Replace the lists of kinds that `OneOf` put into a schema by references."""
     if isinstance(node, list):
-        return [_resolve(item) for item in cast(list[Any], node)]
+        return [_resolve_kinds(item) for item in cast(list[Any], node)]
     if not _is_table(node):
         return node
-    if KINDS not in node:
-        return {key: _resolve(item) for key, item in node.items() if key != "default"}
-    choices = [{"$ref": f"#/$defs/{name}"} for name in node[KINDS]]
+    if KINDS_KEY not in node:
+        return {key: _resolve_kinds(item) for key, item in node.items() if key != "default"}
+    choices = [{"$ref": f"#/$defs/{name}"} for name in node[KINDS_KEY]]
     rest = {key: item for key, item in node.items() if key in ("description", "title")}
     return {**rest, "anyOf": choices + node["others"]}
 
 
-def _kinds(cls: type[Any], seen: set[type[Any]]) -> list[Kind]:
-    """Every table that a value class refers to, also through the classes of those tables."""
-    found: list[Kind] = []
+def _one_ofs(cls: type[Any], seen: set[type[Any]]) -> list[OneOf]:
+    """Return every `OneOf` in the fields of a value class, and in the fields of the classes it names."""
+    one_ofs: list[OneOf] = []
     if cls in seen:
-        return found
+        return one_ofs
     seen.add(cls)
-    for part in [part for name in _names(cls) for part in _parts(cls, name)]:
-        if isinstance(part, Kind):
-            found.append(part)
-            found += [k for member in part.table().values() for k in _kinds(member, seen)]
+    for part in [part for field in _fields(cls).values() for part in _type_parts(field)]:
+        if isinstance(part, OneOf):
+            one_ofs.append(part)
+            one_ofs += [inner for member in part.table().values() for inner in _one_ofs(member, seen)]
         elif isinstance(part, type):
-            found += _kinds(part, seen)
-    return found
+            one_ofs += _one_ofs(part, seen)
+    return one_ofs
 
 
-def _names(cls: type[Any] | None) -> list[str]:
-    """The fields of a value class."""
-    return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+def _fields(cls: type[Any] | None) -> dict[str, FieldInfo]:
+    """Return the fields of a value class by their TOML keys."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    fields: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
+    return {field.alias or name: field for name, field in fields.items()}
 
 
-def _parts(cls: type[Any] | None, name: str) -> list[Any]:
-    """The type of a field, what is nested in it, and what it is annotated with."""
-    field = getattr(cls, "__pydantic_fields__", {}).get(name)
-    found: list[Any] = [] if field is None else [field.annotation, *field.metadata]
-    for part in found:
-        found += get_args(part)
-    return found
+def _type_parts(field: FieldInfo | None) -> list[Any]:
+    """Return the type of a field, the types nested in it, and its annotations."""
+    parts: list[Any] = [] if field is None else [field.annotation, *field.metadata]
+    for part in parts:
+        parts += get_args(part)
+    return parts
 
 
-def _enter(place: Any, key: str, text: str) -> Any:
-    if isinstance(place, list):
-        members = cast(list[Any], place)
-        named = {str(member["name"]): member for member in members if _is_table(member) and "name" in member}
-        if key in named:
-            return named[key]
+def _child(target: Any, key: str, text: str) -> Any:
+    """Return the table or list below a key; a missing table is created."""
+    if isinstance(target, list):
+        members = cast(list[Any], target)
+        by_name = {
+            str(member["name"]): member for member in members if _is_table(member) and "name" in member
+        }
+        if key in by_name:
+            return by_name[key]
         if key.isdigit() and int(key) < len(members):
             return members[int(key)]
-        known = ", ".join(named or map(str, range(len(members)))) or "none"
-        raise RecipeError(f'--set {text}: no member "{key}" (there are: {known}){nearest(key, list(named))}')
-    if _is_table(place):
-        return place.setdefault(key, {})
-    raise RecipeError(f"--set {text}: {key} lies below something that is no table")
+        choices = ", ".join(by_name or map(str, range(len(members)))) or "none"
+        hint = did_you_mean(key, list(by_name))
+        raise RecipeError(f'--set {text}: no member "{key}" (there are: {choices}){hint}')
+    if _is_table(target):
+        return target.setdefault(key, {})
+    raise RecipeError(f"--set {text}: the parent of {key} is not a table")
 
 
-def _toml(written: str, text: str) -> Any:
-    """A TOML value; a bare word or fraction is read as text."""
+def _parse_value(value: str, text: str) -> Any:
+    """Parse a TOML value; a bare word or fraction is a text."""
     try:
-        found = tomllib.loads(f"value = {written}")
+        table = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError as error:
-        if written.startswith(('"', "'", "[", "{")):
+        if value.startswith(('"', "'", "[", "{")):
             raise RecipeError(f"--set {text}: not a TOML value: {error}") from None
-        return written
-    if len(found) > 1:
-        raise RecipeError(f"--set {text}: several lines; give every override a --set of its own")
-    return found["value"]
+        return value
+    if len(table) > 1:
+        raise RecipeError(f"--set {text}: got several lines, expected one; use one --set per override")
+    return table["value"]
 
 
-def _sentence(cls: type[Any], raw: Table, error: Mapping[str, Any]) -> str:
+def _format_error(cls: type[Any], raw: Table, error: Mapping[str, Any]) -> str:
     location = cast(Sequence[str | int], error["loc"])
-    path, what, message = _path(raw, location), error["type"], str(error["msg"])
-    if what == "unexpected_keyword_argument":
-        owner = _owner(cls, raw, location)
-        names = _names(owner)
-        has = f" ({owner.__name__} has: {', '.join(names) or 'no keys'})" if owner else ""
-        said = f"unknown key{has}{nearest(str(location[-1]), names)}"
-    elif what == "missing":
-        said = "missing; it must be given"
-    elif what in OURS:
-        said = message.removeprefix("Value error, ")
-    elif what in EXPECTED:
-        said = EXPECTED[what].format(**error.get("ctx", {})) + _got(error["input"])
+    path = _dotted_path(raw, location)
+    kind = error["type"]
+    if kind == "unexpected_keyword_argument":
+        owner = _owner_class(cls, raw, location)
+        keys = list(_fields(owner))
+        has = f" ({owner.__name__} has: {', '.join(keys) or 'no keys'})" if owner else ""
+        message = f"unknown key{has}{did_you_mean(str(location[-1]), keys)}"
+    elif kind == "missing":
+        message = "missing; it is required"
+    elif kind in OWN_ERROR_TYPES:
+        message = str(error["msg"]).removeprefix("Value error, ")
+    elif kind in MESSAGES:
+        message = MESSAGES[kind].format(**error.get("ctx", {})) + _format_got(error["input"])
     else:
-        said = message.replace("Input should be", "expected") + _got(error["input"])
-    return f"{path}: {said}" if path else said
+        message = str(error["msg"]).replace("Input should be", "expected") + _format_got(error["input"])
+    return f"{path}: {message}" if path else message
 
 
-def _got(raw: object) -> str:
+def _format_got(raw: object) -> str:
     match raw:
         case str() | int() | float():
             return f", got {raw!r}"
@@ -195,38 +206,40 @@ def _got(raw: object) -> str:
             return ""
 
 
-def _step(place: Any, part: str | int) -> Any:
-    """One step into raw data; nothing where it ends."""
+def _get(raw: Any, key: str | int) -> Any:
+    """Return the member of a raw table or list, None if there is none."""
     try:
-        return place[part]
+        return raw[key]
     except (KeyError, IndexError, TypeError):
         return None
 
 
-def _path(raw: Any, location: Sequence[str | int]) -> str:
-    """Dotted, with list members called by their name where they have one."""
+def _dotted_path(raw: Any, location: Sequence[str | int]) -> str:
+    """Return a location as a dotted path; members of a list are called by their name if they have one."""
     words: list[str] = []
-    place = raw
-    for part in location:
-        place = _step(place, part)
-        name = place.get("name") if _is_table(place) and isinstance(part, int) else None
-        words.append(str(name) if isinstance(name, str) else str(part))
+    target = raw
+    for key in location:
+        target = _get(target, key)
+        name = target.get("name") if _is_table(target) and isinstance(key, int) else None
+        words.append(str(name) if isinstance(name, str) else str(key))
     return ".".join(words)
 
 
-def _owner(cls: type[Any] | None, raw: Any, location: Sequence[str | int]) -> type[Any] | None:
-    """The value class that the table holding the last part of a location is read as."""
-    owner, parts, place = cls, list[Any](), raw
-    for part in location[:-1]:
-        place = _step(place, part)
-        parts = _parts(owner, part) if isinstance(part, str) else parts
-        owner = _reader(parts, place) if _is_table(place) else owner
+def _owner_class(cls: type[Any] | None, raw: Any, location: Sequence[str | int]) -> type[Any] | None:
+    """Return the value class of the table that contains the last key of a location."""
+    owner = cls
+    target = raw
+    parts: list[Any] = []
+    for key in location[:-1]:
+        target = _get(target, key)
+        parts = _type_parts(_fields(owner).get(key)) if isinstance(key, str) else parts
+        owner = _table_class(parts, target) if _is_table(target) else owner
     return owner
 
 
-def _reader(parts: list[Any], table: Table) -> type[Any] | None:
-    """The value class that a table is read as, in a field of such a type."""
-    kind = next((part for part in parts if isinstance(part, Kind)), None)
-    if kind is not None:
-        return kind.table().get(str(table.get("kind")))
-    return next((part for part in parts if isinstance(part, type) and _names(part)), None)
+def _table_class(parts: list[Any], table: Table) -> type[Any] | None:
+    """Return the value class that a table in a field of the given type is decoded to."""
+    one_of = next((part for part in parts if isinstance(part, OneOf)), None)
+    if one_of is not None:
+        return one_of.table().get(str(table.get("kind")))
+    return next((part for part in parts if isinstance(part, type) and _fields(part)), None)

@@ -1,6 +1,6 @@
-"""How frozen values are declared, and how a recipe's tables and texts become them.
+"""Declare frozen configuration values and decode a recipe's tables and texts into them.
 
-A value's fields are its configuration: there is no second class that describes it.
+The fields of a value are its configuration; no second class describes it.
 """
 
 from __future__ import annotations
@@ -31,30 +31,42 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-# beartype, which checks the package under test, does not know pydantic's own generics.
+# beartype, which checks types in the tests, does not support pydantic's generics.
 if TYPE_CHECKING:
     Adapter: TypeAlias = TypeAdapter[Any]
 else:
     Adapter = TypeAdapter
 T = TypeVar("T")
-KINDS = "x-kinds"
-CONFIG = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
+KINDS_KEY = "x-kinds"
+CONFIG = ConfigDict(
+    extra="forbid",
+    use_attribute_docstrings=True,
+    arbitrary_types_allowed=True,
+    validate_by_name=True,
+    validate_by_alias=True,
+    serialize_by_alias=True,
+)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def value(cls: type[T]) -> type[T]:
-    """Make a class a frozen, keyword-only dataclass that checks its fields, from Python and from TOML alike.
+def frozen_config(cls: type[T]) -> type[T]:
+    """Make a class a frozen, keyword-only dataclass that validates its fields, from Python and from TOML.
 
-    Numbers and flags are written with the strict types below, so that "4" or true is never read as a number.
+    Declare numbers and flags with the strict types below, which never accept "4" or true as a number.
     """
     return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=CONFIG)(cls))
 
 
-def refuse(item: object, problems: Iterable[tuple[tuple[str | int, ...], str]]) -> None:
-    """Raise what is wrong between a value's fields, each message at the field to mend; nothing for none."""
+def raise_field_errors(item: object, problems: Iterable[tuple[tuple[str | int, ...], str]]) -> None:
+    """Raise a ValidationError listing cross-field problems, each located at the field to fix.
+
+    No-op for an empty list.
+    """
     details = [
-        InitErrorDetails(type=PydanticCustomError("between", "{said}", {"said": said}), loc=at, input=None)
-        for at, said in problems
+        InitErrorDetails(
+            type=PydanticCustomError("cross_field", "{message}", {"message": message}), loc=path, input=None
+        )
+        for path, message in problems
     ]
     if details:
         raise ValidationError.from_exception_data(type(item).__name__, details)
@@ -62,152 +74,155 @@ def refuse(item: object, problems: Iterable[tuple[tuple[str | int, ...], str]]) 
 
 @cache
 def adapter(cls: type[Any]) -> Adapter:
-    """The decoder of one value class, built once."""
+    """Return the decoder of a value class, built once."""
     return TypeAdapter(cls)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A `; did you mean "x"?` for a word that is not among the known ones, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return `; did you mean "x"?` with the choice closest to an unknown word, or "" if none is close."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Reads `{ kind = "pgd", ... }` as the class the table holds under that name, and writes it back so.
+class OneOf:
+    """Decodes `{ kind = "pgd", ... }` to the class that a table holds under that name, and encodes it again.
 
-    Used as `Annotated[Attack, Kind(lambda: ATTACKS)]`; the table may mention classes defined later.
+    Used as `Annotated[Attack, OneOf(lambda: ATTACKS)]`; the table may contain classes defined later.
     """
 
     table: Callable[[], Mapping[str, type[Any]]]
-    number: type[Any] | None = None
-    """The class a bare number stands for, through its field `value`."""
+    number_type: type[Any] | None = None
+    """The class that a bare number is decoded to, as its field `value`."""
     optional: bool = False
-    """Whether nothing, written as false, is allowed."""
+    """Whether None, written as false, is allowed."""
 
-    def read(self, raw: object) -> object:
-        """Decode a raw table or pass a value of the table through."""
+    def decode(self, raw: object) -> object:
+        """Decode a raw table; return a value of one of the classes unchanged."""
         table = self.table()
         if self.optional and (raw is None or raw is False):
             return None
         if type(raw) in table.values():
             return raw
-        if self.number is not None and isinstance(raw, int | float) and not isinstance(raw, bool):
-            return adapter(self.number).validate_python({"value": raw})
+        if self.number_type is not None and isinstance(raw, int | float) and not isinstance(raw, bool):
+            return adapter(self.number_type).validate_python({"value": raw})
         if not isinstance(raw, Mapping):
-            said = {"names": ", ".join(table), "got": repr(raw)}
-            raise PydanticCustomError("kind", "expected a table with a kind ({names}), got {got}", said)
+            details = {"names": ", ".join(table), "got": repr(raw)}
+            raise PydanticCustomError("kind", "expected a table with a kind ({names}), got {got}", details)
         fields = dict(cast(Mapping[str, object], raw))
         kind = fields.pop("kind", None)
         if not isinstance(kind, str) or kind not in table:
-            said = "has no kind" if kind is None else f'has unknown kind "{kind}"'
-            hint = nearest(str(kind), table) if kind is not None else ""
-            details = {"said": said, "names": ", ".join(table), "hint": hint}
-            raise PydanticCustomError("kind", "{said} (known: {names}){hint}", details)
-        return adapter(table[kind]).validate_python(fields)
+            problem = "has no kind" if kind is None else f'has unknown kind "{kind}"'
+            hint = did_you_mean(str(kind), table) if kind is not None else ""
+            details = {"problem": problem, "names": ", ".join(table), "hint": hint}
+            raise PydanticCustomError("kind", "{problem} (known: {names}){hint}", details)
+        return adapter(table[kind]).validate_python(fields, by_alias=True, by_name=False)
 
-    def write(self, item: object) -> object:
-        """Encode a value as a plain table with its kind."""
+    def encode(self, item: object) -> object:
+        """Encode a value as a raw table with its kind."""
         if item is None:
             return None
         name = kind_of(item, self.table())
         fields = adapter(type(item)).dump_python(item, mode="json", exclude_none=True)
-        if self.number is type(item):
+        if self.number_type is type(item):
             return fields["value"]
         return {"kind": name, **fields}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            self.read,
-            serialization=core_schema.plain_serializer_function_ser_schema(self.write),
+            self.decode,
+            serialization=core_schema.plain_serializer_function_ser_schema(self.encode),
             metadata={"pydantic_js_functions": [self._json_schema]},
         )
 
     def _json_schema(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        # Classes of a table may nest each other, so they are named here and filled in by `json_schema`.
-        names = [definition(name, cls) for name, cls in self.table().items()]
-        others = [{"type": "number"}] * (self.number is not None) + [{"const": False}] * self.optional
-        return {KINDS: names, "others": others}
+        # Classes of a table may contain each other: only names are listed, which `json_schema` resolves.
+        names = [definition_name(name, cls) for name, cls in self.table().items()]
+        others = [{"type": "number"}] * (self.number_type is not None) + [{"const": False}] * self.optional
+        return {KINDS_KEY: names, "others": others}
 
 
-def deciding(item: T) -> T:
-    """A value in which the fields that decide no result are as they are by default."""
-    told: dict[str, FieldInfo] = getattr(type(item), "__pydantic_fields__", {})
-    idle = {name: field.default for name, field in told.items() if IDLE in field.metadata}
-    return cast(T, replace(cast(Any, item), **idle)) if idle else item
+def canonical(item: T) -> T:
+    """Return a copy with every field that cannot change results (workers, paths) reset to its default.
+
+    Fingerprints are computed from it.
+    """
+    fields: dict[str, FieldInfo] = getattr(type(item), "__pydantic_fields__", {})
+    defaults = {name: field.default for name, field in fields.items() if NOT_IN_FINGERPRINT in field.metadata}
+    return cast(T, replace(cast(Any, item), **defaults)) if defaults else item
 
 
 def kind_of(item: object, table: Mapping[str, type[Any]]) -> str:
-    """The name under which a table holds the class of a value."""
+    """Return the name under which a table holds the class of a value."""
     return next(name for name, cls in table.items() if cls is type(item))
 
 
-def definition(kind: str, cls: type[Any]) -> str:
-    """What a JSON Schema calls the tables of a kind that are read as a class."""
+def definition_name(kind: str, cls: type[Any]) -> str:
+    """Return the name in a JSON Schema of the tables of a kind that are decoded to a class."""
     return f"{cls.__module__}.{cls.__name__}.{kind}"
 
 
-class Written(ABC):
-    """A value that a recipe writes as one text or number: a threat, a time."""
+class TextValue(ABC):
+    """A value that a recipe writes as one text or number, such as a threat or a time."""
 
     @classmethod
     @abstractmethod
-    def read(cls, raw: object) -> Written:
-        """Parse the written form; a value passes through. Raises ValueError with what was expected."""
+    def parse(cls, raw: object) -> TextValue:
+        """Parse the text or number; return a value unchanged. Raises ValueError with what was expected."""
 
     @abstractmethod
-    def write(self) -> str | int | float:
-        """The written form; `read(write())` is the value again."""
+    def to_toml(self) -> str | int | float:
+        """Return the text or number of a recipe; `parse(to_toml())` is the value again."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls.read,
-            serialization=core_schema.plain_serializer_function_ser_schema(lambda item: item.write()),
+            cls.parse,
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda item: item.to_toml()),
             metadata={"pydantic_js_functions": [lambda schema, handler: {"type": ["string", "number"]}]},  # pyright: ignore[reportUnknownLambdaType]
         )
 
 
-def fraction(raw: object) -> Fraction:
-    """Read a number or a text such as "8/255" exactly; floats are read as they are written."""
+def parse_fraction(raw: object) -> Fraction:
+    """Parse a number or a text such as "8/255" exactly; 0.1 is parsed as 1/10."""
     if isinstance(raw, bool) or not isinstance(raw, int | float | str | Fraction):
         raise ValueError(f"expected a number or a fraction such as 8/255, got {raw!r}")
     try:
         if str(raw).count("/") > 1:
             raise ValueError
-        # Fraction itself reads 1/510, but not 0.5/255.
-        above, *below = (Fraction(part.strip()) for part in str(raw).split("/", 1))
-        return above / below[0] if below else above
+        # Fraction itself parses 1/510, but not 0.5/255.
+        numerator, *denominator = (Fraction(part.strip()) for part in str(raw).split("/", 1))
+        return numerator / denominator[0] if denominator else numerator
     except ZeroDivisionError:
         raise ValueError(f"{str(raw)!r} divides by zero") from None
     except ValueError:
         raise ValueError(f"expected a number or a fraction such as 8/255, got {str(raw)!r}") from None
 
 
-def _ratio(raw: object) -> object:
-    return float(fraction(raw)) if isinstance(raw, str) else raw
+def _parse_ratio(raw: object) -> object:
+    return float(parse_fraction(raw)) if isinstance(raw, str) else raw
 
 
-def _some(items: tuple[T, ...]) -> tuple[T, ...]:
+def _check_not_empty(items: tuple[T, ...]) -> tuple[T, ...]:
     if not items:
         raise ValueError("expected at least one, got none")
     return items
 
 
-Number = Annotated[float, Strict(), AllowInfNan(False)]
-Positive = Annotated[Number, Field(gt=0)]
-NonNegative = Annotated[Number, Field(ge=0)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-Whole = Annotated[int, Strict(), Field(ge=0)]
-Count = Annotated[int, Strict(), Field(ge=1)]
+FiniteFloat = Annotated[float, Strict(), AllowInfNan(False)]
+PositiveFloat = Annotated[FiniteFloat, Field(gt=0)]
+NonNegativeFloat = Annotated[FiniteFloat, Field(ge=0)]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+NonNegativeInt = Annotated[int, Strict(), Field(ge=0)]
+PositiveInt = Annotated[int, Strict(), Field(ge=1)]
 Flag = Annotated[bool, Strict()]
-IDLE = "decides no result"
-"""Marks fields that are not part of what identifies a recipe: with others, results are the same."""
-Workers = Annotated[Whole | None, IDLE]
-Place = Annotated[str | None, IDLE]
-"""Where something lies whose content is known by its name."""
-# A minimal length would also complain where every member is wrong in itself.
-Some = AfterValidator(_some)
-"""Annotates a tuple that may not be empty."""
-Ratio = Annotated[Number, BeforeValidator(_ratio), WithJsonSchema({"type": ["string", "number"]})]
+NOT_IN_FINGERPRINT = "decides no result"
+"""Marks fields that cannot change results, and so do not belong to a recipe's fingerprint."""
+Workers = Annotated[NonNegativeInt | None, NOT_IN_FINGERPRINT]
+PathField = Annotated[str | None, NOT_IN_FINGERPRINT]
+"""The location of something whose content is identified by its name."""
+# Field(min_length=1) would also report an empty tuple if all members are invalid.
+NonEmpty = AfterValidator(_check_not_empty)
+"""Annotates a tuple that must not be empty."""
+Ratio = Annotated[FiniteFloat, BeforeValidator(_parse_ratio), WithJsonSchema({"type": ["string", "number"]})]
 """A number that a recipe may also write as a fraction: 0.25 or "7/31"."""

@@ -1,4 +1,4 @@
-"""Functions of time as values: learning rates, shares and decays."""
+"""Schedules: learning rates, shares and decays as functions of the step."""
 
 from __future__ import annotations
 
@@ -11,73 +11,73 @@ from typing import Annotated, TypeVar, final
 
 from pydantic import AfterValidator
 
-from allrounder.config.fields import Kind, Number, Share, value
-from allrounder.config.time import Clock, Span, Time
+from allrounder.config.fields import FiniteFloat, OneOf, Share, frozen_config
+from allrounder.config.time import Clock, Duration, Time
 
 S = TypeVar("S", bound="Schedule | None")
 
 
 class Schedule(ABC):
-    """A number that depends on the step: called as `schedule(t, clock)`."""
+    """A number that depends on the step; called as `schedule(t, clock)`."""
 
     @abstractmethod
     def __call__(self, t: int, clock: Clock) -> float: ...
 
     @abstractmethod
-    def extremes(self) -> tuple[float, ...]:
-        """Values between which the schedule always stays."""
+    def bounds(self) -> tuple[float, ...]:
+        """Return values whose smallest and largest bound the schedule."""
 
-    def times(self) -> tuple[Time, ...]:
-        """Times that must follow each other; none by default."""
+    def knot_times(self) -> tuple[Time, ...]:
+        """Return the times that must be in ascending order; none by default."""
         return ()
 
 
 @final
-@value
+@frozen_config
 class Constant(Schedule):
-    """The same value always; a recipe may write the bare number."""
+    """A constant; a recipe may write the bare number."""
 
-    value: Number
+    value: FiniteFloat
 
     def __call__(self, t: int, clock: Clock) -> float:
         return self.value
 
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return (self.value,)
 
 
 def _check_knots(at: tuple[Time, ...], to: tuple[float, ...]) -> None:
     if not at or len(at) != len(to):
         raise ValueError(f"expected one value for every time, got {len(at)} times and {len(to)} values")
-    # How epochs and shares of the run compare is known to the recipe alone.
-    same = [times for times in pairwise(at) if times[0].unit == times[1].unit]
-    if disorder := disordered(same, epochs=1):
-        raise ValueError(disorder)
+    # Only a recipe knows how epochs and shares of the run compare.
+    comparable = [times for times in pairwise(at) if times[0].unit == times[1].unit]
+    if problem := order_problem(comparable, epochs=1):
+        raise ValueError(problem)
 
 
-def disordered(neighbours: Iterable[tuple[Time, Time]], epochs: int) -> str | None:
-    """What is wrong with times that should ascend in a run of so many epochs, if anything is."""
+def order_problem(neighbours: Iterable[tuple[Time, Time]], epochs: int) -> str | None:
+    """Return a message about the first pair of times out of order in a run of `epochs`, or None."""
     for early, late in neighbours:
-        if early.epochs(epochs) > late.epochs(epochs):
+        if early.to_epochs(epochs) > late.to_epochs(epochs):
             return f"expected times in ascending order, got {early} before {late}"
     return None
 
 
 @final
-@value
+@frozen_config
 class Linear(Schedule):
-    """Piecewise linear between knots; constant before the first and after the last."""
+    """Piecewise linear between knots; constant before the first knot and after the last one."""
 
     at: tuple[Time, ...]
     """The times of the knots, ascending."""
-    to: tuple[Number, ...]
+    to: tuple[FiniteFloat, ...]
     """The value at each knot."""
 
     def __post_init__(self) -> None:
         _check_knots(self.at, self.to)
 
     def __call__(self, t: int, clock: Clock) -> float:
-        knots = [time.steps(clock) for time in self.at]
+        knots = [time.to_steps(clock) for time in self.at]
         if t <= knots[0]:
             return self.to[0]
         for left, right, low, high in zip(knots, knots[1:], self.to, self.to[1:], strict=False):
@@ -85,110 +85,115 @@ class Linear(Schedule):
                 return low + (high - low) * (t - left) / (right - left)
         return self.to[-1]
 
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return self.to
 
-    def times(self) -> tuple[Time, ...]:
+    def knot_times(self) -> tuple[Time, ...]:
         return self.at
 
 
 @final
-@value
+@frozen_config
 class Step(Schedule):
-    """Piecewise constant: each value holds from its time on; in whole epochs, from the epoch of that
+    """Piecewise constant: each value holds from its time on; with whole epochs, from the epoch of that
     number."""
 
     at: tuple[Time, ...]
-    """The times from which the values hold, ascending; before the first, the first value holds."""
-    to: tuple[Number, ...]
+    """The times from which the values hold, ascending; before the first time, the first value holds."""
+    to: tuple[FiniteFloat, ...]
     """The values."""
 
     def __post_init__(self) -> None:
         _check_knots(self.at, self.to)
 
     def __call__(self, t: int, clock: Clock) -> float:
-        reached = sum(time.steps(clock) <= t for time in self.at)
+        reached = sum(time.to_steps(clock) <= t for time in self.at)
         return self.to[max(reached, 1) - 1]
 
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return self.to
 
-    def times(self) -> tuple[Time, ...]:
+    def knot_times(self) -> tuple[Time, ...]:
         return self.at
 
 
-def _middle(t: int, clock: Clock) -> float:
-    """Curves that end in zero are read in the middle of an epoch, so that the last one is not wasted."""
-    return float(t) if clock.pace == "step" else t - clock.steps / 2
+def _midpoint(t: int, clock: Clock) -> float:
+    """Return the step at which schedules that end in zero are evaluated.
+
+    With pace "epoch" it is the middle of the epoch, so that the last epoch has a rate above zero.
+    """
+    return float(t) if clock.pace == "step" else t - clock.steps_per_epoch / 2
 
 
 @final
-@value
+@frozen_config
 class Cyclic(Schedule):
     """One triangle: from `low` up to `peak`, and back to `low` at the end of the run."""
 
-    peak: Number
-    low: Number = 0.0
+    peak: FiniteFloat
+    low: FiniteFloat = 0.0
     top: Time = Time(Fraction(1, 2), "run")
-    """When the peak is reached."""
+    """The time of the peak."""
 
     def __call__(self, t: int, clock: Clock) -> float:
-        now, top = _middle(t, clock), self.top.steps(clock)
-        rising = now / top if now < top else (clock.total - now) / max(clock.total - top, 1)
-        return self.low + (self.peak - self.low) * max(rising, 0.0)
+        now = _midpoint(t, clock)
+        top = self.top.to_steps(clock)
+        height = now / top if now < top else (clock.total_steps - now) / max(clock.total_steps - top, 1)
+        return self.low + (self.peak - self.low) * max(height, 0.0)
 
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return (self.low, self.peak)
 
 
 @final
-@value
+@frozen_config
 class Cosine(Schedule):
     """Half a cosine from `start` to `end` over the run, after an optional linear warm-up from 0."""
 
-    start: Number
-    end: Number = 0.0
+    start: FiniteFloat
+    end: FiniteFloat = 0.0
     warmup: Time = Time(Fraction(0))
 
     def __call__(self, t: int, clock: Clock) -> float:
-        now, warm = _middle(t, clock), self.warmup.steps(clock)
-        if now < warm:
-            return self.start * now / warm
-        gone = min((now - warm) / max(clock.total - warm, 1), 1.0)
-        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * gone)) / 2
+        now = _midpoint(t, clock)
+        warmup = self.warmup.to_steps(clock)
+        if now < warmup:
+            return self.start * now / warmup
+        progress = min((now - warmup) / max(clock.total_steps - warmup, 1), 1.0)
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * progress)) / 2
 
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return (self.start, self.end, *((0.0,) if self.warmup.amount else ()))
 
 
 @final
-@value
-class Ramp(Schedule):
-    """The released warm-up of a decay: min(limit, t / (t + 9)), so 0.1 at first (Generalist, 2023)."""
+@frozen_config
+class EmaWarmup(Schedule):
+    """The released warm-up of a decay: min(limit, t / (t + 9)), which starts at 0.1 (Generalist, 2023)."""
 
     limit: Share = 0.999
 
     def __call__(self, t: int, clock: Clock) -> float:
         return min(self.limit, t / (t + 9))
 
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return (0.0, self.limit)
 
 
 @final
-@value
-class Horizon(Schedule):
-    """A decay given by how long it remembers: 1 - 1/steps, so that it survives another dataset size.
+@frozen_config
+class TimeConstant(Schedule):
+    """A decay given by its time constant: 1 - 1/steps, so that it keeps its meaning on another dataset size.
 
-    The papers' 0.999 at 391 steps an epoch remembers 2.56 epochs.
+    The papers' 0.999 at 391 steps per epoch is a time constant of 2.56 epochs.
     """
 
-    over: Span
+    over: Duration
 
     def __call__(self, t: int, clock: Clock) -> float:
-        return 1 - 1 / max(self.over.steps(clock), 1)
+        return 1 - 1 / max(self.over.to_steps(clock), 1)
 
-    def extremes(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         return (0.0, math.nextafter(1, 0))
 
 
@@ -199,30 +204,37 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "cyclic": Cyclic,
     "cosine": Cosine,
 }
-DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "ramp": Ramp, "horizon": Horizon}
+DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "ramp": EmaWarmup, "horizon": TimeConstant}
 
 
-def _within(what: str, high: float = 1.0, *, below: bool = False) -> AfterValidator:
-    """A check that a schedule stays between 0 and a bound."""
+def _check_range(expected: str, high: float = 1.0, *, exclusive: bool = False) -> AfterValidator:
+    """Return a validator that requires a schedule to stay between 0 and `high`."""
 
     def check(schedule: S) -> S:
-        found = sorted(schedule.extremes()) if schedule is not None else [0.0]
-        if found[0] < 0 or found[-1] > high or (below and found[-1] == high):
-            got = " to ".join(dict.fromkeys(f"{end:g}" for end in (found[0], found[-1])))
-            raise ValueError(f"expected {what}, got {got}")
+        bounds = sorted(schedule.bounds()) if schedule is not None else [0.0]
+        if bounds[0] < 0 or bounds[-1] > high or (exclusive and bounds[-1] == high):
+            got = " to ".join(dict.fromkeys(f"{bound:g}" for bound in (bounds[0], bounds[-1])))
+            raise ValueError(f"expected {expected}, got {got}")
         return schedule
 
     return AfterValidator(check)
 
 
-Rate = Annotated[Schedule, Kind(lambda: SCHEDULES, number=Constant), _within("rates of at least 0", math.inf)]
-"""A field that holds a learning rate."""
-ShareCurve = Annotated[Schedule, Kind(lambda: SCHEDULES, number=Constant), _within("shares in [0, 1]")]
-"""A field that holds a share."""
-Decay = Annotated[Schedule, Kind(lambda: DECAYS, number=Constant), _within("a decay in [0, 1)", below=True)]
-"""A field that holds the decay of a moving average: from 0 (no memory) to below 1 (no change)."""
-MaybeDecay = Annotated[
-    Schedule | None,
-    Kind(lambda: DECAYS, number=Constant, optional=True),
-    _within("a decay in [0, 1), or false", below=True),
+LearningRate = Annotated[
+    Schedule, OneOf(lambda: SCHEDULES, number_type=Constant), _check_range("rates of at least 0", math.inf)
 ]
+"""A field that holds a learning rate."""
+ShareCurve = Annotated[
+    Schedule, OneOf(lambda: SCHEDULES, number_type=Constant), _check_range("shares in [0, 1]")
+]
+"""A field that holds a share."""
+Decay = Annotated[
+    Schedule, OneOf(lambda: DECAYS, number_type=Constant), _check_range("a decay in [0, 1)", exclusive=True)
+]
+"""A field that holds the decay of a moving average: from 0 (no memory) to below 1."""
+OptionalDecay = Annotated[
+    Schedule | None,
+    OneOf(lambda: DECAYS, number_type=Constant, optional=True),
+    _check_range("a decay in [0, 1), or false", exclusive=True),
+]
+"""A field that holds the decay of a moving average, or None, written as false."""

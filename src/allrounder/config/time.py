@@ -1,7 +1,8 @@
 """Time in a run.
 
 A time in a recipe is a number of epochs, or a share of the run such as "62.5%", so that a recipe keeps its
-meaning when the run is shortened. In code, time is a whole number of steps from 1; a `Clock` converts.
+meaning when the run is shortened. In code, time is a whole number of steps counted from 1; a `Clock`
+converts.
 """
 
 from __future__ import annotations
@@ -13,87 +14,101 @@ from typing import Annotated, Literal, final
 
 from pydantic import AfterValidator
 
-from allrounder.config.fields import Written, fraction
+from allrounder.config.fields import TextValue, parse_fraction
 
 Pace = Literal["epoch", "step"]
 
 
 @final
 @dataclass(frozen=True)
-class Time(Written):
-    """A point or a stretch of time: epochs, or a share of the whole run."""
+class Time(TextValue):
+    """A point in time or a duration: epochs, or a share of the whole run."""
 
     amount: Fraction
     unit: Literal["epochs", "run"] = "epochs"
 
     @classmethod
-    def read(cls, raw: object) -> Time:
+    def parse(cls, raw: object) -> Time:
         """Parse 75, 0.5, "62.5%" or "100/3%"."""
         if isinstance(raw, cls):
             return raw
-        of_run = isinstance(raw, str) and raw.strip().endswith("%")
+        is_share = isinstance(raw, str) and raw.strip().endswith("%")
         try:
-            amount = fraction(raw.strip()[:-1]) / 100 if of_run and isinstance(raw, str) else fraction(raw)
+            if is_share and isinstance(raw, str):
+                amount = parse_fraction(raw.strip()[:-1]) / 100
+            else:
+                amount = parse_fraction(raw)
         except ValueError:
             raise ValueError(
                 f'expected a time: epochs (75) or a share of the run ("62.5%"), got {raw!r}'
             ) from None
-        if amount < 0 or (of_run and amount > 1):
+        if amount < 0 or (is_share and amount > 1):
             raise ValueError(f"expected a time of at least 0 and at most the whole run, got {raw!r}")
-        return cls(amount, "run" if of_run else "epochs")
+        return cls(amount, "run" if is_share else "epochs")
 
-    def write(self) -> str | int | float:
-        """Whole epochs as a number, anything else exactly."""
+    def to_toml(self) -> str | int | float:
+        """Return whole epochs as a number, anything else as exact text."""
         if self.unit == "run":
-            return f"{_decimal(self.amount * 100)}%"
-        return int(self.amount) if self.amount.denominator == 1 else _decimal(self.amount)
+            return f"{_format_decimal(self.amount * 100)}%"
+        return int(self.amount) if self.amount.denominator == 1 else _format_decimal(self.amount)
 
     def __str__(self) -> str:
-        return str(self.write())
+        return str(self.to_toml())
 
-    def epochs(self, of: int) -> Fraction:
-        """The number of epochs, in a run of so many."""
-        return self.amount * of if self.unit == "run" else self.amount
+    def to_epochs(self, total: int) -> Fraction:
+        """Return the number of epochs, in a run of `total` epochs."""
+        return self.amount * total if self.unit == "run" else self.amount
 
-    def steps(self, clock: Clock) -> int:
-        """The nearest whole number of steps."""
-        return math.floor(self.epochs(clock.epochs) * clock.steps + Fraction(1, 2))
+    def to_steps(self, clock: Clock) -> int:
+        """Return the nearest whole number of steps."""
+        return math.floor(self.to_epochs(clock.epochs) * clock.steps_per_epoch + Fraction(1, 2))
 
 
-def _decimal(amount: Fraction) -> str:
-    """A fraction as a short decimal where that is exact, else as a quotient."""
+def _format_decimal(amount: Fraction) -> str:
+    """Format a fraction as a short decimal if that is exact, else as a quotient."""
     short = f"{float(amount):.10g}"
     return short if Fraction(short) == amount else str(amount)
 
 
-def _some(time: Time) -> Time:
+def _check_positive(time: Time) -> Time:
     if time.amount == 0:
-        raise ValueError(f"expected a stretch of time above 0, got {time}")
+        raise ValueError(f"expected a duration above 0, got {time}")
     return time
 
 
-Span = Annotated[Time, AfterValidator(_some)]
-"""A field that holds a stretch of time: a period, a memory."""
+Duration = Annotated[Time, AfterValidator(_check_positive)]
+"""A field that holds a duration above 0: a period, a time constant."""
 
 
 @final
 @dataclass(frozen=True)
 class Clock:
-    """The length of a run in epochs, the steps of an epoch, and the pace at which schedules move."""
+    """The length of a run in epochs, the steps of an epoch, and the pace at which schedules change."""
 
     epochs: int
-    steps: int
+    steps_per_epoch: int
     pace: Pace = "epoch"
 
     @property
-    def total(self) -> int:
-        """All steps of the run."""
-        return self.epochs * self.steps
+    def total_steps(self) -> int:
+        """The number of steps of the run."""
+        return self.epochs * self.steps_per_epoch
 
     def epoch(self, t: int) -> int:
-        """The epoch, from 1, that step t, from 1, belongs to."""
-        return (t - 1) // self.steps + 1
+        """Return the epoch, counted from 1, of step t, counted from 1."""
+        return (t - 1) // self.steps_per_epoch + 1
 
-    def reading(self, t: int) -> int:
-        """The step at which schedules are read in step t: the end of its epoch, as released, or t itself."""
-        return t if self.pace == "step" else self.epoch(t) * self.steps
+    def step_in_epoch(self, t: int) -> int:
+        """Return the position of step t in its epoch, counted from 1."""
+        return (t - 1) % self.steps_per_epoch + 1
+
+    def ends_epoch(self, t: int) -> bool:
+        """Whether step t is the last one of its epoch."""
+        return t % self.steps_per_epoch == 0
+
+    def schedule_step(self, t: int) -> int:
+        """Return the step at which schedules are evaluated in step t.
+
+        With pace "epoch", as in the released code, it is the end of the epoch; with "step", t itself.
+        """
+        return t if self.pace == "step" else self.epoch(t) * self.steps_per_epoch

@@ -1,3 +1,5 @@
+"""Datasets, augmentations and corruptions; the tables DATASETS and AUGMENTS list what recipes can use."""
+
 from allrounder.data.augment import AUGMENTS
 from allrounder.data.base import DataSpec
 from allrounder.data.datasets.cifar import Cifar10, Cifar100
@@ -5,7 +7,7 @@ from allrounder.data.datasets.embedded import Embedded
 from allrounder.data.datasets.folder import Folder
 from allrounder.data.datasets.imagenet import ImageNet, TinyImageNet
 from allrounder.data.datasets.mnist import FashionMnist, Mnist
-from allrounder.data.datasets.npz import Given, Npz
+from allrounder.data.datasets.npz import InMemory, Npz
 from allrounder.data.datasets.svhn import Svhn
 
 DATASETS: dict[str, type[DataSpec]] = {
@@ -14,7 +16,7 @@ DATASETS: dict[str, type[DataSpec]] = {
     "imagenet": ImageNet,
     "tiny-imagenet": TinyImageNet,
     "npz": Npz,
-    "given": Given,
+    "given": InMemory,
     "mnist": Mnist,
     "fashion-mnist": FashionMnist,
     "cifar10": Cifar10,
@@ -22,4 +24,4 @@ DATASETS: dict[str, type[DataSpec]] = {
     "svhn": Svhn,
 }
 
-__all__ = ["AUGMENTS", "DATASETS", "Embedded", "Folder", "Given", "ImageNet", "Npz", "TinyImageNet"]
+__all__ = ["AUGMENTS", "DATASETS", "Embedded", "Folder", "ImageNet", "InMemory", "Npz", "TinyImageNet"]

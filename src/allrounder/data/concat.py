@@ -1,4 +1,4 @@
-"""Two splits seen as one."""
+"""The concatenation of two splits."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import final
 
 import torch
 
-from allrounder.data.base import Expects, Split
+from allrounder.data.base import Prefetchable, Split
 from allrounder.types import Images, Labels
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Joined:
-    """The images of one split, then those of another of the same shape, without a copy of them."""
+class ConcatSplit:
+    """The images of one split, then those of another of the same shape; nothing is copied."""
 
     first: Split
     second: Split
@@ -24,24 +24,26 @@ class Joined:
 
     @property
     def labels(self) -> Labels:
-        """The labels of the first, then of the second."""
+        """The labels of the first split, then those of the second."""
         return torch.cat([self.first.labels, self.second.labels])
 
     def fetch(self, index: Labels) -> Images:
-        """The images at these positions, from where they are."""
-        early = index < len(self.first)
-        if bool(early.all()):
+        """Return the images at these positions."""
+        in_first = index < len(self.first)
+        if bool(in_first.all()):
             return self.first.fetch(index)
-        if not bool(early.any()):
+        if not bool(in_first.any()):
             return self.second.fetch(index - len(self.first))
-        one, two = self.first.fetch(index[early]), self.second.fetch(index[~early] - len(self.first))
-        found = one.new_empty(len(index), *one.shape[1:])
-        found[early], found[~early] = one, two
-        return found
+        first = self.first.fetch(index[in_first])
+        second = self.second.fetch(index[~in_first] - len(self.first))
+        x = first.new_empty(len(index), *first.shape[1:])
+        x[in_first] = first
+        x[~in_first] = second
+        return x
 
-    def expect(self, index: Labels) -> None:
-        """Hand it on to those that can prepare images."""
-        early = index < len(self.first)
-        for split, some in ((self.first, index[early]), (self.second, index[~early] - len(self.first))):
-            if isinstance(split, Expects) and len(some):
-                split.expect(some)
+    def prefetch(self, index: Labels) -> None:
+        """Forward to the splits that can prefetch."""
+        in_first = index < len(self.first)
+        for split, part in ((self.first, index[in_first]), (self.second, index[~in_first] - len(self.first))):
+            if isinstance(split, Prefetchable) and len(part):
+                split.prefetch(part)

@@ -1,4 +1,4 @@
-"""By what the images of a training are known again when it is resumed."""
+"""A fingerprint of the training images, so that a run is resumed with the same data."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ import torch
 from allrounder.data.base import Split
 from allrounder.errors import RunError
 
-SAMPLE = 64
-"""Images that are looked at."""
+NUM_SAMPLED = 64
+"""Images of a split that enter its digest, evenly spaced; all labels do."""
 
 
-def facts_of(split: Split, extra: Split | None = None) -> dict[str, Any]:
-    """What a checkpoint tells of the images: how many there are, and digests of labels and some images."""
-    both = [split] if extra is None else [split, extra]
-    return {"images": sum(map(len, both)), "known_by": [_digest(one) for one in both]}
+def fingerprint_data(split: Split, extra: Split | None = None) -> dict[str, Any]:
+    """Describe the training images for a checkpoint: their number, and a digest of every split."""
+    splits = [split] if extra is None else [split, extra]
+    return {"images": sum(map(len, splits)), "data_digests": [_digest(split) for split in splits]}
 
 
-def check_same(folder: Path, had: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise unless a run goes on with the images it had; checkpoints of old have no digests."""
-    if had["images"] != now["images"]:
-        told = f"had {had['images']} images to train on, now there are {now['images']}"
-        raise RunError(f"{folder}: {told}; resume with the same data")
-    if had.get("known_by", now["known_by"]) != now["known_by"]:
-        told = "was trained on other images or labels than those given now, or in another order"
-        raise RunError(f"{folder}: {told}; resume with the same data")
+def check_same_data(folder: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise RunError unless the fingerprint of a checkpoint is that of the images given to resume it."""
+    if saved["images"] != current["images"]:
+        raise RunError(
+            f"{folder}: had {saved['images']} images to train on, now there are {current['images']}; "
+            "resume with the same data"
+        )
+    if saved["data_digests"] != current["data_digests"]:
+        raise RunError(
+            f"{folder}: was trained on other images or labels than those given now, or in another order; "
+            "resume with the same data"
+        )
 
 
 def _digest(split: Split) -> str:
-    """Images count as the bytes that they would be stored in, so that no rounding matters."""
-    some = torch.arange(0, len(split), -(-len(split) // SAMPLE))
-    images = split.fetch(some).mul(255).round().to(torch.uint8)
-    told = f"{len(split)} {tuple(images.shape)} ".encode()
-    return hashlib.sha256(told + split.labels.numpy().tobytes() + images.numpy().tobytes()).hexdigest()[:16]
+    """Hash the labels and sampled images, rounded to 8 bits so that float rounding has no effect."""
+    sample = torch.arange(0, len(split), -(-len(split) // NUM_SAMPLED))
+    images = split.fetch(sample).mul(255).round().to(torch.uint8)
+    header = f"{len(split)} {tuple(images.shape)} ".encode()
+    return hashlib.sha256(header + split.labels.numpy().tobytes() + images.numpy().tobytes()).hexdigest()[:16]

@@ -1,43 +1,43 @@
-"""Parts of a split in which every class has its share: a validation set, or a few images to measure on."""
+"""Stratified parts of a split: a validation set, or a sample to evaluate on."""
 
 from __future__ import annotations
 
 import torch
 
 from allrounder.data.base import Split, Subset
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.types import Labels
 
 
-def balanced(split: Split, count: int, seed: int) -> Labels:
-    """The positions of `count` images of a split, every class with its share, up to rounding.
+def stratified_indices(split: Split, count: int, seed: int) -> Labels:
+    """Sample the positions of `count` images with the class proportions of the split, up to rounding.
 
-    With one seed, a smaller choice is the beginning of every larger one, in the same order.
+    With the same seed, a smaller sample is a prefix of every larger one.
     """
     if not 1 <= count <= len(split):
         raise ValueError(f"subset: got {count} of {len(split)} images, expected 1 to {len(split)}")
-    return queue(split.labels, Draws(seed).at("subset").permutation(len(split)))[:count]
+    return stratified_order(split.labels, Rng(seed).fold_in("subset").permutation(len(split)))[:count]
 
 
-def hold_out(train: Split, count: int, draws: Draws) -> tuple[Split, Split]:
-    """Cut a validation set from a training set: (the rest, the validation set).
+def hold_out(train: Split, count: int, rng: Rng) -> tuple[Split, Split]:
+    """Split a training set into (remaining images, `count` held-out images).
 
-    Every class gives the same share of its images, so a balanced set gives a balanced cut, up to one image.
-    With the same draws, a smaller cut is part of every larger one.
+    Every class gives the same fraction of its images, up to one image. With the same `rng`, a smaller
+    held-out set is contained in every larger one.
     """
     if not 1 <= count < len(train):
         raise ValueError(
             f"hold out: got {count} of {len(train)} training images, expected 1 to {len(train) - 1}"
         )
-    line = queue(train.labels, draws.at("hold-out").permutation(len(train)))
-    return Subset(train, line[count:].sort().values), Subset(train, line[:count].sort().values)
+    order = stratified_order(train.labels, rng.fold_in("hold-out").permutation(len(train)))
+    return Subset(train, order[count:].sort().values), Subset(train, order[:count].sort().values)
 
 
-def queue(labels: Labels, order: Labels) -> Labels:
-    """Rearrange an order of all images so that every beginning of it holds the classes in their shares.
+def stratified_order(labels: Labels, order: Labels) -> Labels:
+    """Rearrange a permutation of all images so that every prefix has the class proportions of the whole.
 
-    The r-th of a class of s images, from 0 and in the given order, stands at (r + 1/2) / s of the way;
-    the given order also decides between images that stand at the same place.
+    The r-th image (from 0, in the given order) of a class with s images is sorted by (r + 1/2) / s; the given
+    order breaks ties.
     """
     y = labels[order]
     sizes = torch.bincount(y)

@@ -1,4 +1,4 @@
-"""Noise in the shape of a published dataset that is not here: enough to measure time and memory with."""
+"""Noise images in the shape of a published dataset, to measure time and memory without its files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from allrounder.data.datasets.imagenet import ImageNet, TinyImageNet
 from allrounder.data.datasets.mnist import FashionMnist, Mnist
 from allrounder.data.datasets.svhn import Svhn
 from allrounder.data.files.catalog import PUBLISHED
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.types import Images, Labels
 
 Shape = tuple[int, int, int]
-KNOWN: dict[type[DataSpec], tuple[str, int, Shape]] = {
+DATASET_SHAPES: dict[type[DataSpec], tuple[str, int, Shape]] = {
     Mnist: ("mnist", 10, (1, 28, 28)),
     FashionMnist: ("fashion-mnist", 10, (1, 28, 28)),
     Cifar10: ("cifar10", 10, (3, 32, 32)),
@@ -24,38 +24,38 @@ KNOWN: dict[type[DataSpec], tuple[str, int, Shape]] = {
     Svhn: ("svhn", 10, (3, 32, 32)),
     TinyImageNet: ("tiny-imagenet", 200, (3, 64, 64)),
 }
-"""Name, classes and shape; how many images there are is known with their files."""
-IMAGENET: Final = (1_281_167, 50_000)
-DIFFERENT = 64
-"""Images that are really drawn; the others repeat them."""
+"""Name, number of classes and image shape; `PUBLISHED` has the numbers of images."""
+IMAGENET_COUNTS: Final = (1_281_167, 50_000)
+NUM_DISTINCT = 64
+"""Different images of a noise split; the others repeat them."""
 
 
 @final
-class Noise:
-    """A split of any length that takes the memory of a few images."""
+class NoiseSplit:
+    """A split of any length that stores only a few noise images."""
 
     def __init__(self, count: int, classes: int, shape: Shape):
-        """Classes take turns."""
+        """Image i has the label i modulo `classes`."""
         self.labels = torch.arange(count) % classes
-        self.few = Draws(0).at("stand-in").uniform(torch.empty(min(count, DIFFERENT), *shape))
+        self.images = Rng(0).fold_in("stand-in").uniform(torch.empty(min(count, NUM_DISTINCT), *shape))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def fetch(self, index: Labels) -> Images:
-        """The images at these positions."""
-        return self.few[index % len(self.few)]
+        """Return the images at these positions."""
+        return self.images[index % len(self.images)]
 
 
-def stand_in(spec: DataSpec) -> Data | None:
-    """A dataset as large as the one that is meant, full of noise; None where its shape is not known."""
+def synthetic_data(spec: DataSpec) -> Data | None:
+    """Build noise data with the size and shape of a published dataset; None if its shape is unknown."""
     if isinstance(spec, ImageNet):
-        name, classes, shape, counts = "imagenet", 1000, (3, spec.size, spec.size), IMAGENET
-    elif type(spec) in KNOWN:
-        name, classes, shape = KNOWN[type(spec)]
-        counts = PUBLISHED[name].images
-        assert counts is not None, "a published dataset says how many images it has"
+        name, classes, shape, counts = "imagenet", 1000, (3, spec.size, spec.size), IMAGENET_COUNTS
+    elif type(spec) in DATASET_SHAPES:
+        name, classes, shape = DATASET_SHAPES[type(spec)]
+        counts = PUBLISHED[name].num_images
+        assert counts is not None, "the catalogue has the number of images of every published dataset"
     else:
         return None
-    train, test = (Noise(count, classes, shape) for count in counts)
+    train, test = (NoiseSplit(count, classes, shape) for count in counts)
     return Data(name, train, test, tuple(str(number) for number in range(classes)))

@@ -1,4 +1,4 @@
-"""What is said of images and labels that cannot be used."""
+"""Checks of image and label tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_images(x: Tensor) -> None:
-    """Refuse images of a wrong shape, type or range."""
+    """Raise ValueError unless images are (n, c, h, w), uint8 or floats in [0, 1]."""
     if x.ndim != 4 or 0 in x.shape:
         hint = '; greyscale images without a channel are layout "nhw"' if x.ndim == 3 else ""
         raise ValueError(
@@ -21,19 +21,21 @@ def check_images(x: Tensor) -> None:
     low, high = (float(end) for end in x.aminmax())
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ValueError(
-            "images: got NaN or infinite pixels, expected finite ones in [0, 1]; find and mend them"
+            "images: got NaN or infinite pixels, expected finite ones in [0, 1]; find and fix them"
         )
     if low < 0 or high > 1:
-        bytes_ = low >= 0 and 1 < high <= 255
+        looks_like_bytes = low >= 0 and 1 < high <= 255
         hint = (
-            "divide by 255, or give uint8" if bytes_ else "undo any normalisation, it belongs to the network"
+            "divide by 255, or give uint8"
+            if looks_like_bytes
+            else "undo any normalisation, which belongs to the network"
         )
         raise ValueError(f"images: got pixels from {low:g} to {high:g}, expected [0, 1]; {hint}")
 
 
 def check_labels(y: Tensor, num_images: int, num_classes: int) -> None:
-    """Refuse labels that are not one class number for each image."""
-    check_whole(y)
+    """Raise ValueError unless there is one class number for each image."""
+    check_integer_labels(y)
     if y.ndim != 1:
         raise ValueError(
             f"labels: got shape {tuple(y.shape)}, expected (n,): one class number for each image"
@@ -48,7 +50,7 @@ def check_labels(y: Tensor, num_images: int, num_classes: int) -> None:
         )
 
 
-def check_whole(y: Tensor) -> None:
-    """Refuse labels that are not whole numbers."""
+def check_integer_labels(y: Tensor) -> None:
+    """Raise ValueError unless labels are whole numbers."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"labels: got {y.dtype}, expected whole numbers; convert them to int64")

@@ -1,10 +1,10 @@
-"""The processes of a run: who trains which learner, and what they tell each other."""
+"""Training and evaluation in several processes: which rank trains which learner, how ranks communicate."""
 
 from __future__ import annotations
 
 from allrounder.distributed.launch import default_threads as default_threads
-from allrounder.distributed.launch import launch as launch
+from allrounder.distributed.launch import launch_processes as launch_processes
 from allrounder.distributed.placement import Placement as Placement
-from allrounder.distributed.placement import deal as deal
-from allrounder.distributed.shard import Seat as Seat
+from allrounder.distributed.placement import assign_ranks as assign_ranks
+from allrounder.distributed.shard import BatchShard as BatchShard
 from allrounder.distributed.world import World as World

@@ -1,9 +1,9 @@
-"""The line between the processes of a run: notes that all wait for, and who is missing.
+"""Messages between the ranks of a run through torch's store, and errors that name a missing rank.
 
-Learners may be hours apart, so waiting has no deadline of its own: a rank is waited for as long as it takes
-steps. One that ended, was killed or takes no step for `timeout` seconds is named in the error of all others.
-Notes travel through torch's store and are JSON; tensors travel through collectives, when all are known to be
-there.
+Learners may need hours for a step, so there is no deadline for a wait as such: a rank waits for another as
+long as that rank takes steps. A rank that failed, was killed or takes no step for `timeout` seconds is named
+in the error of every other rank. torch's own collectives only report a timeout, which is why this module
+exists. Messages are JSON in the store; tensors are sent by collectives, once all ranks are known to be there.
 """
 
 from __future__ import annotations
@@ -24,218 +24,241 @@ from torch._C._distributed_c10d import Store
 from allrounder.errors import WorldError
 from allrounder.system.progress import LOG
 
-PULSE = 0.5
-"""Seconds between two looks at what others are doing, and between two signs of life."""
-GRACE = 5.0
-"""Seconds in which the others tell of the failure that this rank has just met."""
+POLL_SECONDS = 0.5
+"""Seconds between two checks of the other ranks, and between two heartbeats."""
+GRACE_SECONDS = 5.0
+"""Seconds to wait for the other ranks to report a failure that this rank has also seen."""
 
 
 @final
-class Link:
-    """What one process knows of the others, and tells them."""
+class Coordinator:
+    """One rank's connection to the store that all ranks share."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float):
-        """Introduces this process."""
-        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
-        self.meetings, self.step, self.signs, self.told, self.looked = 0, 0, 0, 0.0, 0.0
+        """Starts the watchdog and registers the host and process id of this rank."""
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.step = 0
         self.followers: frozenset[int] = frozenset()
-        """Ranks that stop where the one stops that they work with."""
-        self.end: int | None = None
-        self.paused = False
-        self.wire: Counter[str] = Counter()
-        self.posted: Counter[int] = Counter()
-        """Notes left for rank 0; there, notes collected from every rank."""
-        self.asked: float | None = None
-        """Since when the store owes an answer."""
-        threading.Thread(target=self._watch, daemon=True).start()
-        store.set(f"who/{rank}", json.dumps([platform.node(), os.getpid(), _space()]))
+        """Ranks that share a learner's batches and stop when the leader of that learner stops."""
+        self.num_gathers = 0
+        self.num_heartbeats = 0
+        self.last_heartbeat = 0.0
+        self.last_stop_check = 0.0
+        self.stop_step: int | None = None
+        self.stop_announced = False
+        self.bytes_sent: Counter[str] = Counter()
+        self.num_notes: Counter[int] = Counter()
+        """Notes sent to rank 0; on rank 0, notes received from each rank."""
+        self.request_time: float | None = None
+        """When the pending request to the store began, if there is one."""
+        threading.Thread(target=self._watchdog, daemon=True).start()
+        store.set(f"host/{rank}", json.dumps([platform.node(), os.getpid(), _pid_namespace()]))
 
     def name(self, rank: int) -> str:
-        """A rank and the machine it runs on."""
-        known = self.store.check([f"who/{rank}"])
-        return f"rank {rank} on {json.loads(self.store.get(f'who/{rank}'))[0]}" if known else f"rank {rank}"
+        """A rank and its host, for messages."""
+        if not self.store.check([f"host/{rank}"]):
+            return f"rank {rank}"
+        return f"rank {rank} on {json.loads(self.store.get(f'host/{rank}'))[0]}"
 
-    def meet(self, what: str, note: Any, meanwhile: Callable[[], object] = lambda: None) -> list[Any]:
-        """Wait for everybody to come to the same point; the notes of all, in the order of ranks.
+    def all_gather_object(
+        self, label: str, value: Any, while_waiting: Callable[[], object] = lambda: None
+    ) -> list[Any]:
+        """Wait until every rank calls this with the same label; returns the values in rank order.
 
-        `meanwhile` is called twice a second. A note has less than 8 MB, which is all that the store takes.
+        `while_waiting` is called about twice a second. The store accepts values below 8 MB as JSON.
         """
-        with self._store_watched():
-            self.meetings += 1
-            self.store.set(self._place(self.rank), json.dumps([what, note]))
-            self._wait([self._place(rank) for rank in self._others()], meanwhile)
-            found = [json.loads(self.store.get(self._place(rank))) for rank in range(self.size)]
-            # Whoever is here has read the notes of the meeting before.
-            if self.meetings > 1:
-                self.store.delete_key(f"meeting/{self.meetings - 1}/{self.rank}")
-            for rank, (doing, _) in enumerate(found):
-                if doing != what:
+        with self._store_errors():
+            self.num_gathers += 1
+            self.store.set(self._gather_key(self.rank), json.dumps([label, value]))
+            self._wait_for_keys([self._gather_key(rank) for rank in self._other_ranks()], while_waiting)
+            entries = [json.loads(self.store.get(self._gather_key(rank))) for rank in range(self.size)]
+            # Every rank that arrived here has read the values of the previous gather.
+            if self.num_gathers > 1:
+                self.store.delete_key(f"gather/{self.num_gathers - 1}/{self.rank}")
+            for rank, (other, _) in enumerate(entries):
+                if other != label:
                     raise WorldError(
-                        f"{self.name(rank)} is at {doing}, {self.name(self.rank)} at {what}: they do not run "
-                        "the same training; start all ranks anew"
+                        f"{self.name(rank)} waits at {other}, {self.name(self.rank)} at {label}: they do not "
+                        "run the same training; start all ranks again with the same command"
                     )
-            return [its for _, its in found]
+            return [entry for _, entry in entries]
 
-    def tick(self, t: int | None = None) -> None:
-        """Show that this rank is at work, at most every half second; `t` is the step it is in."""
+    def heartbeat(self, t: int | None = None) -> None:
+        """Report that this rank is working on step t; writes at most once per POLL_SECONDS."""
         self.step = self.step if t is None else t
-        if time.monotonic() - self.told > PULSE:
-            with self._store_watched():
-                self.told, self.signs = time.monotonic(), self.signs + 1
-                self.store.set(f"sign/{self.rank}", f"{self.signs} {self.step}")
+        if time.monotonic() - self.last_heartbeat > POLL_SECONDS:
+            with self._store_errors():
+                self.last_heartbeat = time.monotonic()
+                self.num_heartbeats += 1
+                self.store.set(f"heartbeat/{self.rank}", f"{self.num_heartbeats} {self.step}")
 
-    def post(self, note: Any) -> None:
-        """Leave a note for rank 0, which collects it when it likes; no more than a meeting's."""
-        with self._store_watched():
-            self.posted[self.rank] += 1
-            self.store.set(f"post/{self.rank}/{self.posted[self.rank]}", json.dumps(note))
+    def send_note(self, note: Any) -> None:
+        """Send a JSON value of less than 8 MB to rank 0 without waiting; `recv_notes` receives it."""
+        with self._store_errors():
+            self.num_notes[self.rank] += 1
+            self.store.set(f"note/{self.rank}/{self.num_notes[self.rank]}", json.dumps(note))
 
-    def collect(self) -> list[Any]:
-        """On rank 0: the notes that were left since it last asked, each rank's in their order."""
-        found: list[Any] = []
-        with self._store_watched():
-            for rank in self._others():
-                while self.store.check([key := f"post/{rank}/{self.posted[rank] + 1}"]):
-                    self.posted[rank] += 1
-                    found.append(json.loads(self.store.get(key)))
+    def recv_notes(self) -> list[Any]:
+        """On rank 0: the notes sent since the last call, each rank's in the order of sending."""
+        notes: list[Any] = []
+        with self._store_errors():
+            for rank in self._other_ranks():
+                while self.store.check([key := f"note/{rank}/{self.num_notes[rank] + 1}"]):
+                    self.num_notes[rank] += 1
+                    notes.append(json.loads(self.store.get(key)))
                     self.store.delete_key(key)
-        return found
+        return notes
 
-    def wanted(self, signal: str | None) -> str | None:
-        """Why all ranks are to stop, if any was asked to; `signal` is what this one was asked by."""
-        with self._store_watched():
+    def stop_requested(self, signal: str | None) -> str | None:
+        """Why all ranks should stop, if any of them received a signal; `signal` is the one received here."""
+        with self._store_errors():
             if signal is not None and not self.store.check(["stop"]):
                 self.store.set("stop", f"{signal} at {self.name(self.rank)}")
             return self.store.get("stop").decode() if self.store.check(["stop"]) else None
 
-    def stops(self, t: int, signal: str | None) -> str | None:
-        """After step t: why all ranks stop now, if somebody was asked to stop and this is the step agreed on.
+    def should_stop(self, t: int, signal: str | None) -> str | None:
+        """Why all ranks stop after step t, or None if they continue.
 
-        Each rank that hears of it tells the step it has come to; all stop one step after the last of them.
-        Who works in a group cannot wait while others of the group are inside a step, so there the first one
-        speaks for all, and the others, who can be one step ahead of it, look after every step.
+        Every rank that learns of a stop announces its step; all stop one step after the largest of them.
+        Ranks that share a learner cannot wait for announcements while others of the group are inside a step.
+        So the group's leader announces for all of them, and its followers, which may be one step ahead, check
+        after every step.
         """
-        follows, seldom = self.rank in self.followers, time.monotonic() - self.looked <= PULSE
-        if signal is None and seldom and not follows and not self.paused:
+        follows = self.rank in self.followers
+        checked_recently = time.monotonic() - self.last_stop_check <= POLL_SECONDS
+        if signal is None and checked_recently and not follows and not self.stop_announced:
             return None
-        self.looked = time.monotonic()
-        reason = self.wanted(signal)
-        with self._store_watched():
-            if self.end is None and reason is not None:
-                self._pause(t)
-                told = [f"pause/{rank}" for rank in range(self.size) if rank not in self.followers]
+        self.last_stop_check = time.monotonic()
+        reason = self.stop_requested(signal)
+        with self._store_errors():
+            if self.stop_step is None and reason is not None:
+                self._announce_stop(t)
+                keys = [f"stop_step/{rank}" for rank in range(self.size) if rank not in self.followers]
                 if not follows:
-                    self._wait(told)
-                if self.store.check(told):
-                    self.end = max(int(self.store.get(key)) for key in told) + 1
-            return reason if self.end is not None and t >= self.end else None
+                    self._wait_for_keys(keys)
+                if self.store.check(keys):
+                    self.stop_step = max(int(self.store.get(key)) for key in keys) + 1
+            return reason if self.stop_step is not None and t >= self.stop_step else None
 
-    def leave(self, error: BaseException | None, *, last: bool) -> None:
-        """Tell the others that this rank ends, and why if by an error; the last one waits a little for the
-        others, because the store ends with it."""
+    def leave(self, error: BaseException | None, *, hosts_store: bool) -> None:
+        """Report that this rank ends, with its error if there is one. A rank that hosts the store first waits
+        up to GRACE_SECONDS for the others, because the store ends with it."""
         with suppress(RuntimeError):
             if error is not None:
-                self.store.set(f"fell/{self.rank}", f"{type(error).__name__}: {error}")
+                self.store.set(f"error/{self.rank}", f"{type(error).__name__}: {error}")
             self.store.set(f"left/{self.rank}", "")
-            until = time.monotonic() + GRACE
-            while last and time.monotonic() < until and not all(map(self._left, self._others())):
+            deadline = time.monotonic() + GRACE_SECONDS
+            while hosts_store and time.monotonic() < deadline:
+                if all(map(self._has_left, self._other_ranks())):
+                    break
                 time.sleep(0.01)
 
-    def _left(self, rank: int) -> bool:
-        return self.store.check([f"left/{rank}"]) or self._gone(rank)
+    def _has_left(self, rank: int) -> bool:
+        return self.store.check([f"left/{rank}"]) or self._is_dead(rank)
 
     @contextmanager
-    def watched(self, what: str, ranks: Sequence[int]) -> Generator[None]:
-        """Say who is to blame when tensors do not arrive."""
+    def explain_failure(self, what: str, ranks: Sequence[int]) -> Generator[None]:
+        """Turn the error of a collective among `ranks` into a WorldError that names the rank at fault."""
         try:
             yield
         except RuntimeError as error:
-            with self._store_watched():
-                raise WorldError(f"{what}: {self._culprit(ranks) or error}") from error
+            with self._store_errors():
+                raise WorldError(f"{what}: {self._blame(ranks) or error}") from error
 
-    def _others(self) -> list[int]:
+    def _other_ranks(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
-    def _place(self, rank: int) -> str:
-        return f"meeting/{self.meetings}/{rank}"
+    def _gather_key(self, rank: int) -> str:
+        return f"gather/{self.num_gathers}/{rank}"
 
-    def _wait(self, keys: Iterable[str], meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Until all keys are there, while those whose keys are missing take steps."""
-        missing, seen, pause, looked = list(keys), dict[int, tuple[bytes, float]](), 0.0005, time.monotonic()
+    def _wait_for_keys(self, keys: Iterable[str], while_waiting: Callable[[], object] = lambda: None) -> None:
+        """Wait until all keys exist; raise if a rank whose key is missing stops taking steps."""
+        missing = list(keys)
+        heartbeats: dict[int, tuple[bytes, float]] = {}
+        pause = 0.0005
+        last_check = time.monotonic()
         while missing := [key for key in missing if not self.store.check([key])]:
             time.sleep(pause)
-            self.asked = time.monotonic()
+            self.request_time = time.monotonic()
             pause = min(2 * pause, 0.1)
-            if time.monotonic() - looked > PULSE:
-                looked = time.monotonic()
-                meanwhile()
+            if time.monotonic() - last_check > POLL_SECONDS:
+                last_check = time.monotonic()
+                while_waiting()
                 if self.store.check(["stop"]):
-                    self._pause(self.step)
-                self._look_after(missing, seen)
+                    self._announce_stop(self.step)
+                self._check_alive(missing, heartbeats)
 
-    def _pause(self, t: int) -> None:
-        if not self.paused and self.rank not in self.followers:
-            self.paused = True
-            self.store.set(f"pause/{self.rank}", str(t))
+    def _announce_stop(self, t: int) -> None:
+        if not self.stop_announced and self.rank not in self.followers:
+            self.stop_announced = True
+            self.store.set(f"stop_step/{self.rank}", str(t))
 
-    def _look_after(self, missing: Sequence[str], seen: dict[int, tuple[bytes, float]]) -> None:
-        """Raise if somebody ended, is gone, or took no step for too long."""
-        # Who has come and left again since the keys were looked for is not to blame.
-        if (ended := self._ended(self._others())) is not None and not self.store.check(list(missing)):
-            raise WorldError(ended)
+    def _check_alive(self, missing: Sequence[str], heartbeats: dict[int, tuple[bytes, float]]) -> None:
+        """Raise if a rank ended, was killed, or took no step for `timeout` seconds."""
+        reason = self._ended_reason(self._other_ranks())
+        # A rank that arrived and already left after we polled is not the cause.
+        if reason is not None and not self.store.check(list(missing)):
+            raise WorldError(reason)
         for rank in [int(key.rpartition("/")[2]) for key in missing]:
-            known = self.store.check([f"sign/{rank}"])
-            sign = self.store.get(f"sign/{rank}") if known else b"0 0"
-            before, since = seen.setdefault(rank, (sign, time.monotonic()))
-            if sign != before:
-                seen[rank] = sign, time.monotonic()
+            key = f"heartbeat/{rank}"
+            beat = self.store.get(key) if self.store.check([key]) else b"0 0"
+            last_beat, since = heartbeats.setdefault(rank, (beat, time.monotonic()))
+            if beat != last_beat:
+                heartbeats[rank] = beat, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 raise WorldError(
-                    f"{self.name(rank)} took no step for {self.timeout:g} s, its last sign was of "
-                    f"step {sign.decode().split()[1]}: it hangs or is cut off; end all ranks and resume"
+                    f"{self.name(rank)} took no step for {self.timeout:g} s, its last heartbeat was in "
+                    f"step {beat.decode().split()[1]}: it hangs or is cut off; end all ranks and resume"
                 )
 
-    def _ended(self, ranks: Iterable[int]) -> str | None:
-        """Who of them told that it ended, or is no longer a process of this machine."""
-        later: str | None = None
+    def _ended_reason(self, ranks: Iterable[int]) -> str | None:
+        """A message for a rank that failed or was killed; None if there is none. A rank that only failed
+        because of another one is reported last."""
+        consequence: str | None = None
         for rank in ranks:
-            if self.store.check([f"fell/{rank}"]):
-                told = f"{self.name(rank)} ended: {self.store.get(f'fell/{rank}').decode()}"
-                if f"ended: {WorldError.__name__}" not in told:
-                    return told
-                later = told
-            elif self._gone(rank):
-                return f"{self.name(rank)} was killed; resume from what was saved"
-        return later
+            if self.store.check([f"error/{rank}"]):
+                message = f"{self.name(rank)} ended: {self.store.get(f'error/{rank}').decode()}"
+                if f"ended: {WorldError.__name__}" not in message:
+                    return message
+                consequence = message
+            elif self._is_dead(rank):
+                return f"{self.name(rank)} was killed; resume from the last checkpoint"
+        return consequence
 
-    def _gone(self, rank: int) -> bool:
-        if not self.store.check([f"who/{rank}"]):
+    def _is_dead(self, rank: int) -> bool:
+        """Whether a rank on this machine has no living process; False for ranks on other machines."""
+        if not self.store.check([f"host/{rank}"]):
             return False
-        _, pid, space = json.loads(self.store.get(f"who/{rank}"))
-        if space is None or space != _space():
+        _, pid, namespace = json.loads(self.store.get(f"host/{rank}"))
+        if namespace is None or namespace != _pid_namespace():
             return False
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
         except OSError:
             return True
 
-    def _culprit(self, ranks: Sequence[int]) -> str | None:
-        """Wait a little for the others to tell of the same failure; who does not is its cause."""
+    def _blame(self, ranks: Sequence[int]) -> str | None:
+        """Name the rank that caused a failed collective: the one that failed by itself, or else those that do
+        not report the same failure within GRACE_SECONDS."""
         self.store.set(f"lost/{self.rank}", "")
-        others, until = [rank for rank in ranks if rank != self.rank], time.monotonic() + GRACE
-        ended: str | None = None
-        while time.monotonic() < until:
-            ended = self._ended(self._others())
-            if ended is not None and WorldError.__name__ not in ended:
-                return ended
+        deadline = time.monotonic() + GRACE_SECONDS
+        reason: str | None = None
+        while time.monotonic() < deadline:
+            reason = self._ended_reason(self._other_ranks())
+            if reason is not None and WorldError.__name__ not in reason:
+                return reason
             time.sleep(0.1)
+        others = [rank for rank in ranks if rank != self.rank]
         silent = [rank for rank in others if not self.store.check([f"lost/{rank}"])]
-        return ", ".join(f"{self.name(rank)} does not answer" for rank in silent) or ended
+        return ", ".join(f"{self.name(rank)} does not answer" for rank in silent) or reason
 
     @contextmanager
-    def _store_watched(self) -> Generator[None]:
-        """The store lives in the launcher, or with rank 0."""
-        self.asked = time.monotonic()
+    def _store_errors(self) -> Generator[None]:
+        """Time the requests to the store for the watchdog, and explain a lost connection to it."""
+        self.request_time = time.monotonic()
         try:
             yield
         except WorldError:
@@ -243,27 +266,30 @@ class Link:
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
             raise WorldError(
-                f"rank {self.rank} on {platform.node()} lost the line to rank 0 or the launcher there, which "
+                f"rank {self.rank} on {platform.node()} lost the connection to rank 0 or its launcher, which "
                 f"ended or cannot be reached ({first}); end all ranks and resume"
             ) from error
         finally:
-            self.asked = None
+            self.request_time = None
 
-    def _watch(self) -> None:
-        """End this process when the store does not answer: a cable that was pulled sends no word, and who
-        waits for one inside the library hears no signal."""
+    def _watchdog(self) -> None:
+        """Exit if the store stops answering. A dead network raises nothing, and a thread that is blocked
+        inside the C++ store cannot be interrupted."""
         while True:
-            time.sleep(PULSE)
-            if self.asked is not None and time.monotonic() - self.asked > self.timeout + GRACE:
+            time.sleep(POLL_SECONDS)
+            begin = self.request_time
+            if begin is not None and time.monotonic() - begin > self.timeout + GRACE_SECONDS:
                 LOG.error(
-                    f"rank {self.rank} on {platform.node()} got no answer from rank 0 or the launcher there "
-                    f"for {self.timeout:g} s: the line is cut or that machine stopped; end all ranks, resume"
+                    f"rank {self.rank} on {platform.node()} got no answer from rank 0 or its launcher for "
+                    f"{self.timeout:g} s: the network is down or that machine stopped; end all ranks and "
+                    "resume"
                 )
                 os._exit(1)
 
 
-def _space() -> str | None:
-    """What tells whether two process numbers belong to one machine, where that can be known."""
+def _pid_namespace() -> str | None:
+    """An id of this boot and pid namespace, so that process ids are only compared within one; None where
+    there is no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,4 +1,4 @@
-"""Starting the processes of a run, and how many threads each has."""
+"""Start the processes of a run on this machine, and choose the number of threads of each."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from uuid import uuid4
 import torch
 
 from allrounder.errors import WorldError
+from allrounder.system.signals import EXIT_RESUMABLE
 
 
-def launch(words: Sequence[str], workers: int) -> int:
-    """Run a command of this package in so many processes of this machine, as torchrun --standalone does.
+def launch_processes(arguments: Sequence[str], workers: int) -> int:
+    """Run an `allrounder` command in `workers` processes, like torchrun --standalone; returns the exit code.
 
-    The code is that of the process that failed first; torchrun itself would make 1 of every code.
+    The exit code is that of the process that failed first; torchrun itself turns every failure into 1.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if "WORLD_SIZE" in os.environ:
-        raise WorldError(
-            "--workers: this process was started by torchrun, which says how many; give one of both"
-        )
+        raise WorldError("--workers cannot be combined with torchrun; drop one of them")
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -38,30 +37,30 @@ def launch(words: Sequence[str], workers: int) -> int:
         log_line_prefix_template="",
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "allrounder", *words)
+        elastic_launch(config, sys.executable)("-m", "allrounder", *arguments)
     except ChildFailedError as failed:
         return failed.get_first_failure()[1].exitcode
     except SignalException:
-        return 75
+        return EXIT_RESUMABLE
     return 0
 
 
 def default_threads() -> int:
-    """The threads that this process would have if nobody had launched it.
+    """The number of threads that this process would have without a launcher.
 
-    torchrun sets OMP_NUM_THREADS=1 where the user did not; then a launched run would have other bits than a
-    serial one. What the user set counts.
+    torchrun sets OMP_NUM_THREADS=1 unless the user set it; a launched run would then differ from a serial one
+    in the last bits. A value that the user set is kept.
     """
     launched = {"TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= os.environ.keys()
-    if not launched or _user_decided():
+    if not launched or _user_set_threads():
         return torch.get_num_threads()
-    free = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
-    words = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
-    return int(subprocess.run(words, env=free, capture_output=True, text=True, check=True).stdout)
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    return int(subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout)
 
 
-def _user_decided() -> bool:
-    """Whether the launcher, this process's parent, was itself started with a number of threads."""
+def _user_set_threads() -> bool:
+    """Whether the launcher, this process's parent, was itself started with OMP_NUM_THREADS."""
     try:
         return b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
     except OSError:

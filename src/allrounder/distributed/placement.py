@@ -1,4 +1,4 @@
-"""Which process trains which learner."""
+"""The assignment of learners to ranks."""
 
 from __future__ import annotations
 
@@ -10,52 +10,57 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class Placement:
-    """Which ranks train which learner, in learner order."""
+    """The ranks that train each learner, in learner order."""
 
     ranks: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def alone(cls, names: Sequence[str]) -> Placement:
+    def on_rank_zero(cls, names: Sequence[str]) -> Placement:
         """Every learner on rank 0."""
         return cls({name: (0,) for name in names})
 
-    def local(self, rank: int) -> tuple[str, ...]:
-        """The learners seated on a rank."""
+    def learners_on(self, rank: int) -> tuple[str, ...]:
+        """The learners that a rank trains, alone or together with others."""
         return tuple(name for name, ranks in self.ranks.items() if rank in ranks)
 
     def leader(self, name: str) -> int:
-        """The rank that speaks for a learner."""
+        """The first rank of a learner, which sends its weights and state."""
         return self.ranks[name][0]
 
     def followers(self) -> frozenset[int]:
-        """Ranks that share the batches of a learner that another rank speaks for."""
+        """Ranks that share the batches of a learner but do not lead it."""
         return frozenset(rank for ranks in self.ranks.values() for rank in ranks[1:])
 
-    def idle(self, size: int) -> tuple[int, ...]:
-        """Ranks of a world of so many that train nothing."""
-        return tuple(rank for rank in range(size) if not self.local(rank))
+    def idle_ranks(self, size: int) -> tuple[int, ...]:
+        """Ranks of a world of `size` that train nothing."""
+        return tuple(rank for rank in range(size) if not self.learners_on(rank))
 
 
-def deal(
+def assign_ranks(
     names: Sequence[str],
     size: int,
     cost: Mapping[str, int | float],
-    whole: Collection[str] = (),
-    most: int | None = None,
+    unshardable: Collection[str] = (),
+    max_ranks: int | None = None,
 ) -> Placement:
-    """Give every learner a rank and spare ranks to those with most work for each of theirs; with fewer ranks
-    than learners, give every rank learners of about the same work.
+    """Give every learner one rank, and each spare rank to the learner with the most work per rank. With fewer
+    ranks than learners, spread the learners so that every rank has about the same work.
 
-    Learners named in `whole` cannot share a batch and get one rank; no learner gets more than `most`.
+    Learners named in `unshardable` cannot split a batch and get one rank; no learner gets more than
+    `max_ranks`.
     """
     if size < len(names):
-        return _packed(names, size, cost)
+        return _pack(names, size, cost)
     counts = dict.fromkeys(names, 1)
     for _ in range(size - len(names)):
-        able = [name for name in names if name not in whole and (most is None or counts[name] < most)]
-        if not able:
+        growable = [
+            name
+            for name in names
+            if name not in unshardable and (max_ranks is None or counts[name] < max_ranks)
+        ]
+        if not growable:
             break
-        counts[max(able, key=lambda name: cost[name] / counts[name])] += 1
+        counts[max(growable, key=lambda name: cost[name] / counts[name])] += 1
     ranks: dict[str, tuple[int, ...]] = {}
     for name in names:
         first = sum(map(len, ranks.values()))
@@ -63,12 +68,12 @@ def deal(
     return Placement(ranks)
 
 
-def _packed(names: Sequence[str], size: int, cost: Mapping[str, int | float]) -> Placement:
-    """The largest first, each on the rank with least work so far."""
+def _pack(names: Sequence[str], size: int, cost: Mapping[str, int | float]) -> Placement:
+    """Greedy packing: the most expensive learner first, each on the rank with the least work so far."""
     work = [0.0] * size
-    found: dict[str, tuple[int, ...]] = {}
+    ranks: dict[str, tuple[int, ...]] = {}
     for name in sorted(names, key=lambda name: -cost[name]):
         rank = work.index(min(work))
         work[rank] += cost[name]
-        found[name] = (rank,)
-    return Placement({name: found[name] for name in names})
+        ranks[name] = (rank,)
+    return Placement({name: ranks[name] for name in names})

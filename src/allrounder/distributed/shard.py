@@ -1,4 +1,4 @@
-"""One rank's place among the ranks that train a learner together."""
+"""The part of each batch that one rank takes when several ranks train a learner together."""
 
 from __future__ import annotations
 
@@ -9,67 +9,68 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from allrounder.distributed.sync_batchnorm import synchronise_
+from allrounder.distributed.sync_batchnorm import sync_batchnorm_
 from allrounder.types import Batch
 
 
-def _nobody_else(tensor: Tensor) -> None:
-    """The sum over a group of one."""
+def _sum_over_one(tensor: Tensor) -> None:
+    """The sum over a group of one rank: leaves the tensor as it is."""
 
 
 @final
 @dataclass(frozen=True)
-class Seat:
-    """One rank's place among the ranks of a learner: index 0 of 1 when it has the learner for itself."""
+class BatchShard:
+    """Shard `index` of `num_shards` of a learner's batches; 0 of 1 if one rank trains the learner alone."""
 
     index: int = 0
-    count: int = 1
-    sum_: Callable[[Tensor], None] = field(default=_nobody_else, compare=False, repr=False)
+    num_shards: int = 1
+    sum_: Callable[[Tensor], None] = field(default=_sum_over_one, compare=False, repr=False)
     """Replaces a tensor by its sum over the group."""
-    whole: bool = False
-    """Whether every rank of the group has all images."""
+    replicated: bool = False
+    """Whether every rank of the group takes the whole batch."""
 
-    def at(self, images: int) -> Seat:
-        """The seat at a batch of so many images. Where some rank would have less than two, as in the last of
-        an epoch, all have all of them, and their sums are means, so that the batch counts once."""
-        if images >= 2 * self.count or self.count == 1:
+    def for_batch(self, images: int) -> BatchShard:
+        """The shard for a batch of `images`. If it is too small to give every rank two images, as the last
+        one of an epoch may be, each rank takes the whole batch and gradients are averaged instead of
+        summed."""
+        if images >= 2 * self.num_shards or self.num_shards == 1:
             return self
 
         def mean_(tensor: Tensor) -> None:
             self.sum_(tensor)
-            tensor /= self.count
+            tensor /= self.num_shards
 
-        return replace(self, sum_=mean_, whole=True)
+        return replace(self, sum_=mean_, replicated=True)
 
-    def rows(self, images: int) -> range:
-        """The images of a batch that are this rank's: a run of them, as long as that of others or one
-        longer."""
-        if self.whole:
+    def indices(self, images: int) -> range:
+        """The positions of this rank's images in a batch: a contiguous range; ranges of different ranks
+        differ in length by at most one."""
+        if self.replicated:
             return range(images)
-        return range(images * self.index // self.count, images * (self.index + 1) // self.count)
+        return range(images * self.index // self.num_shards, images * (self.index + 1) // self.num_shards)
 
-    def counts(self, images: int) -> int:
-        """How many images of a batch this rank reports on; each is reported once."""
-        return len(self.rows(images)) if self.index == 0 or not self.whole else 0
+    def num_reported(self, images: int) -> int:
+        """The number of images of a batch that this rank adds to the metrics; each image counts once."""
+        return len(self.indices(images)) if self.index == 0 or not self.replicated else 0
 
-    def shard(self, batch: Batch) -> Batch:
-        """This rank's part of a batch."""
-        return batch if self.count == 1 else batch.part(self.rows(len(batch)))
+    def select(self, batch: Batch) -> Batch:
+        """This rank's images of a batch."""
+        return batch if self.num_shards == 1 else batch.slice_rows(self.indices(len(batch)))
 
-    def mean_(self, model: nn.Module, share: float = 1.0) -> None:
-        """Average a network's gradients over the group, each weighted by its rank's share of the batch;
-        nothing to do in a group of one."""
-        if self.count == 1:
+    def allreduce_grads_(self, model: nn.Module, share: float = 1.0) -> None:
+        """Sum a network's gradients over the group, each rank's weighted by `share`, its share of the batch.
+        No-op in a group of one."""
+        if self.num_shards == 1:
             return
-        found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        for dtype in dict.fromkeys(g.dtype for g in found):
-            some = [g for g in found if g.dtype == dtype]
-            flat = torch.cat([g.reshape(-1) for g in some]).mul_(share)
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        for dtype in dict.fromkeys(g.dtype for g in grads):
+            same_dtype = [g for g in grads if g.dtype == dtype]
+            flat = torch.cat([g.reshape(-1) for g in same_dtype]).mul_(share)
             self.sum_(flat)
-            for g, mean in zip(some, torch.split(flat, [g.numel() for g in some]), strict=True):
+            for g, mean in zip(same_dtype, torch.split(flat, [g.numel() for g in same_dtype]), strict=True):
                 g.copy_(mean.view(g.shape))
 
-    def synchronise_(self, model: nn.Module) -> None:
-        """Let batch-norm take its statistics over the whole batch; nothing to do in a group of one."""
-        if self.count > 1:
-            synchronise_(model, self.sum_)
+    def sync_batchnorm_(self, model: nn.Module) -> None:
+        """Let batch-norm use the statistics of the whole batch. No-op in a group of one."""
+        if self.num_shards > 1:
+            sync_batchnorm_(model, self.sum_)

@@ -1,7 +1,7 @@
-"""Batch-norm over a batch that several ranks share, on any device.
+"""Synchronised batch-norm for a batch that several ranks share, on any device.
 
-Statistics and gradients are those of the whole batch, so that a group of ranks computes what one rank would.
-torch's own synchronised batch-norm works on GPUs alone.
+Statistics and gradients are those of the whole batch, so a group of ranks computes what one rank would.
+torch's own SyncBatchNorm only works on GPUs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 Sum = Callable[[Tensor], None]
 
 
-def synchronise_(model: nn.Module, sum_: Sum) -> None:
-    """Let every batch-norm layer of a network that is in training mode see the whole batch.
+def sync_batchnorm_(model: nn.Module, sum_: Sum) -> None:
+    """Make every batch-norm layer of a network use the statistics of the whole batch in training mode.
 
-    The layers stay what they are, with their names and buffers; only what a forward pass does is replaced.
+    Only the forward pass of the layers is replaced; their types, names and buffers stay the same.
     """
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):
@@ -35,33 +35,32 @@ def _forward(layer: _BatchNorm, sum_: Sum, input: Tensor) -> Tensor:
     with torch.no_grad():
         mean, var, count = _statistics(x, sum_)
         if layer.training:
-            _remember(layer, mean, var, count)
+            _update_running_stats(layer, mean, var, count)
     weight = layer.weight if layer.affine else torch.ones_like(mean)
     bias = layer.bias if layer.affine else torch.zeros_like(mean)
-    # An attack's loss is a sum over images and asks for no gradients of parameters; that of training is a
-    # mean.
-    meant = weight.requires_grad
+    # Attacks sum their loss over images and need no parameter gradients; training averages its loss.
+    is_mean_loss = weight.requires_grad
     scale = (var + layer.eps).rsqrt()
-    return cast(Tensor, _Normalise.apply(x, weight, bias, mean, scale, count, sum_, meant))  # pyright: ignore[reportUnknownMemberType]
+    return cast(Tensor, _Normalise.apply(x, weight, bias, mean, scale, count, sum_, is_mean_loss))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _statistics(x: Tensor, sum_: Sum) -> tuple[Tensor, Tensor, float]:
-    """Mean, biased variance and number of values of every channel, over all ranks; never in half precision,
-    which cannot count."""
-    x = _precise(x)
-    others = [0, *range(2, x.dim())]
+    """Mean, biased variance and number of values of every channel over all ranks, in float32 or better,
+    because half precision cannot count that far."""
+    x = _at_least_float32(x)
+    dims = [0, *range(2, x.dim())]
     values = x.numel() / x.shape[1]
-    first = torch.cat([x.sum(others), x.new_tensor([values])])
-    sum_(first)
-    count = float(first[-1])
-    mean = first[:-1] / count
-    spread = (x - _wide(mean, x)).square().sum(others)
-    sum_(spread)
-    return mean, spread / count, count
+    sums = torch.cat([x.sum(dims), x.new_tensor([values])])
+    sum_(sums)
+    count = float(sums[-1])
+    mean = sums[:-1] / count
+    squares = (x - _per_channel(mean, x)).square().sum(dims)
+    sum_(squares)
+    return mean, squares / count, count
 
 
-def _remember(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> None:
-    """Move the running statistics, as batch-norm does."""
+def _update_running_stats(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> None:
+    """Update the running statistics as torch's batch-norm does."""
     if layer.running_mean is None or layer.running_var is None:
         return
     if layer.num_batches_tracked is not None:
@@ -73,11 +72,11 @@ def _remember(layer: _BatchNorm, mean: Tensor, var: Tensor, count: float) -> Non
     layer.running_var.mul_(1 - rate).add_(var * (count / max(count - 1, 1)), alpha=rate)
 
 
-def _precise(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _wide(values: Tensor, like: Tensor) -> Tensor:
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
@@ -87,9 +86,9 @@ class _Normalise(torch.autograd.Function):
 
     With xhat = (x - mean) * scale and N values of a channel over all ranks,
         dx = weight * scale * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N)
-    where the sums are over all ranks. If the loss is the mean over the batch, a rank that has the share s of
-    it descends the mean over its own part, so its dy is 1/s times what it should be: the sums are of s * dy,
-    and dx is divided by s again, to fit what comes before in the network.
+    where the sums are over all ranks. If the loss is the mean over the batch, a rank with the share s of the
+    images uses the mean over its own images, so its dy is 1/s times that of the whole batch. The sums are
+    therefore over s * dy, and dx is divided by s again to match the gradients of the layers before.
     """
 
     @staticmethod
@@ -102,25 +101,29 @@ class _Normalise(torch.autograd.Function):
         scale: Tensor,
         count: float,
         sum_: Sum,
-        meant: bool,
+        is_mean_loss: bool,
     ) -> Tensor:
-        """Normalise this rank's values, in the type they have."""
-        xhat = (_precise(x) - _wide(mean, x)) * _wide(scale, x)
+        """Normalise this rank's values and return them in their own dtype."""
+        xhat = (_at_least_float32(x) - _per_channel(mean, x)) * _per_channel(scale, x)
         ctx.save_for_backward(xhat, weight, scale)
-        ctx.count, ctx.sum_, ctx.meant = count, sum_, meant
-        return (xhat * _wide(weight, x) + _wide(bias, x)).to(x.dtype)
+        ctx.count = count
+        ctx.sum_ = sum_
+        ctx.is_mean_loss = is_mean_loss
+        return (xhat * _per_channel(weight, x) + _per_channel(bias, x)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of this rank's values, through the statistics of all."""
-        (given,) = gradients
-        dy = _precise(given)
+        """The gradients of this rank's values, through the statistics of all ranks."""
+        (gradient,) = gradients
+        dy = _at_least_float32(gradient)
         xhat, weight, scale = cast(tuple[Tensor, Tensor, Tensor], ctx.saved_tensors)
-        others = [0, *range(2, dy.dim())]
-        own = torch.stack([dy.sum(others), (dy * xhat).sum(others)])
-        share = dy.numel() / dy.shape[1] / ctx.count if ctx.meant else 1.0
+        dims = [0, *range(2, dy.dim())]
+        own = torch.stack([dy.sum(dims), (dy * xhat).sum(dims)])
+        share = dy.numel() / dy.shape[1] / ctx.count if ctx.is_mean_loss else 1.0
         total = own * share
         ctx.sum_(total)
         total /= ctx.count * share
-        dx = _wide(weight * scale, dy) * (dy - _wide(total[0], dy) - xhat * _wide(total[1], dy))
-        return dx.to(given.dtype), own[1], own[0], None, None, None, None, None
+        dx = _per_channel(weight * scale, dy) * (
+            dy - _per_channel(total[0], dy) - xhat * _per_channel(total[1], dy)
+        )
+        return dx.to(gradient.dtype), own[1], own[0], None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Measure a network: natural accuracy and accuracy under attack, stored example by example.
+"""Evaluate a network: natural accuracy and accuracy under attack, stored image by image.
 
 evaluate(model, x, y, norm="Linf", eps=8 / 255)                                          # AutoAttack
 evaluate(model, data, threats=["Linf:8/255", "L2:128/255"], attacks=["pgd-20", "aa"], out="runs/eval")
@@ -6,272 +6,211 @@ evaluate(model, data, threats=["Linf:8/255", "L2:128/255"], attacks=["pgd-20", "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias, final, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from allrounder.attacks.autoattack import stages_of
-from allrounder.config.fields import nearest
+from allrounder.config.fields import did_you_mean
 from allrounder.data.base import Array, Split
-from allrounder.data.inputs.coerce import Given, as_split
-from allrounder.data.splits import balanced
+from allrounder.data.inputs.coerce import DataLike, as_split
+from allrounder.data.splits import stratified_indices
 from allrounder.distributed import World
-from allrounder.errors import Interrupted
-from allrounder.evaluation.assemble import identity, joined, outcome_of, save_examples, settings, stored, told
-from allrounder.evaluation.distributed import Shared, check_alone
+from allrounder.evaluation.assemble import (
+    describe_budgets,
+    load_outcome,
+    probe_facts,
+    save_examples,
+    update_outcome,
+)
+from allrounder.evaluation.distributed import check_rank_options
+from allrounder.evaluation.identity import fingerprint_model_and_data
+from allrounder.evaluation.job import EvaluationJob
 from allrounder.evaluation.preflight import doctor
-from allrounder.evaluation.probes import Budget, Probe, chosen
-from allrounder.evaluation.runner import Assessor, Tick, key_of
-from allrounder.evaluation.shifts import Shifted
-from allrounder.evaluation.store import Ledger, opened
-from allrounder.report.outcome import NATURAL, Facts, Outcome
-from allrounder.report.reliability import flags
-from allrounder.system.processes import Note, Send, check_can_travel, run_jobs
-from allrounder.system.signals import Stop, stop_on_signals
+from allrounder.evaluation.probes import Eps, Probe, select_probes
+from allrounder.evaluation.shifts import CorruptionEval
+from allrounder.evaluation.store import open_folder
+from allrounder.report.outcome import OUTCOME_FILE, Facts, Outcome
+from allrounder.report.reliability import compute_flags
+from allrounder.system.processes import ProgressCallback, check_picklable
 from allrounder.threats.threat import Threat
-from allrounder.types import Classifier, Labels, device_of
+from allrounder.types import Classifier, Labels, device_and_dtype
 
-LANES = ((1024, 64), (3072, 32), (49_152, 16), (1 << 62, 8))
-"""Images of a pass on a CPU by the numbers in an image, up to each bound; elsewhere eight times as many.
+BATCH_SIZES = ((1024, 64), (3072, 32), (49_152, 16), (1 << 62, 8))
+"""(most values per image, default batch size) on a CPU; other devices get eight times this batch size.
 
-Every pass has this shape, because another one changes bits. Small ones fill up better, large ones cost less
-around the network.
+All batches have this size, because another size changes the last bits. Small batches waste fewer slots, large
+ones have less overhead.
 """
-CHECKED = 16
-"""Images that the preflight looks at."""
-OUTCOME = "outcome.safetensors"
+PREFLIGHT_IMAGES = 16
+"""Images that the preflight uses."""
 BUDGETS: dict[str, int | None] = {"smoke": 20, "quick": 200, "standard": 1000, "full": None}
-"""Images of an evaluation. No budget shortens an attack: with fewer steps it would need another name."""
-Size: TypeAlias = Literal["smoke", "quick", "standard", "full"]
-Check: TypeAlias = Literal["stop", "note", "skip"]
+"""Images of an evaluation. A budget never shortens an attack: with fewer steps it would be another attack."""
+BudgetName: TypeAlias = Literal["smoke", "quick", "standard", "full"]
+PreflightMode: TypeAlias = Literal["stop", "note", "skip"]
 
 
 def evaluate(
     model: Classifier,
-    data: Given,
+    data: DataLike,
     y: Array | None = None,
     *,
     probes: Sequence[Probe | str] = (),
     norm: str | None = None,
-    eps: Budget | Sequence[Budget] | None = None,
+    eps: Eps | Sequence[Eps] | None = None,
     threats: Sequence[Threat | str] = (),
     attacks: Sequence[str] = (),
     out: str | Path | None = None,
     seed: int = 0,
-    budget: Size = "full",
+    budget: BudgetName = "full",
     n: int | None = None,
-    lane: int | None = None,
+    batch_size: int | None = None,
     workers: int = 1,
     keep_examples: bool = False,
-    check: Check = "stop",
+    check: PreflightMode = "stop",
     about: Facts | None = None,
     ood: str | Sequence[str] = (),
     ood_data: str | Path | None = None,
     world: World | None = None,
-    progress: Send = lambda note: None,
+    progress: ProgressCallback = lambda event: None,
 ) -> Outcome:
-    """Evaluate any callable from images in [0, 1] to logits; only images classified correctly are attacked.
+    """Evaluate any callable from images in [0, 1] to logits; only correctly classified images are attacked.
 
-    The data is a dataset (its test split), a split, images and labels, or a loader of such batches; `n`, or
-    the budget, chooses a class-balanced part of it. What to run is given as probes, as attacks under threats,
-    or as a norm with one or several eps, and is AutoAttack unless attacks are named.
+    The data is a dataset (its test split), a split, images and labels, or a loader of such batches; `n` or
+    `budget` selects a class-balanced subset. What to run is given as probes, as attacks under threats, or as
+    a norm with one or several eps; without a named attack it is AutoAttack.
 
-    In a folder `out`, every image that an attack is done with is remembered: call again after an
-    interruption, with more images or attacks, and nothing is done twice. Returned is what was asked for; the
-    file OUTCOME there also has what was asked of the same images before. `workers` are processes of one
-    thread each; at one thread, the outcome is the same for any number. `keep_examples` saves images that
-    fooled the network. The preflight of `doctor` stops on severe findings (check = "stop"), only notes them
-    in the facts ("note"), or is not made ("skip"). `about` joins the facts. `ood` adds images that were
-    changed without an adversary, such as "c:5,p" (see `ood`), from the folder `ood_data` or made here.
-    Processes that torchrun started share the images if each gives its `world`; rank 0 alone writes.
+    With a folder `out`, results are stored per image and attack: call again after an interruption, or with
+    more images or attacks, and no attack is run twice. Returns only the probes of this call; the outcome file
+    in `out` accumulates all probes ever run on the same images. `keep_examples` saves the images that fool
+    the network.
+
+    `workers` are processes with one thread each; any number gives the outcome of one thread in this process.
+    Processes started by torchrun share the images if each gives its `world`; only rank 0 writes. On severe
+    findings of the preflight, `check` "stop" raises, "note" records them, "skip" runs no preflight. `about`
+    is added to the facts. `ood` adds corruptions and perturbations, such as "c:5,p", from `ood_data` or
+    generated.
     """
-    world = world or World.alone()
-    _check_options(budget, check, lane, workers, homeless=keep_examples and out is None)
-    check_alone(world, workers, keep_examples)
-    split, wanted = as_split(data, y), chosen(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
-    shifted = Shifted.of(ood, split, ood_data)
-    check_can_travel(workers, network=model, data=split, probes=wanted)
-    rows = subset(split, BUDGETS[budget] if n is None else n, seed)
-    width = lane or lane_for(model, split)
-    plan = {"seed": seed, "lane": width, "threads": 1 if workers > 1 else torch.get_num_threads()}
-    facts = {**plan, "budget": budget if n is None else f"{n} images", **told(wanted, rows)}
-    if check != "skip":
-        facts |= preflight(model, split, rows, wanted, stop=check == "stop")
-    # Within a training nobody asks which network it was.
-    known = identity(model, split) if check != "skip" or out is not None or workers * world.size > 1 else {}
-    facts |= {key: known[key] for key in known if key in ("network", "data")} | shifted.facts()
-    world.agree("the evaluation", {**known, **facts})
-    plan = {**known, **plan, "examples": keep_examples}
+    world = world or World.single_process()
+    _check_options(budget, check, batch_size, workers, lacks_folder=keep_examples and out is None)
+    check_rank_options(world, workers, keep_examples)
+    split = as_split(data, y)
+    selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
+    corruptions = CorruptionEval.prepare(ood, split, ood_data)
+    check_picklable(workers, network=model, data=split, probes=selected)
+    rows = select_rows(split, BUDGETS[budget] if n is None else n, seed)
+    size = batch_size or default_batch_size(model, split)
+    settings = {"seed": seed, "batch_size": size, "threads": 1 if workers > 1 else torch.get_num_threads()}
+    facts = {**settings, "budget": budget if n is None else f"{n} images", **probe_facts(selected, rows)}
+    lasting = out is not None
+    fingerprint, findings = _examine(model, split, rows, selected, check, lasting or workers * world.size > 1)
+    facts |= {**findings, **corruptions.facts()}
+    world.assert_equal_across_ranks("the evaluation", {**fingerprint, **facts})
+    plan = {**fingerprint, **settings, "examples": keep_examples}
     with ExitStack() as stack:
-        folder = _home(stack, out if world.chief else None, workers, plan)
-        job = Job(model, split, wanted, seed, width, keep_examples, folder, out is not None, shifted)
-        return _carried_out(job, rows, {**(about or {}), **facts}, workers, world, progress)
+        folder = _open_folder(stack, out if world.is_main else None, workers, plan)
+        job = EvaluationJob(model, split, selected, seed, size, keep_examples, folder, lasting, corruptions)
+        return _run_and_save(job, rows, {**(about or {}), **facts}, workers, world, progress)
 
 
-def _carried_out(job: Job, rows: Labels, facts: Facts, workers: int, world: World, progress: Send) -> Outcome:
-    """Settle what is asked, and keep it where there is a folder to last."""
-    ledger = job.shared(rows, world, progress) if world.size > 1 else job.run(rows, workers, progress)
-    outcome = job.outcome(ledger, rows, facts)
-    if job.lasting and job.folder is not None:
-        if job.keep:
-            save_examples(job.folder, ledger, job.probes, outcome, rows)
-        _save(outcome, job.folder)
+def _examine(
+    model: Classifier,
+    split: Split,
+    rows: Labels,
+    probes: Sequence[Probe],
+    check: PreflightMode,
+    shared: bool,
+) -> tuple[Facts, Facts]:
+    """Run the preflight and fingerprint the model and the data; return the fingerprint and all facts.
+
+    Only an evaluation inside a training, which skips the preflight and shares no results, has no fingerprint.
+    """
+    facts = {} if check == "skip" else run_preflight(model, split, rows, probes, stop=check == "stop")
+    fingerprint = fingerprint_model_and_data(model, split) if shared or check != "skip" else {}
+    return fingerprint, facts | {key: fingerprint[key] for key in fingerprint if key in ("network", "data")}
+
+
+def _run_and_save(
+    job: EvaluationJob, rows: Labels, facts: Facts, workers: int, world: World, progress: ProgressCallback
+) -> Outcome:
+    """Run the job; with a lasting folder, also write the outcome and the adversarial images."""
+    several = world.size > 1
+    store = job.run_distributed(rows, world, progress) if several else job.run(rows, workers, progress)
+    outcome = job.build_outcome(store, rows, facts)
+    if job.persistent and job.folder is not None:
+        if job.keep_examples:
+            save_examples(job.folder, store, job.probes, outcome, rows)
+        _save_outcome(outcome, job.folder)
     return outcome
 
 
-def _home(stack: ExitStack, out: str | Path | None, workers: int, plan: Facts) -> Path | None:
-    """Where lines are kept: the folder that is given, or one for a while where processes share them."""
+def _open_folder(stack: ExitStack, out: str | Path | None, workers: int, plan: Facts) -> Path | None:
+    """The folder for results: `out`, or a temporary one if workers need to share results."""
     if out is not None:
-        stack.enter_context(opened(Path(out), plan))
+        stack.enter_context(open_folder(Path(out), plan))
         return Path(out)
     return Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-"))) if workers > 1 else None
 
 
-def _save(outcome: Outcome, folder: Path) -> None:
-    """Add to what earlier calls found out about the same images: it is kept for every choice of images, and
-    that of the last call is found at once."""
-    kept = folder / "outcomes" / f"{outcome.facts['rows']}.safetensors"
-    kept.parent.mkdir(exist_ok=True)
-    earlier = stored(kept)
-    whole = outcome if earlier is None else joined(earlier, outcome)
-    whole = replace(whole, facts={**whole.facts, "flags": flags(whole)})
-    whole.save(kept)
-    whole.save(folder / OUTCOME)
+def _save_outcome(outcome: Outcome, folder: Path) -> None:
+    """Add the probes to those of earlier calls on the same images.
+
+    There is one file for every selection of images, and OUTCOME_FILE is a copy of the last one.
+    """
+    file = folder / "outcomes" / f"{outcome.facts['rows']}.safetensors"
+    file.parent.mkdir(exist_ok=True)
+    earlier = load_outcome(file)
+    combined = outcome if earlier is None else update_outcome(earlier, outcome)
+    combined = replace(combined, facts={**combined.facts, "flags": compute_flags(combined)})
+    combined.save(file)
+    combined.save(folder / OUTCOME_FILE)
 
 
-def _check_options(budget: str, check: str, lane: int | None, workers: int, *, homeless: bool) -> None:
-    if homeless:
-        raise ValueError("keep_examples: got no folder, expected one to save them in; give out=...")
-    for name, got, known in (("budget", budget, list(BUDGETS)), ("check", check, get_args(Check))):
+def _check_options(
+    budget: str, check: str, batch_size: int | None, workers: int, *, lacks_folder: bool
+) -> None:
+    if lacks_folder:
+        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
+    for name, got, known in (("budget", budget, list(BUDGETS)), ("check", check, get_args(PreflightMode))):
         if got not in known:
-            raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(known)}{nearest(got, known)}")
-    for name, number in (("lane", lane), ("workers", workers)):
+            expected = f"{', '.join(known)}{did_you_mean(got, known)}"
+            raise ValueError(f"{name}: got {got!r}, expected one of {expected}")
+    for name, number in (("batch_size", batch_size), ("workers", workers)):
         if number is not None and number < 1:
             raise ValueError(f"{name}: got {number}, expected 1 or more")
 
 
-def lane_for(model: Classifier, split: Split) -> int:
-    """The width of a lane unless another is wanted."""
-    size = split.fetch(torch.arange(1)).numel()
-    width = next(width for bound, width in LANES if size <= bound)
-    return width if device_of(model)[0].type == "cpu" else 8 * width
+def default_batch_size(model: Classifier, split: Split) -> int:
+    """The batch size that BATCH_SIZES gives for the images of a split and the device of a network."""
+    image_size = split.fetch(torch.arange(1)).numel()
+    size = next(size for bound, size in BATCH_SIZES if image_size <= bound)
+    return size if device_and_dtype(model)[0].type == "cpu" else 8 * size
 
 
-def subset(split: Split, count: int | None, seed: int) -> Labels:
-    """The positions of the images to evaluate, rising: all, or a balanced part that larger parts contain."""
+def select_rows(split: Split, count: int | None, seed: int) -> Labels:
+    """The rows to evaluate, sorted: all, or a class-balanced subset that larger subsets contain."""
     if count is None or count >= len(split):
         return torch.arange(len(split))
-    return balanced(split, count, seed).sort().values
+    return stratified_indices(split, count, seed).sort().values
 
 
-def preflight(
+def run_preflight(
     model: Classifier, split: Split, rows: Labels, probes: Sequence[Probe], *, stop: bool
 ) -> dict[str, Any]:
-    """What the doctor finds on a few images, and the budget of every probe for that many classes."""
-    some = rows[:: max(len(rows) // CHECKED, 1)][:CHECKED]
-    place = device_of(model)
-    x, y = split.fetch(some).to(*place), split.labels[some].to(place[0])
-    diagnosis = doctor(model, x, y)
+    """Facts from the preflight on a few images: its findings, the classes, and the budget of every probe."""
+    sample = rows[:: max(len(rows) // PREFLIGHT_IMAGES, 1)][:PREFLIGHT_IMAGES]
+    device, dtype = device_and_dtype(model)
+    diagnosis = doctor(model, split.fetch(sample).to(device, dtype), split.labels[sample].to(device))
     if stop:
         diagnosis.raise_if_bad()
-    classes = diagnosis.classes
-    found = {"findings": [str(finding) for finding in diagnosis.findings]}
-    return found | ({} if classes is None else {"classes": classes, "attacks": settings(probes, classes)})
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Job:
-    """An evaluation that any number of processes can share."""
-
-    model: Classifier
-    split: Split
-    probes: tuple[Probe, ...]
-    seed: int
-    width: int
-    keep: bool
-    folder: Path | None
-    lasting: bool = True
-    """Whether the folder is there for the next call, if there is one."""
-    shifted: Shifted = field(default_factory=Shifted)
-
-    def run(self, rows: Labels, workers: int, progress: Send) -> Ledger:
-        """Settle all images; the ledger then has every line."""
-        try:
-            if workers == 1:
-                return self.settle("", progress, rows)
-            shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
-            run_jobs(
-                {name: partial(self.settle, rows=share) for name, share in shares.items()}, workers, progress
-            )
-        except Interrupted as stop:
-            raise self._lost(stop) from None
-        return Ledger(len(self.split), self.folder)
-
-    def shared(self, rows: Labels, world: World, progress: Send) -> Ledger:
-        """Settle all images together with the other ranks of a world; every ledger then has every line."""
-        shared, stopped = Shared(world, len(self.split), self.folder, self.attacks()), None
-        with stop_on_signals() as stop:
-            try:
-                shared.begin()
-                self._settle(shared.ledger, "", progress, rows[world.rank :: world.size], stop, shared.look)
-            except Interrupted as asked:
-                stopped = self._lost(asked)
-            shared.end(stopped, stop)
-        return shared.ledger
-
-    def settle(self, name: str, send: Send, rows: Labels) -> Ledger:
-        """Settle some images in this process; a signal stops it after what is settled was saved."""
-        ledger = Ledger(len(self.split), self.folder)
-        with stop_on_signals() as stop:
-            self._settle(ledger, name, send, rows, stop, lambda signal: signal)
-        return ledger
-
-    def _settle(
-        self,
-        ledger: Ledger,
-        name: str,
-        send: Send,
-        rows: Labels,
-        stop: Stop,
-        look: Callable[[str | None], str | None],
-    ) -> None:
-        """`look` gets the signal that came, if any, and says why to stop, if at all."""
-
-        def report(tick: Tick) -> None:
-            asked = tick.passes.forwards, tick.passes.backwards
-            send(Note(name, tick.done, tick.total, tick.what, tick.broken, *asked))
-            if (reason := look(stop.signal)) is not None:
-                raise Interrupted(f"{reason}: stopped, call again to continue")
-
-        if len(rows) == 0:  # more processes than images
-            return
-        assessor = Assessor(
-            self.model, self.split, ledger, seed=self.seed, width=self.width, keep=self.keep, report=report
-        )
-        assessor.assess(rows, self.probes)
-        self.shifted.settle(assessor, rows)
-
-    def attacks(self) -> list[str]:
-        """What lines are filed under."""
-        stages = [(p, a, k) for p in self.probes for k, a in enumerate(stages_of(p.attack, p.threat))]
-        changed = [key for shift in self.shifted.shifts for key in self.shifted.keys(shift).values()]
-        return list(dict.fromkeys([NATURAL, *(key_of(*stage) for stage in stages), *changed]))
-
-    def _lost(self, stop: Interrupted) -> Interrupted:
-        """What to say when it was stopped."""
-        if self.lasting:
-            return stop
-        return Interrupted(f"{str(stop).partition(',')[0]}, nothing was saved: give out=...")
-
-    def outcome(self, ledger: Ledger, rows: Labels, facts: Facts) -> Outcome:
-        """What the ledger says of these images, with doubts about it."""
-        outcome = outcome_of(ledger, self.probes, rows, self.split.labels[rows], facts)
-        outcome = replace(outcome, predicted={**outcome.predicted, **self.shifted.predicted(ledger, rows)})
-        return replace(outcome, facts={**facts, "flags": flags(outcome)})
+    facts: dict[str, Any] = {"findings": [str(finding) for finding in diagnosis.findings]}
+    if diagnosis.classes is not None:
+        facts |= {
+            "classes": diagnosis.classes,
+            "attacks": describe_budgets(probes, diagnosis.classes),
+        }
+    return facts

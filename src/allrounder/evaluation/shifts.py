@@ -1,8 +1,8 @@
-"""Measuring a network on images that were changed without an adversary: corruptions and perturbations.
+"""Evaluates a network on images that were changed without an adversary: corruptions and perturbations.
 
-What is asked for is written "c" (the fifteen standard corruptions at all severities), "c:5" (at one), "p"
-(the ten perturbations), or for one of them "fog@c", "fog@c:5", "rotate@p"; corruptions beyond the fifteen are
-asked for by name. All images are measured, also those that the network gets wrong as they are.
+A request is "c" (the fifteen standard corruptions at all severities), "c:5" (at one severity), "p" (the ten
+perturbations), or a single one: "fog@c", "fog@c:5", "rotate@p". Corruptions beyond the fifteen are requested
+by name. All images are evaluated, also those that the network misclassifies without a change.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ import numpy as np
 import torch
 from torch import nn
 
-from allrounder.config.fields import nearest
+from allrounder.config.fields import did_you_mean
 from allrounder.data.base import Split
 from allrounder.data.corruptions import CORRUPTIONS
 from allrounder.data.corruptions.base import SEVERITIES
 from allrounder.data.corruptions.datasets import ShiftedSet, find_set
-from allrounder.data.corruptions.generate import Kind, at_once
+from allrounder.data.corruptions.generate import ShiftKind, batch_size_for
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
 from allrounder.errors import Interrupted
-from allrounder.evaluation import runner as assessment
-from allrounder.evaluation.assemble import check_whole
-from allrounder.evaluation.runner import Assessor, Tick
-from allrounder.evaluation.store import Ledger
-from allrounder.nn.modes import modes_restored
-from allrounder.report.corruption_metrics import AVERAGED, View
+from allrounder.evaluation import runner as attack_runner
+from allrounder.evaluation.assemble import check_complete
+from allrounder.evaluation.runner import AttackProgress, AttackRunner
+from allrounder.evaluation.store import ResultStore
+from allrounder.nn.modes import preserve_mode
+from allrounder.report.corruption_metrics import STANDARD_SHIFTS, ShiftId
 from allrounder.report.outcome import IntArray
-from allrounder.types import Images, Labels, device_of
+from allrounder.types import Images, Labels, device_and_dtype
 
-WRITTEN = re.compile(r"(?:(\w+)@)?([cp])(?::(\d+))?")
-AT_ONCE = 512
-"""Changed images in memory; fewer where they are large."""
+SHIFT_PATTERN = re.compile(r"(?:(\w+)@)?([cp])(?::(\d+))?")
+MAX_IMAGES_IN_MEMORY = 512
+"""Changed images in memory at once; fewer if images are large."""
 
 
 @final
 @dataclass(frozen=True)
 class Shift:
-    """A corruption at a severity, or a perturbation with all its frames."""
+    """A corruption at one severity, or a perturbation with all its frames."""
 
-    kind: Kind
+    kind: ShiftKind
     name: str
     severity: int | None = None
 
@@ -54,28 +54,31 @@ class Shift:
         return f"{self.name}@{self.kind}" + ("" if self.severity is None else f":{self.severity}")
 
 
-def shifts_of(asked: str | Sequence[str]) -> tuple[Shift, ...]:
-    """What is meant, each once and in the order of the tables; several are a list, or have commas."""
-    words = [word.strip() for word in (asked.split(",") if isinstance(asked, str) else asked)]
-    meant = {shift for word in words if word for shift in _read(word)}
+def parse_shifts(requests: str | Sequence[str]) -> tuple[Shift, ...]:
+    """Parse requests, given as a list or separated by commas: each shift once, in the order of the tables."""
+    words = [word.strip() for word in (requests.split(",") if isinstance(requests, str) else requests)]
+    shifts = {shift for word in words if word for shift in _parse_word(word)}
     order = {"c": list(CORRUPTIONS), "p": list(PERTURBATIONS)}
     return tuple(
-        sorted(meant, key=lambda one: (one.kind, order[one.kind].index(one.name), one.severity or 0))
+        sorted(
+            shifts, key=lambda shift: (shift.kind, order[shift.kind].index(shift.name), shift.severity or 0)
+        )
     )
 
 
-def _read(word: str) -> list[Shift]:
-    written = WRITTEN.fullmatch(word)
-    if written is None or (written[2] == "p" and written[3] is not None):
+def _parse_word(word: str) -> list[Shift]:
+    match = SHIFT_PATTERN.fullmatch(word)
+    if match is None or (match[2] == "p" and match[3] is not None):
         raise ValueError(f"ood: got {word!r}, expected c, c:5, p, or one of them such as fog@c:5 or rotate@p")
-    kind = cast(Kind, written[2])
+    kind = cast(ShiftKind, match[2])
     known = CORRUPTIONS if kind == "c" else PERTURBATIONS
-    names = AVERAGED[kind] if written[1] is None else (written[1],)
+    names = STANDARD_SHIFTS[kind] if match[1] is None else (match[1],)
     if names[0] not in known:
-        raise ValueError(f"ood: got {word!r}, expected one of {', '.join(known)}{nearest(names[0], known)}")
+        hint = did_you_mean(names[0], known)
+        raise ValueError(f"ood: got {word!r}, expected one of {', '.join(known)}{hint}")
     if kind == "p":
         return [Shift(kind, name) for name in names]
-    severities = SEVERITIES if written[3] is None else (int(written[3]),)
+    severities = SEVERITIES if match[3] is None else (int(match[3]),)
     if severities[0] not in SEVERITIES:
         raise ValueError(f"ood: got {word!r}, expected a severity of 1 to 5")
     return [Shift(kind, name, severity) for name in names for severity in severities]
@@ -83,108 +86,118 @@ def _read(word: str) -> list[Shift]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Shifted:
-    """The changed images that an evaluation asks for."""
+class CorruptionEval:
+    """The corruptions and perturbations of an evaluation, and the image sets they come from."""
 
     shifts: tuple[Shift, ...] = ()
-    sets: Mapping[Kind, ShiftedSet] = field(default_factory=dict[Kind, ShiftedSet])
+    sets: Mapping[ShiftKind, ShiftedSet] = field(default_factory=dict[ShiftKind, ShiftedSet])
 
     @classmethod
-    def of(cls, asked: str | Sequence[str], split: Split, folder: str | Path | None = None) -> Shifted:
-        """Find or make the sets of a split; `folder` has them, or else the cache may."""
-        shifts = shifts_of(asked)
+    def prepare(
+        cls, requests: str | Sequence[str], split: Split, folder: str | Path | None = None
+    ) -> CorruptionEval:
+        """Find the image sets of a split, in `folder` or in the cache; what is missing is generated."""
+        shifts = parse_shifts(requests)
         if folder is not None and not shifts:
-            raise ValueError(f"ood_data: got {folder}, but ood asks for nothing; give ood as well, such as c")
-        named: dict[Kind, list[str]] = {}
+            raise ValueError(f"ood_data: got {folder}, but ood is empty; give ood as well, such as c")
+        names: dict[ShiftKind, list[str]] = {}
         for shift in shifts:
-            named.setdefault(shift.kind, []).append(shift.name)
-        sets: dict[Kind, ShiftedSet] = {
-            kind: find_set(split, kind, list(dict.fromkeys(of)), folder) for kind, of in named.items()
+            names.setdefault(shift.kind, []).append(shift.name)
+        sets: dict[ShiftKind, ShiftedSet] = {
+            kind: find_set(split, kind, list(dict.fromkeys(of_kind)), folder)
+            for kind, of_kind in names.items()
         }
         return cls(shifts, sets)
 
     def facts(self) -> dict[str, Any]:
-        """Which sets they are, if any."""
-        told = {f"{kind}-{one.source}": one.about for kind, one in self.sets.items()}
-        told |= {f"{kind}-unusable": one.instead_of for kind, one in self.sets.items() if one.instead_of}
-        return {"ood": told} if told else {}
+        """Which image sets are used, for the facts of an outcome; empty without shifts."""
+        sets = {f"{kind}-{images.source}": images.description for kind, images in self.sets.items()}
+        for kind, images in self.sets.items():
+            if images.fallback_reason:
+                sets[f"{kind}-unusable"] = images.fallback_reason
+        return {"ood": sets} if sets else {}
 
-    def probes(self, shift: Shift) -> list[str]:
-        """The names of what is predicted: of one severity, or of every frame."""
-        of = self.sets[shift.kind]
-        numbers = range(of.frames(shift.name)) if shift.severity is None else (shift.severity,)
-        return [str(View(shift.name, shift.kind, of.source, number)) for number in numbers]
+    def probe_names(self, shift: Shift) -> list[str]:
+        """The probes of a shift in an outcome: one for a severity, or one for every frame."""
+        images = self.sets[shift.kind]
+        numbers = range(images.num_frames(shift.name)) if shift.severity is None else (shift.severity,)
+        return [str(ShiftId(shift.name, shift.kind, images.source, number)) for number in numbers]
 
-    def keys(self, shift: Shift) -> dict[str, str]:
-        """What the lines of every probe are filed under: lines of another set are others."""
-        known = self.sets[shift.kind].known_by(shift.name)
-        return {probe: f"{probe} of {known}" for probe in self.probes(shift)}
+    def store_keys(self, shift: Shift) -> dict[str, str]:
+        """The store key of every probe; it names the image set, so results of different sets stay apart."""
+        content_id = self.sets[shift.kind].content_id(shift.name)
+        return {probe: f"{probe} of {content_id}" for probe in self.probe_names(shift)}
 
-    def settle(self, assessor: Assessor, rows: Labels) -> None:
-        """Ask the network about all of them, at these rows; what is in the ledger is not asked again."""
+    def run(self, runner: AttackRunner, rows: Labels) -> None:
+        """Classify the changed images at `rows`, except those that the store already has."""
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
-            if isinstance(assessor.model, nn.Module):
-                stack.enter_context(modes_restored(assessor.model))
-                assessor.model.eval()
+            if isinstance(runner.model, nn.Module):
+                stack.enter_context(preserve_mode(runner.model))
+                runner.model.eval()
             for shift in self.shifts:
-                keys = list(self.keys(shift).values())
-                settled = torch.stack([assessor.ledger.lines(key).settled[rows] for key in keys]).all(0)
-                if not settled.all():
-                    _Sheet(assessor, keys, rows[~settled]).fill(shift, self.sets[shift.kind])
+                keys = list(self.store_keys(shift).values())
+                done = torch.stack([runner.store.results(key).done[rows] for key in keys]).all(0)
+                if not done.all():
+                    PredictionBuffer(runner, keys, rows[~done]).run(shift, self.sets[shift.kind])
 
-    def predicted(self, ledger: Ledger, rows: Labels) -> dict[str, IntArray]:
-        """What the ledger says of these rows, probe by probe."""
-        found: dict[str, IntArray] = {}
+    def predictions(self, store: ResultStore, rows: Labels) -> dict[str, IntArray]:
+        """The stored predictions at `rows`, by probe."""
+        predicted: dict[str, IntArray] = {}
         for shift in self.shifts:
-            for probe, key in self.keys(shift).items():
-                check_whole(probe, ledger.lines(key), rows)
-                found[probe] = ledger.lines(key).predicted[rows].numpy()
-        return found
+            for probe, key in self.store_keys(shift).items():
+                check_complete(probe, store.results(key), rows)
+                predicted[probe] = store.results(key).predicted[rows].numpy()
+        return predicted
 
 
 @final
-class _Sheet:
-    """Predictions on the changed copies of some images, which are written into the ledger now and then."""
+class PredictionBuffer:
+    """Predictions for all changed copies of some images, written to the store from time to time."""
 
-    def __init__(self, assessor: Assessor, keys: Sequence[str], rows: Labels):
-        """A line for each row, with a prediction for each key."""
-        self.assessor, self.keys, self.rows = assessor, keys, rows
+    def __init__(self, runner: AttackRunner, keys: Sequence[str], rows: Labels):
+        """One prediction for each row and each store key."""
+        self.runner = runner
+        self.keys = keys
+        self.rows = rows
         self.predicted = torch.full((len(rows), len(keys)), -1)
-        self.written = self.done = 0
-        self.saved = time.monotonic()
+        self.num_written = 0
+        self.num_done = 0
+        self.saved_at = time.monotonic()
 
-    def fill(self, shift: Shift, images: ShiftedSet) -> None:
-        """Ask about all rows; an interruption loses nothing that was answered."""
-        size, total = at_once(self.assessor.split, AT_ONCE, len(self.keys)), len(self.rows)
+    def run(self, shift: Shift, images: ShiftedSet) -> None:
+        """Classify the copies of all rows; an interruption loses no prediction."""
+        size = batch_size_for(self.runner.split, MAX_IMAGES_IN_MEMORY, len(self.keys))
+        total = len(self.rows)
         try:
             for start in range(0, total, size):
-                some = self.rows[start : start + size]
-                x = self._floats(images.images(shift.name, shift.severity, some))
-                # A network that draws random numbers even now gets the seed's.
-                with self.assessor.draws.at("evaluate", str(shift), int(some[0])).ambient():
-                    answers = self.assessor.logits(x).argmax(1).cpu()
-                self.predicted[start : start + len(some)] = answers.view(len(some), -1)
-                self.done = start + len(some)
-                if self.done == total or time.monotonic() - self.saved > assessment.SAVE_AFTER:
-                    self.write()
-                labels = self.assessor.labels[self.rows[: self.done], None]
-                wrong = int((self.predicted[: self.done] != labels).any(1).sum())
-                self.assessor.report(Tick(str(shift), self.done, total, wrong))
+                batch = self.rows[start : start + size]
+                x = self._to_images(images.fetch(shift.name, shift.severity, batch))
+                # A network that draws random numbers in evaluation mode gets seeded ones.
+                with self.runner.rng.fold_in("evaluate", str(shift), int(batch[0])).seed_global():
+                    predicted = self.runner.logits(x).argmax(1).cpu()
+                self.predicted[start : start + len(batch)] = predicted.view(len(batch), -1)
+                self.num_done = start + len(batch)
+                if self.num_done == total or time.monotonic() - self.saved_at > attack_runner.SAVE_INTERVAL:
+                    self.flush()
+                labels = self.runner.labels[self.rows[: self.num_done], None]
+                wrong = int((self.predicted[: self.num_done] != labels).any(1).sum())
+                self.runner.report(AttackProgress(str(shift), self.num_done, total, wrong))
         except (Interrupted, KeyboardInterrupt):
-            self.write()
+            self.flush()
             raise
 
-    def _floats(self, views: np.ndarray[Any, np.dtype[np.uint8]]) -> Images:
-        """Bytes (n, views, h, w, c) as a batch of images, like those a split gives."""
+    def _to_images(self, views: np.ndarray[Any, np.dtype[np.uint8]]) -> Images:
+        """Bytes (n, views, h, w, c) as a batch of images in [0, 1]."""
         x = torch.from_numpy(np.ascontiguousarray(views)).flatten(0, 1).permute(0, 3, 1, 2).contiguous()
-        return x.float().div_(255).to(*device_of(self.assessor.model))
+        return x.float().div_(255).to(*device_and_dtype(self.runner.model))
 
-    def write(self) -> None:
-        """A page for every key, of all lines that are new."""
-        new = slice(self.written, self.done)
+    def flush(self) -> None:
+        """Write all new predictions: one shard for every key."""
+        new = slice(self.num_written, self.num_done)
         for column, key in enumerate(self.keys):
-            nowhere = torch.full((self.done - self.written,), float("nan"), dtype=torch.float64)
-            self.assessor.ledger.add(key, self.rows[new], self.predicted[new, column], nowhere)
-        self.written, self.saved = self.done, time.monotonic()
+            distance = torch.full((self.num_done - self.num_written,), float("nan"), dtype=torch.float64)
+            self.runner.store.add(key, self.rows[new], self.predicted[new, column], distance)
+        self.num_written = self.num_done
+        self.saved_at = time.monotonic()

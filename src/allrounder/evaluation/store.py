@@ -1,12 +1,11 @@
-"""What an evaluation has settled: for every attack, one line for each image; on disk, so that nothing is done
-twice.
+"""The results of an evaluation, per attack and image, kept on disk so that no attack is run twice.
 
-A line depends on the network, the image, the attack, the seed, the lane width and the threads of a process,
-and on nothing else: not on the other images or attacks, not on the process that wrote it. So a folder serves
-any number of images and attacks, and what one call has settled, the next one finds.
+A result depends on the network, the image, the attack, the seed, the batch size and the number of threads,
+and on nothing else: not on the other images or attacks, and not on the process that wrote it. So one folder
+serves any number of images and attacks, and a later call reuses the results of earlier ones.
 
-    plan.json                           what all lines of the folder have in common
-    lines/ATTACK-DIGEST/ROW.safetensors pages: some lines each, named by their first row; written whole or not
+    plan.json                           what all results in the folder have in common, and the format version
+    lines/ATTACK-DIGEST/ROW.safetensors shards: the results of some images each, named by their first row
 """
 
 from __future__ import annotations
@@ -26,167 +25,185 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from allrounder.errors import RunError
-from allrounder.system.files import LOCK, aside, locked, sync, write_text
+from allrounder.system.files import LOCK_FILE, fsync, lock_folder, temporary_path, write_text
 from allrounder.types import Images, Labels, PerExampleBool
 
-PLAN, LINES = "plan.json", "lines"
-Told: TypeAlias = Mapping[str, Mapping[str, Sequence[int | float]]]
-"""Lines in plain numbers, by attack: row, predicted, distance."""
+FORMAT = 1
+"""The version of the layout above; a folder of another version is refused."""
+PLAN_FILE, RESULTS_FOLDER = "plan.json", "lines"
+ExportedResults: TypeAlias = Mapping[str, Mapping[str, Sequence[int | float]]]
+"""Results in plain numbers, by store key: row, predicted, distance."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Lines:
-    """What is known of one attack, for every image of the split."""
+class AttackResults:
+    """The results of one attack, with one entry for every image of the split."""
 
-    settled: PerExampleBool
+    done: PerExampleBool
+    """Whether there is a result for the image."""
     predicted: Labels
-    """What the plain network says of the image that the attack made."""
+    """The class that the unmodified network predicts for the image that the attack returned."""
     distance: Float[Tensor, " n"]
-    """How far that image is from the natural one, in the attack's norm; NaN where it is classified right."""
+    """The norm of the perturbation, in the attack's norm; NaN where the prediction is correct."""
 
     @classmethod
-    def blank(cls, images: int) -> Lines:
-        """Nothing is known yet."""
-        unknown = torch.full((images,), -1, dtype=torch.int64)
-        return cls(unknown >= 0, unknown, torch.full((images,), float("nan"), dtype=torch.float64))
+    def empty(cls, num_images: int) -> AttackResults:
+        """No image has a result yet."""
+        predicted = torch.full((num_images,), -1, dtype=torch.int64)
+        distance = torch.full((num_images,), float("nan"), dtype=torch.float64)
+        return cls(predicted >= 0, predicted, distance)
 
-    def enter_(self, page: Mapping[str, Tensor]) -> None:
-        """Write down the lines of a page."""
-        rows = page["row"]
-        self.settled[rows], self.predicted[rows], self.distance[rows] = (
-            True,
-            page["predicted"],
-            page["distance"],
-        )
+    def write_(self, shard: Mapping[str, Tensor]) -> None:
+        """Copy the results of a shard into this one."""
+        rows = shard["row"]
+        self.done[rows] = True
+        self.predicted[rows] = shard["predicted"]
+        self.distance[rows] = shard["distance"]
 
 
 @final
-class Ledger:
-    """The lines of all attacks; without a folder they are only remembered."""
+class ResultStore:
+    """The results of all attacks on the images of one split, in memory and, with a folder, on disk.
 
-    def __init__(self, images: int, folder: Path | None = None):
-        """Over a split of so many images."""
-        self.images, self.folder = images, folder
-        self.known: dict[str, Lines] = {}
-        self.tell: Callable[[Told], object] = lambda told: None
-        """Called with every page that is new."""
+    Keys are those of `AttackStage.key`, "natural", and those of corrupted images.
+    """
 
-    def lines(self, attack: str) -> Lines:
-        """All lines of an attack so far."""
-        if attack not in self.known:
-            lines = self.known[attack] = Lines.blank(self.images)
-            for file in self._pages(attack):
-                lines.enter_(_read(file))
-        return self.known[attack]
+    def __init__(self, num_images: int, folder: Path | None = None):
+        """For a split of `num_images` images."""
+        self.num_images = num_images
+        self.folder = folder
+        self.cached: dict[str, AttackResults] = {}
+        self.on_new: Callable[[ExportedResults], object] = lambda results: None
+        """Called with every new shard."""
+
+    def results(self, key: str) -> AttackResults:
+        """All results of an attack so far."""
+        if key not in self.cached:
+            results = self.cached[key] = AttackResults.empty(self.num_images)
+            for file in self._shards(key):
+                results.write_(_read_shard(file))
+        return self.cached[key]
 
     def add(
-        self, attack: str, rows: Labels, predicted: Labels, distance: Tensor, x: Images | None = None
+        self, key: str, rows: Labels, predicted: Labels, distance: Tensor, x: Images | None = None
     ) -> None:
-        """Write a page of the lines that are new; x are the images behind them, where they are to be kept.
+        """Write those results that are new as one shard, with the images `x` if they are to be kept.
 
-        So a row is on one page only, and the page that it comes first on is the only one of its name.
+        Each row is stored in exactly one shard; shards are named by their first row, so names are unique.
         """
-        new = (~self.lines(attack).settled[rows]).nonzero().squeeze(1)
+        new = (~self.results(key).done[rows]).nonzero().squeeze(1)
         if len(new) == 0:
             return
         rows = rows[new]
-        page = {"row": rows, "predicted": predicted[new], "distance": distance[new]}
+        shard = {"row": rows, "predicted": predicted[new], "distance": distance[new]}
         if x is not None:
-            # Only of images that are broken is there something to keep.
-            broken = (~distance[new].isnan()).nonzero().squeeze(1)
-            page |= {"x": x[new][broken], "x_row": rows[broken]}
+            # Only images that fool the network are kept.
+            fooled = (~distance[new].isnan()).nonzero().squeeze(1)
+            shard |= {"x": x[new][fooled], "x_row": rows[fooled]}
         if self.folder is not None:
-            file = self._of(attack) / f"{int(rows[0]):07d}.safetensors"
+            file = self._attack_folder(key) / f"{int(rows[0]):07d}.safetensors"
             file.parent.mkdir(parents=True, exist_ok=True)
-            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in page.items()}
-            save_file(plain, aside(file), metadata={"attack": attack})
-            sync(aside(file))
-            aside(file).replace(file)
-        # Last, so that whoever was interrupted in a write can write the same again.
-        self.lines(attack).enter_(page)
-        self.tell({attack: _plain(page["row"], page["predicted"], page["distance"])})
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.items()}
+            save_file(tensors, temporary_path(file), metadata={"attack": key})
+            fsync(temporary_path(file))
+            temporary_path(file).replace(file)
+        # The file comes first: after an interrupted write, the same shard can be written again.
+        self.results(key).write_(shard)
+        self.on_new({key: _to_lists(shard["row"], shard["predicted"], shard["distance"])})
 
-    def told(self, attacks: Iterable[str] | None = None, among: range | None = None) -> Told:
-        """All lines that are remembered, in plain numbers, for another ledger to `hear`; or those of some
-        attacks, and of rows in a range."""
-        among, found = among or range(self.images), dict[str, dict[str, list[int | float]]]()
-        for name in self.known if attacks is None else attacks:
-            lines = self.lines(name)
-            rows = lines.settled[among.start : among.stop].nonzero().squeeze(1) + among.start
-            found[name] = _plain(rows, lines.predicted[rows], lines.distance[rows])
-        return found
+    def export(self, keys: Iterable[str] | None = None, rows: range | None = None) -> ExportedResults:
+        """The results in memory in plain numbers, for `merge`; optionally only some keys and a range of
+        rows."""
+        within = rows or range(self.num_images)
+        exported: dict[str, dict[str, list[int | float]]] = {}
+        for key in self.cached if keys is None else keys:
+            results = self.results(key)
+            done = results.done[within.start : within.stop].nonzero().squeeze(1) + within.start
+            exported[key] = _to_lists(done, results.predicted[done], results.distance[done])
+        return exported
 
-    def hear(self, told: Told) -> None:
-        """Enter the lines of another ledger over the same images."""
-        for name, page in told.items():
-            rows, predicted = (torch.tensor(page[key], dtype=torch.int64) for key in ("row", "predicted"))
-            self.add(name, rows, predicted, torch.tensor(page["distance"], dtype=torch.float64))
+    def merge(self, exported: ExportedResults) -> None:
+        """Add the results of another store for the same images."""
+        for key, shard in exported.items():
+            rows, predicted = (torch.tensor(shard[name], dtype=torch.int64) for name in ("row", "predicted"))
+            self.add(key, rows, predicted, torch.tensor(shard["distance"], dtype=torch.float64))
 
-    def examples(self, attack: str, wanted: set[int]) -> dict[int, Tensor]:
-        """The images that were kept of an attack at these rows."""
-        found: dict[int, Tensor] = {}
-        for page in map(_read, self._pages(attack)):
-            for number, row in enumerate(cast(list[int], page["x_row"].tolist()) if "x" in page else ()):
-                if row in wanted:
-                    found[row] = page["x"][number].clone()
-        return found
+    def examples(self, key: str, rows: set[int]) -> dict[int, Tensor]:
+        """The images that were kept of an attack, by row, at some rows."""
+        images: dict[int, Tensor] = {}
+        for shard in map(_read_shard, self._shards(key)):
+            for position, row in enumerate(cast(list[int], shard["x_row"].tolist()) if "x" in shard else ()):
+                if row in rows:
+                    images[row] = shard["x"][position].clone()
+        return images
 
-    def _of(self, attack: str) -> Path:
+    def _attack_folder(self, key: str) -> Path:
         assert self.folder is not None
-        word = "".join(sign if sign.isalnum() else "-" for sign in attack.split("(")[0].lower())
-        return self.folder / LINES / f"{word}-{hashlib.sha256(attack.encode()).hexdigest()[:12]}"
+        word = "".join(sign if sign.isalnum() else "-" for sign in key.split("(")[0].lower())
+        return self.folder / RESULTS_FOLDER / f"{word}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
-    def _pages(self, attack: str) -> list[Path]:
-        return [] if self.folder is None else sorted(self._of(attack).glob("[0-9]*.safetensors"))
+    def _shards(self, key: str) -> list[Path]:
+        return [] if self.folder is None else sorted(self._attack_folder(key).glob("[0-9]*.safetensors"))
 
 
-def _plain(rows: Labels, predicted: Labels, distance: Tensor) -> dict[str, list[int | float]]:
+def _to_lists(rows: Labels, predicted: Labels, distance: Tensor) -> dict[str, list[int | float]]:
     return {"row": rows.tolist(), "predicted": predicted.tolist(), "distance": distance.tolist()}
 
 
 @contextmanager
-def opened(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
-    """Begin a folder, or take up one with the same plan, and keep others out of it; another's is not
-    touched."""
-    file, facts = folder / PLAN, json.loads(json.dumps(dict(plan)))
+def open_folder(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
+    """Create an evaluation folder, or open one with the same plan, and hold its lock.
+
+    A folder that holds anything else is refused and left unchanged.
+    """
+    file = folder / PLAN_FILE
+    new_plan: dict[str, Any] = json.loads(json.dumps({**plan, "format": FORMAT}))
     if not file.is_file() and folder.exists() and not _is_empty(folder):
-        raise RunError(f"{folder}: exists and is no evaluation; choose another folder, nothing was changed")
+        raise RunError(
+            f"{folder}: exists and is not an evaluation; choose another folder, nothing was changed"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "evaluating"):
+    with lock_folder(folder, "evaluating"):
         if file.is_file():
-            _check_same(folder, _plan(file), facts)
+            _check_same_plan(folder, _read_plan(file), new_plan)
         else:
-            write_text(file, json.dumps(facts, indent=1, sort_keys=True))
+            write_text(file, json.dumps(new_plan, indent=1, sort_keys=True))
         yield
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether a folder holds nothing but what is left of a process that was killed before it had a plan."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK, aside(Path(PLAN)).name}
+    """Whether a folder holds at most what a process leaves that was killed before it wrote the plan."""
+    leftovers = {LOCK_FILE, temporary_path(Path(PLAN_FILE)).name}
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= leftovers
 
 
-def _plan(file: Path) -> dict[str, Any]:
+def _read_plan(file: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{file}: cannot be read ({error}); choose another folder") from None
 
 
-def _check_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _check_same_plan(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    if old.get("format") != FORMAT:
+        raise RunError(
+            f"{folder}: holds an evaluation in format {old.get('format')}, this version of allrounder reads "
+            f"and writes format {FORMAT}; choose another folder, nothing was changed"
+        )
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             raise RunError(
-                f"{folder}: holds an evaluation whose {key} is {old.get(key)}, here it is {new.get(key)}; "
+                f"{folder}: holds an evaluation with {key} = {old.get(key)}, this one has {new.get(key)}; "
                 "choose another folder, nothing was changed"
             )
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def _read_shard(file: Path) -> dict[str, Tensor]:
     try:
-        page = load_file(file)
-        if missing := {"row", "predicted", "distance"} - page.keys():
+        shard = load_file(file)
+        if missing := {"row", "predicted", "distance"} - shard.keys():
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
-        return page
+        return shard
     except (OSError, ValueError, SafetensorError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); delete it, and its lines are made again") from None
+        raise RunError(f"{file}: cannot be read ({error}); delete it, its results are made again") from None

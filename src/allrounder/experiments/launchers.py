@@ -1,4 +1,4 @@
-"""Where the trainings of a study run: here, as an array of Slurm, or on a cluster of Ray."""
+"""Launchers for the trials of a study on a cluster: a Slurm array job, or tasks of Ray."""
 
 from __future__ import annotations
 
@@ -10,56 +10,59 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from allrounder.errors import RunError, WorldError
-from allrounder.system.processes import Job, Note, Send
+from allrounder.experiments.manifest import STUDY_FILE
+from allrounder.system.processes import Job
+from allrounder.system.progress import ProgressCallback, ProgressEvent
 
 Launcher: TypeAlias = Literal["local", "slurm", "ray"]
-SCRIPT = "slurm.sh"
+SLURM_SCRIPT = "slurm.sh"
 
 
 def slurm_script(folder: Path, count: int) -> str:
-    """A script for sbatch: one task for every training, each of one core; it may be submitted again."""
-    place = folder.absolute()
-    command = [sys.executable, "-m", "allrounder", "sweep", str(place / "study.toml"), "--out", str(place)]
+    """A script for sbatch with one single-core task per trial. Submitting it again resumes the trials."""
+    root = folder.absolute()
+    command = [sys.executable, "-m", "allrounder", "sweep", str(root / STUDY_FILE), "--out", str(root)]
     lines = [
         "#!/bin/sh",
-        f"#SBATCH --job-name=allrounder-{place.name}",
+        f"#SBATCH --job-name=allrounder-{root.name}",
         f"#SBATCH --array=0-{count - 1}",
         "#SBATCH --ntasks=1",
         "#SBATCH --cpus-per-task=1",
         "#SBATCH --requeue",
         "#SBATCH --signal=B:TERM@60",
-        f"#SBATCH --output={place / 'slurm-%a.log'}",
+        f"#SBATCH --output={root / 'slurm-%a.log'}",
         "export OMP_NUM_THREADS=1",
         f'exec {shlex.join(command)} --only "$SLURM_ARRAY_TASK_ID"',
     ]
     return "\n".join(lines) + "\n"
 
 
-def submit(script: Path) -> str:
-    """Hand a script to Slurm; what it answers."""
+def submit_to_slurm(script: Path) -> str:
+    """Submit a script with sbatch; returns the reply of sbatch."""
     try:
-        done = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
+        process = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise WorldError(
-            f"sbatch: no such command here; on a machine of the cluster, call: sbatch {script}"
+            f"sbatch: no such command; run this on a machine of the cluster: sbatch {script}"
         ) from None
-    if done.returncode:
-        raise WorldError(f"sbatch {script}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    if process.returncode:
+        raise WorldError(f"sbatch {script}: {process.stderr.strip()}")
+    return process.stdout.strip()
 
 
-def run_on_ray(jobs: Mapping[str, Job], show: Send, address: str | None = None) -> None:
-    """Run all jobs as tasks of one core on a Ray cluster that shares this folder; every job is tried."""
+def run_on_ray(jobs: Mapping[str, Job], on_progress: ProgressCallback, address: str | None = None) -> None:
+    """Run all jobs as single-core tasks on a Ray cluster that shares this file system. A failed job stops
+    none of the others."""
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise WorldError(
-            f'ray is needed for this ({error}); install it with: pip install "allrounder[ray]"'
+            f'the launcher ray needs Ray ({error}); install it with: pip install "allrounder[ray]"'
         ) from None
     library: Any = ray
     library.init(address=address, ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     try:
-        task = library.remote(num_cpus=1, max_retries=2)(_carried_out)
+        task = library.remote(num_cpus=1, max_retries=2)(_run_job)
         waiting = {task.remote(job, name): name for name, job in jobs.items()}
         failed: dict[str, str] = {}
         while waiting:
@@ -67,11 +70,11 @@ def run_on_ray(jobs: Mapping[str, Job], show: Send, address: str | None = None) 
             name = waiting.pop(done)
             try:
                 reason = library.get(done)
-            except Exception as error:  # Whatever Ray says of a task whose process died.
+            except Exception as error:  # Ray raises its own error if a task's process died
                 reason = str(error)
             if reason:
                 failed[name] = reason
-            show(Note(name, 1, 1, "failed" if reason else "done"))
+            on_progress(ProgressEvent(name, 1, 1, "failed" if reason else "done"))
     finally:
         library.shutdown()
     if failed:
@@ -79,13 +82,13 @@ def run_on_ray(jobs: Mapping[str, Job], show: Send, address: str | None = None) 
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
 
 
-def _carried_out(job: Job, name: str) -> str:
-    """Why a job failed; nothing if it did not."""
+def _run_job(job: Job, name: str) -> str:
+    """Run a job; returns the reason if it failed, or an empty string."""
     import torch
 
     torch.set_num_threads(1)
     try:
-        job(name, lambda note: None)
+        job(name, lambda event: None)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         return str(error)
     return ""

@@ -1,12 +1,14 @@
-"""Running a study: what is finished is skipped, what was interrupted goes on, failures stop none of the rest.
+"""Run a study: finished trials are skipped, interrupted ones resume, a failed one stops none of the others.
 
-study.toml        what is compared
-LABEL/seed-N      a run folder, with outcomes such as eval/best, and in eval/best.json what that is of
+study.toml            the study
+study.json            its manifest, which `allrounder table` reads
+LABEL/seed-N          the run folder of a trial
+LABEL/seed-N/eval     the outcome of each set of weights, such as best/, and beside it best.json, the
+                      signature of the recipe and the weights that were evaluated
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -16,91 +18,101 @@ from pathlib import Path
 from typing import final
 
 from allrounder.errors import RunError
-from allrounder.evaluation.evaluate import OUTCOME, evaluate
+from allrounder.evaluation.evaluate import evaluate
+from allrounder.experiments import manifest as manifests
+from allrounder.experiments.manifest import STUDY_FILE, Manifest, TrialEntry
+from allrounder.experiments.signatures import evaluation_folder, load_outcome, make_signature, signature_file
 from allrounder.experiments.study import Study, Trial
 from allrounder.recipe.recipe import Recipe
-from allrounder.report.outcome import Outcome
-from allrounder.report.results import Results
+from allrounder.report.outcome import OUTCOME_FILE
+from allrounder.report.study import StudyResults
 from allrounder.system.files import write_text
-from allrounder.system.processes import Job, Note, Send, run_jobs
+from allrounder.system.processes import Job
+from allrounder.system.progress import ProgressCallback, ProgressEvent
+from allrounder.training.data import load_data
 from allrounder.training.run import Run, load
 from allrounder.training.trainer import train
 
-STUDY, EVALUATED = "study.toml", "eval"
-
 
 @final
-class Reporter:
-    """Sends the progress of a training to the parent, a few times a second."""
+class ProgressSender:
+    """Sends the progress of a training to the parent process, at most four times a second."""
 
-    def __init__(self, name: str, send: Send):
-        """Under this name."""
-        self.name, self.send, self.total, self.sent = name, send, 1, 0.0
+    def __init__(self, name: str, send: ProgressCallback):
+        """Sends under the name of a job."""
+        self.name = name
+        self.send = send
+        self.total = 1
+        self.last_sent = 0.0
 
     def begin(self, total: int, done: int) -> None:
-        """Set the length."""
+        """Send the number of steps, and how many an earlier session took."""
         self.total = total
-        self.send(Note(self.name, done, total, "training"))
+        self.send(ProgressEvent(self.name, done, total, "training"))
 
     def step(self, t: int) -> None:
-        """Move on."""
-        if time.monotonic() - self.sent > 0.25 or t == self.total:
-            self.sent = time.monotonic()
-            self.send(Note(self.name, t, self.total, "training"))
+        """Send step t, unless the last event is too recent."""
+        if time.monotonic() - self.last_sent > 0.25 or t == self.total:
+            self.last_sent = time.monotonic()
+            self.send(ProgressEvent(self.name, t, self.total, "training"))
 
-    def say(self, text: str) -> None:
-        """Remarks on a recipe belong to `allrounder show`."""
+    def log(self, text: str) -> None:
+        """No-op: `allrounder show` prints the warnings about a recipe."""
 
 
 @final
-class Overall:
-    """Adds up the work of all trainings, for one bar."""
+class TotalProgress:
+    """The progress of all trials together, for one bar."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
-        """Nothing is done yet."""
-        self.size = {trial.folder: float(trial.cost.work) for trial in trials}
-        self.share = dict.fromkeys(self.size, 0.0)
+        """Weights each trial by its cost."""
+        self.work = {trial.folder: float(trial.cost.work) for trial in trials}
+        self.fraction_done = dict.fromkeys(self.work, 0.0)
 
-    def percent(self, note: Note) -> int:
-        """How much of everything is done after a note; the short evaluation after a training is left out."""
-        self.share[note.name] = note.done / max(note.total, 1) if note.what == "training" else 1.0
-        done = sum(self.size[name] * share for name, share in self.share.items())
-        return round(100 * done / sum(self.size.values()))
+    def percent_done(self, event: ProgressEvent) -> int:
+        """The percentage of all work that is done after an event. Only training counts: the evaluation that
+        follows it is short."""
+        fraction = event.done / max(event.total, 1) if event.stage == "training" else 1.0
+        self.fraction_done[event.name] = fraction
+        done = sum(self.work[name] * share for name, share in self.fraction_done.items())
+        return round(100 * done / sum(self.work.values()))
 
 
-def begin(study: Study, folder: Path) -> Study:
-    """Make a study's folder, or take up one of the same study; seeds may be added.
+def open_study(study: Study, folder: Path) -> Study:
+    """Create the folder of a study, or reopen that of the same study, to which seeds may be added.
 
-    The study as the folder then holds it: with the seeds that were there, too.
+    Returns the study as the folder now holds it, with the seeds of earlier calls.
     """
-    study.trials()  # what is wrong with them is said before anything is written
-    file, text = folder / STUDY, ""
+    file = folder / STUDY_FILE
+    text = ""
     if file.is_file():
         text = file.read_text(encoding="utf-8")
-        there = Study.loads(text, str(file))
-        if replace(there, seeds=study.seeds, name="", about="") != replace(study, name="", about=""):
+        existing = Study.loads(text, str(file))
+        if replace(existing, seeds=study.seeds, name="", about="") != replace(study, name="", about=""):
             raise RunError(
-                f"{folder}: holds another study ({there.name}: {', '.join(there.labels())}), asked for "
+                f"{folder}: holds another study ({existing.name}: {', '.join(existing.labels())}), asked for "
                 f"{study.name}: {', '.join(study.labels())}; choose another --out, nothing was changed"
             )
-        study = replace(study, seeds=tuple(dict.fromkeys([*there.seeds, *study.seeds])))
+        study = replace(study, seeds=tuple(dict.fromkeys([*existing.seeds, *study.seeds])))
     elif folder.exists() and any(folder.iterdir()):
         raise RunError(
             f"{folder}: is not empty and holds no study; choose another --out, nothing was changed"
         )
+    manifest = make_manifest(study)  # raises if a recipe is wrong, before anything is written
     folder.mkdir(parents=True, exist_ok=True)
-    if text != study.dump():  # many tasks of a cluster begin at once, and find it as it is
-        write_text(file, study.dump())
+    if text != study.dumps():  # cluster tasks that start together find the file and do not write it again
+        write_text(file, study.dumps())
+    manifest.save(folder)
     return study
 
 
-def jobs_of(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[str, Job]:
-    """What there is to do, the longest first, so that no long one is left alone at the end."""
+def make_jobs(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[str, Job]:
+    """One job per trial, the most expensive first, so that no long one runs alone at the end."""
     order = sorted(trials, key=lambda trial: -trial.cost.work)
     return {
         trial.folder: partial(
-            carry_out,
-            recipe=trial.recipe.dump(),
+            run_trial,
+            recipe=trial.recipe.dumps(),
             folder=folder / trial.folder,
             weights=tuple(dict.fromkeys(trial.rows.values())),
             cost=str(trial.cost),
@@ -110,15 +122,9 @@ def jobs_of(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[s
     }
 
 
-def run_study(study: Study, folder: Path, show: Send, *, workers: int = 2) -> None:
-    """Train and evaluate everything, several at once, each in a process of one thread."""
-    begin(study, folder)
-    run_jobs(jobs_of(study.trials(), folder, study.images), workers, show)
-
-
-def carry_out(
+def run_trial(
     name: str,
-    send: Send,
+    send: ProgressCallback,
     *,
     recipe: str,
     folder: Path,
@@ -126,99 +132,64 @@ def carry_out(
     cost: str,
     images: int | None,
 ) -> None:
-    """Train a recipe and evaluate weights of it, unless that was done before."""
+    """Train a recipe and evaluate the named weights; what an earlier call finished is checked and reused."""
     value = Recipe.loads(recipe)
-    run = train(value, folder, resume=True, progress=Reporter(name, send))
+    run = train(value, folder, resume=True, progress=ProgressSender(name, send))
     for which in weights:
-        if (place_of(folder, which) / OUTCOME).exists():
-            outcome_of(folder, value, which, images)
-            send(Note(name, 1, 1, "was done before"))
+        if (evaluation_folder(folder, which) / OUTCOME_FILE).exists():
+            load_outcome(folder, value.fingerprint(), which, images)
+            send(ProgressEvent(name, 1, 1, "already done"))
         else:
-            _evaluate(name, send, run, value, which, cost, images)
+            _evaluate_weights(name, send, run, value, which, cost, images)
 
 
-def place_of(folder: Path, which: str) -> Path:
-    """Where the outcome of weights of a run stands."""
-    return folder / EVALUATED / which
-
-
-def seal_of(place: Path) -> Path:
-    """The file beside an outcome that says what it is of."""
-    return place.with_name(f"{place.name}.json")
-
-
-def _evaluate(
-    name: str, send: Send, run: Run, recipe: Recipe, which: str, cost: str, images: int | None
+def _evaluate_weights(
+    name: str, send: ProgressCallback, run: Run, recipe: Recipe, which: str, cost: str, images: int | None
 ) -> None:
-    place = place_of(run.folder, which)
+    out = evaluation_folder(run.folder, which)
+    out.mkdir(parents=True, exist_ok=True)
+    signature = make_signature(run.folder, recipe.fingerprint(), run.weights_file(which))
+    write_text(signature_file(out), json.dumps(signature))
     about = {"weights": which, "recipe": recipe.fingerprint(), "cost": cost}
     about |= {"selected_on": recipe.validation.on} if which == "best" else {}
     about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
-    place.mkdir(parents=True, exist_ok=True)
-    seal = {"recipe": recipe.fingerprint(), "weights": digest(run, which)}
-    write_text(seal_of(place), json.dumps(seal))
     evaluate(
         load(run.folder, which),
-        recipe.read_data(),
+        load_data(recipe),
         probes=recipe.probes,
         n=images,
         budget="full",
-        out=place,
-        # A training that came to nothing is a result too; its findings stand below the table.
+        out=out,
+        # A training that failed to learn is a result too; the findings are printed below the table.
         check="note",
         about=about,
-        progress=lambda note: send(replace(note, name=name, what=note.what or "evaluation")),
+        progress=lambda event: send(replace(event, name=name, stage=event.stage or "evaluation")),
     )
 
 
-def digest(run: Run, which: str) -> str:
-    """Of the weights that were evaluated."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(run.weights(which)[0].items()):
-        found.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
-def outcome_of(folder: Path, recipe: Recipe, which: str, images: int | None) -> Outcome:
-    """The outcome of a run, which must be of this recipe and of the weights that are there now."""
-    run, place = Run(folder), place_of(folder, which)
-    file = seal_of(place)
-    try:
-        seal = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); remove {folder}, and call again") from None
-    now = {"recipe": run.recipe.fingerprint(), "weights": digest(run, which)}
-    for key, got in now.items():
-        if seal.get(key) != got:
-            raise RunError(
-                f"{folder}: was evaluated with {key} {seal.get(key)}, but now has {got}: it was changed by "
-                "hand; remove it, and call again"
-            )
-    if now["recipe"] != recipe.fingerprint():
-        raise RunError(
-            f"{folder}: holds a run of another recipe ({now['recipe']}, the study says "
-            f"{recipe.fingerprint()}); remove it, or ask for the study that it is of"
+def make_manifest(study: Study) -> Manifest:
+    """The manifest of a study, from which its table is made."""
+    trials = [
+        TrialEntry(
+            folder=trial.folder,
+            seed=trial.seed,
+            recipe=trial.recipe.fingerprint(),
+            cost=str(trial.cost),
+            rows=trial.rows,
         )
-    outcome = Outcome.load(place / OUTCOME)
-    if images is not None and len(outcome) != images:
-        raise RunError(
-            f"{folder}: was evaluated on {len(outcome)} images, expected {images}; remove its eval"
-        )
-    return outcome
+        for trial in study.trials()
+    ]
+    return Manifest(
+        name=study.name,
+        labels=tuple(study.labels()),
+        trials=tuple(trials),
+        paper=study.paper_results(),
+        reference=study.reference,
+        source=study.source,
+        images=study.images,
+    )
 
 
-def gather(study: Study, folder: Path) -> Results:
-    """What is there of a study: outcomes by row and seed, checked; and what is not."""
-    found: dict[str, dict[int, Outcome]] = {label: {} for label in study.labels()}
-    cost: dict[str, str] = {}
-    missing: list[str] = []
-    for trial in study.trials():
-        folder_ = folder / trial.folder
-        for label, which in trial.rows.items():
-            cost[label] = str(trial.cost)
-            if (place_of(folder_, which) / OUTCOME).is_file():
-                found[label][trial.seed] = outcome_of(folder_, trial.recipe, which, study.images)
-            else:
-                missing.append(f"{label}, seed {trial.seed}")
-    there = {label: seeds for label, seeds in found.items() if seeds}
-    return Results(there, study.paper(), cost, study.reference, study.source, missing)
+def collect_results(study: Study, folder: Path) -> StudyResults:
+    """The checked outcomes of a study by row and seed, and the rows and seeds that are missing."""
+    return manifests.collect_results(make_manifest(study), folder)

@@ -1,21 +1,20 @@
-"""A study: several trainings to be compared, as one frozen value and one TOML file.
+"""A study: several trainings to compare, as one frozen value and one TOML file.
 
 about = "How often learners restart"
-base  = "embedded/generalist-d-nt-linf"     the recipe that points of axes change
+base  = "embedded/generalist-d-nt-linf"     the recipe that the axes vary
 seeds = [0, 1]
 
-[[axis]]                                    several axes: every combination
+[[axis]]                                    with several axes, every combination is trained
 name  = "c"
 point = [{ label = "1 epoch", sets = ["mix.exchange.every=1"] }, { label = "2 epochs", sets = [...] }]
 
-[[row]]                                     what is compared with them, by itself
+[[row]]                                     a training beside those of the axes
 label  = "AT"
 recipe = "embedded/at-linf"
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,164 +28,177 @@ import tomli_w
 from pydantic import Field
 
 from allrounder.config.decode import decode
-from allrounder.config.fields import Count, Some, Whole, adapter, nearest, refuse, value
+from allrounder.config.fields import (
+    NonEmpty,
+    NonNegativeInt,
+    PositiveInt,
+    adapter,
+    did_you_mean,
+    frozen_config,
+    raise_field_errors,
+)
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
+from allrounder.experiments.manifest import slug
 from allrounder.recipe.recipe import Recipe
 from allrounder.types import Passes
 
 Label = Annotated[str, Field(min_length=1, max_length=80)]
 Percent = Annotated[float, Field(ge=0, le=100)]
-FOLDER = "studies"
+STUDIES_FOLDER = "studies"
 
 
 @final
-@value
+@frozen_config
 class Point:
-    """One place on an axis: what it is called, and what it changes."""
+    """One value on an axis, or one row: a label and the changes to a recipe."""
 
     label: Label
     sets: tuple[str, ...] = ()
-    """Overrides, `a.b=c`."""
+    """Overrides of the recipe, `a.b=c`."""
     recipe: str = ""
-    """Another recipe than the base."""
+    """The recipe to use instead of the base."""
     weights: str = ""
-    """Which weights are evaluated: "last", "live" (of the only learner, without its average), a learner's
-    name, ...; by default the selected global ones. Rows that differ in this alone share a training."""
+    """The weights to evaluate: "last", "live" (the only learner's, without its average), a learner's name,
+    ...; by default the selected global weights. Rows that only differ in this field share a training."""
     paper: Mapping[str, Percent] = Field(default_factory=dict[str, float])  # pyright: ignore[reportAssignmentType]
-    """What a paper reports for it, in percent by probe ("natural", "aa@Linf:8/255") or attack with "worst" or
-    "mean" ("aa mean")."""
+    """The accuracies that a paper reports, in percent, by probe ("natural", "aa@Linf:8/255") or by attack
+    with "worst" or "mean" ("aa mean")."""
 
 
 @final
-@value
+@frozen_config
 class Axis:
-    """Something that is varied."""
+    """A setting to vary, with its values."""
 
     name: Label
-    point: Annotated[tuple[Point, ...], Some]
+    point: Annotated[tuple[Point, ...], NonEmpty]
 
 
 @final
-@value
+@frozen_config
 class Study:
-    """Recipes to be trained with several seeds, evaluated alike and compared in one table."""
+    """Recipes to train with several seeds, evaluate alike and compare in one table."""
 
     about: str = ""
     base: str = ""
-    """The recipe that axes vary: a shipped one by name, or a file."""
+    """The recipe that the axes vary: the name of a shipped one, or a file."""
     sets: tuple[str, ...] = ()
-    """Overrides for all trainings, before those of points."""
-    seeds: Annotated[tuple[Whole, ...], Some] = (0,)
+    """Overrides for all trainings, applied before those of points."""
+    seeds: Annotated[tuple[NonNegativeInt, ...], NonEmpty] = (0,)
     axis: tuple[Axis, ...] = ()
     row: tuple[Point, ...] = ()
-    """Trainings beside those of the axes, each from a recipe of its own or from the base."""
+    """Trainings beside those of the axes, each of its own recipe or of the base."""
     probes: tuple[Probe, ...] = ()
-    """What all are put to; by default what the recipe of each says."""
-    images: Count | None = None
-    """Test images, as many of every class; by default all."""
+    """The probes for all trainings; by default those of each recipe."""
+    images: PositiveInt | None = None
+    """The number of test images, balanced over the classes; by default all."""
     reference: str = ""
-    """The label of the row that others are compared with, image by image; by default the first."""
+    """The label of the row that the others are compared with, image by image; by default the first."""
     source: str = ""
-    """Where the papers' numbers stand."""
+    """The table or figure that the papers' numbers come from."""
     name: str = ""
 
     def __post_init__(self) -> None:
         labels = [label for label, _, _ in self._rows()]
         problems: list[tuple[tuple[str | int, ...], str]] = []
         if not labels:
-            problems.append((("row",), "missing; say what is compared, with [[axis]] or [[row]]"))
+            problems.append((("row",), "missing; name the trainings to compare with [[axis]] or [[row]]"))
         for field in ("recipe", "weights"):
-            having = [axis.name for axis in self.axis if any(getattr(point, field) for point in axis.point)]
-            if len(having) > 1:
-                problems.append((("axis",), f"{field} is named by {having}; expected one axis that does"))
+            setters = [axis.name for axis in self.axis if any(getattr(point, field) for point in axis.point)]
+            if len(setters) > 1:
+                problems.append(
+                    (("axis",), f"{field} is set by {setters}; expected at most one axis that sets it")
+                )
         for label in sorted({label for label in labels if labels.count(label) > 1}):
-            problems.append((("row",), f'two rows are called "{label}"; names must differ'))
+            problems.append((("row",), f'two rows have the label "{label}"; labels must differ'))
         slugs = [slug(label) for label in labels]
         if len(set(slugs)) < len(set(labels)):
-            problems.append((("row",), f"labels that make the same folder: {labels}; tell them apart"))
+            problems.append((("row",), f"some labels give the same folder name: {labels}; change them"))
         for number, point in enumerate(self.row):
             if not point.recipe and not self.base:
-                problems.append((("row", number, "recipe"), "missing, as there is no base"))
+                problems.append(
+                    (("row", number, "recipe"), "missing; name a recipe, because the study has no base")
+                )
         if self.axis and not self.base:
-            problems.append((("base",), "missing; say which recipe the axes vary"))
+            problems.append((("base",), "missing; name the recipe that the axes vary"))
         if self.reference and self.reference not in labels:
             problems.append(
-                (("reference",), f'"{self.reference}" is no row{nearest(self.reference, labels)}')
+                (("reference",), f'"{self.reference}" is not a row{did_you_mean(self.reference, labels)}')
             )
-        refuse(self, problems)
+        raise_field_errors(self, problems)
 
     def _rows(self) -> list[tuple[str, str, tuple[Point, ...]]]:
-        """Label, recipe and points of every row: first the combinations of the axes, then the others."""
-        found: list[tuple[str, str, tuple[Point, ...]]] = []
+        """Label, recipe and points of every row: first the combinations of the axes, then `row`."""
+        rows: list[tuple[str, str, tuple[Point, ...]]] = []
         for points in product(*(axis.point for axis in self.axis)) if self.axis else ():
             label = ", ".join(point.label for point in points)
-            found.append((label, next((p.recipe for p in points if p.recipe), self.base), points))
-        found += [(point.label, point.recipe or self.base, (point,)) for point in self.row]
-        return found
+            rows.append((label, next((p.recipe for p in points if p.recipe), self.base), points))
+        rows += [(point.label, point.recipe or self.base, (point,)) for point in self.row]
+        return rows
 
     def labels(self) -> list[str]:
-        """The rows of the table."""
+        """The labels of the table's rows."""
         return [label for label, _, _ in self._rows()]
 
-    def paper(self) -> dict[str, dict[str, float]]:
-        """The papers' numbers by label; of a combination, those of its only point that has some."""
-        found: dict[str, dict[str, float]] = {}
+    def paper_results(self) -> dict[str, dict[str, float]]:
+        """The papers' numbers by label; a combination takes those of its only point that has any."""
+        by_label: dict[str, dict[str, float]] = {}
         for label, _, points in self._rows():
-            told = [dict(point.paper) for point in points if point.paper]
-            if len(told) == 1:
-                found[label] = told[0]
-        return found
+            reported = [dict(point.paper) for point in points if point.paper]
+            if len(reported) == 1:
+                by_label[label] = reported[0]
+        return by_label
 
     def trials(self) -> list[Trial]:
-        """Every training, read and checked, so that what is wrong is said before the first begins."""
-        found: dict[tuple[str, int], Trial] = {}
+        """All trainings, with their recipes read and checked. Rows with the same recipe share a trial."""
+        by_recipe: dict[tuple[str, int], Trial] = {}
         for label, recipe, points in self._rows():
             weights = next((point.weights for point in points if point.weights), "")
             changes = [*self.sets, *(text for point in points for text in point.sets)]
             for seed in self.seeds:
                 try:
-                    read = Recipe.load(recipe, [*changes, f"seed={seed}"])
+                    value = Recipe.load(recipe, [*changes, f"seed={seed}"])
                 except RecipeError as error:
                     raise RecipeError(f'row "{label}": {error}') from None
-                asked = replace(read, probes=self.probes or read.probes, name=f"{label}, seed {seed}")
-                new = Trial(seed, asked, f"{slug(label)}/seed-{seed}", {})
-                trial = found.setdefault((asked.fingerprint(), seed), new)
-                trial.rows[label] = weights or trial.selected
-        return list(found.values())
+                value = replace(value, probes=self.probes or value.probes, name=f"{label}, seed {seed}")
+                new = Trial(seed, value, f"{slug(label)}/seed-{seed}", {})
+                trial = by_recipe.setdefault((value.fingerprint(), seed), new)
+                trial.rows[label] = weights or trial.selected_weights
+        return list(by_recipe.values())
 
-    def dump(self) -> str:
-        """The study as TOML; `Study.loads(dump())` is the study again."""
+    def dumps(self) -> str:
+        """The study as TOML; `Study.loads` reads it back."""
         return tomli_w.dumps(adapter(type(self)).dump_python(self, mode="json", exclude_none=True))
 
     @classmethod
     def loads(cls, text: str, source: str = "study") -> Study:
-        """Read a study from TOML text."""
+        """Parse a study from TOML text; `source` names it in errors."""
         try:
             raw = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"{source}: not TOML: {error}") from None
+            raise RecipeError(f"{source}: not valid TOML: {error}") from None
         return decode(cls, raw, source)
 
     @classmethod
     def load(cls, source: str | Path) -> Study:
-        """Read a file, or a shipped study by its name."""
-        known = shipped_studies()
-        file = known[str(source)] if str(source) in known else Path(source)
+        """Read a study from a file, or a shipped one by its name."""
+        name = str(source)
+        shipped = shipped_studies()
+        file = shipped[name] if name in shipped else Path(source)
         if not file.is_file():
-            hint = nearest(str(source), known)
             raise RecipeError(
-                f"{source}: no such file, and no shipped study of that name{hint} "
+                f"{source}: no such file, and no shipped study of that name{did_you_mean(name, shipped)} "
                 "(see: allrounder list studies)"
             )
-        study = cls.loads(file.read_text(encoding="utf-8"), str(source))
-        return (
-            study if study.name else replace(study, name=str(source) if str(source) in known else file.name)
-        )
+        study = cls.loads(file.read_text(encoding="utf-8"), name)
+        return study if study.name else replace(study, name=name if name in shipped else file.name)
 
     @classmethod
-    def of(cls, recipes: Sequence[str], *, seeds: Sequence[int] = (0,), sets: Sequence[str] = ()) -> Study:
-        """Compare recipes, each a row."""
+    def from_recipes(
+        cls, recipes: Sequence[str], *, seeds: Sequence[int] = (0,), sets: Sequence[str] = ()
+    ) -> Study:
+        """A study with one row per recipe."""
         rows = tuple(Point(label=name, recipe=name) for name in recipes)
         return cls(name="comparison", row=rows, seeds=tuple(seeds), sets=tuple(sets))
 
@@ -194,44 +206,39 @@ class Study:
 @final
 @dataclass(frozen=True)
 class Trial:
-    """One training of a study."""
+    """One training of a study, with one seed."""
 
     seed: int
     recipe: Recipe
     folder: str
-    """Below the study's folder, called after its first row."""
+    """The run folder below the study's folder, named after the first row."""
     rows: dict[str, str]
-    """The rows of the table that it gives, each with the weights that are evaluated for it."""
+    """The rows of the table that this training gives, each with the weights to evaluate."""
 
     @property
     def label(self) -> str:
-        """Its rows."""
+        """The labels of its rows."""
         return " / ".join(self.rows)
 
     @property
-    def selected(self) -> str:
-        """The weights that its recipe selects."""
+    def selected_weights(self) -> str:
+        """The weights that the recipe selects: "best" if it validates, else "last"."""
         validation = self.recipe.validation
         return "best" if validation.images or validation.on == "test" else "last"
 
     @property
     def cost(self) -> Passes:
-        """Forward and backward passes that every training image takes over the whole run, at most."""
-        return self.recipe.whole_passes()
-
-
-def slug(label: str) -> str:
-    """A label as the name of a folder."""
-    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "row"
+        """The most forward and backward passes that one training image takes over the whole run."""
+        return self.recipe.total_passes()
 
 
 def shipped_studies() -> dict[str, Traversable]:
-    """The studies inside the package, by name."""
-    root = resources.files("allrounder.experiments") / FOLDER
-    found: dict[str, Traversable] = {}
+    """The files of the studies in this package, by name."""
+    root = resources.files("allrounder.experiments") / STUDIES_FOLDER
+    files: dict[str, Traversable] = {}
     for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
         if folder.is_dir():
             for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
                 if file.name.endswith(".toml"):
-                    found[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
-    return found
+                    files[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
+    return files

@@ -1,4 +1,4 @@
-"""Lending a network to an attack, and taking it back as it was."""
+"""The view of a network that an attack runs on; the network itself is restored afterwards."""
 
 from __future__ import annotations
 
@@ -10,40 +10,36 @@ from typing import get_args
 from torch import Tensor, nn
 
 from allrounder.inference import fold as folding
-from allrounder.inference.compiling import compiled
-from allrounder.nn.amp import Cast, bare
-from allrounder.nn.modes import buffers_restored, gradients_off, modes_restored
-from allrounder.recipe.compute import COMPILED
-from allrounder.types import Classifier, NormLayers
+from allrounder.nn.amp import AutocastModule, unwrap
+from allrounder.nn.modes import no_param_grads, preserve_buffers, preserve_mode
+from allrounder.types import BatchNormMode, Classifier
 
 
 @contextmanager
-def lend(model: Classifier, x: Tensor, norm_layers: NormLayers) -> Generator[Classifier]:
-    """The network to craft on, without parameter gradients; put back as it was when the attack ends or fails.
+def attack_view(model: Classifier, x: Tensor, norm_layers: BatchNormMode) -> Generator[Classifier]:
+    """Yield the network to craft on, without parameter gradients; restore the model on exit.
 
-    eval lends a folded copy where one can be made (see `folding`), else the network in eval mode. train lends
-    it in training mode, so its running statistics move; train_frozen does too, and restores every buffer
-    after. A network in half precision is folded in float32, and lent in half. Where it is asked for, the
-    folded copy is compiled (see `compiling`). A function that is no nn.Module is lent as it is.
+    "eval" yields a folded copy if one can be made (see fold.py), otherwise the network in eval mode. "train"
+    yields the network in training mode, so its running statistics change; "train_frozen" does too, but
+    restores all buffers afterwards. A network in half precision is folded in float32 and runs in half
+    precision. A function that is not an nn.Module is yielded unchanged.
     """
-    if norm_layers not in get_args(NormLayers):
-        known = ", ".join(get_args(NormLayers))
-        raise ValueError(f"norm_layers is {norm_layers!r}, expected one of: {known}")
+    if norm_layers not in get_args(BatchNormMode):
+        modes = ", ".join(get_args(BatchNormMode))
+        raise ValueError(f"norm_layers is {norm_layers!r}, expected one of: {modes}")
     if not isinstance(model, nn.Module):
         if norm_layers != "eval":
             raise ValueError(f"norm_layers is {norm_layers!r}, expected eval: a plain function has no modes")
         yield model
         return
-    frozen = buffers_restored(model) if norm_layers == "train_frozen" else nullcontext()
-    with modes_restored(model), gradients_off(model), frozen:
+    buffers = preserve_buffers(model) if norm_layers == "train_frozen" else nullcontext()
+    with preserve_mode(model), no_param_grads(model), buffers:
         model.train(norm_layers != "eval")
-        yield (_folded(model, x) if norm_layers == "eval" else None) or model
+        yield (_fold(model, x) if norm_layers == "eval" else None) or model
 
 
-def _folded(model: nn.Module, x: Tensor) -> Classifier | None:
-    folded = folding.frozen(bare(model), x)
+def _fold(model: nn.Module, x: Tensor) -> Classifier | None:
+    folded = folding.folded_copy(unwrap(model), x)
     if folded is None:
         return None
-    dtype, images = model.dtype if isinstance(model, Cast) else None, COMPILED.get()
-    run = folded if images != len(x) else compiled(folded, x, dtype)
-    return partial(model.through, run) if isinstance(model, Cast) else run
+    return partial(model.forward_with, folded) if isinstance(model, AutocastModule) else folded

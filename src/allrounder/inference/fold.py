@@ -1,11 +1,11 @@
-"""The network that attacks craft on: an eval-mode copy, channels last, batch-norm folded into convolutions.
+"""The folded copy of a network: eval mode, channels_last, batch-norm folded into the layers before it.
 
-With running statistics a batch-norm is a fixed scale s = gamma / sqrt(var + eps) and shift per channel, so
+In eval mode a batch-norm is a fixed scale s = gamma / sqrt(var + eps) and a fixed shift per channel, so
 
     bn(conv(x; W, b)) = conv(x; s W, beta + s (b - mean)).
 
-The structure is traced once per model; after that only the numbers are refreshed. What cannot be traced, or
-does not agree with the original, is left alone: `frozen` then answers None and logs why.
+The structure is traced once per model; after that only the parameters and buffers are refreshed. If a network
+cannot be traced, or the copy disagrees with it, `folded_copy` returns None and logs the reason.
 """
 
 from __future__ import annotations
@@ -23,35 +23,40 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from allrounder.models.layers import Average, Skipping
-from allrounder.rng import Draws
-from allrounder.types import Classifier, Images, Logits
+from allrounder.models.layers import AdaptiveAvgPool, StridedConv1x1
+from allrounder.rng import Rng
+from allrounder.types import Images, Logits
 
 LOG = logging.getLogger("allrounder")
 TOLERANCE = 1e-6
-MOST_TRACES = 8
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-PLAIN, NO_MATTER = (bool, int, float, str), ("training", "_is_full_backward_hook")
-DRAWS = Draws(0).at("folding")
+"""The largest relative difference between a network and its folded copy, in float64."""
+MAX_TRACES = 8
+"""The number of traces after which a model whose structure keeps changing is not folded any more."""
+HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+SETTING_TYPES = (bool, int, float, str)
+"""Attributes of these types are compared to detect a change of structure."""
+IGNORED_SETTINGS = ("training", "_is_full_backward_hook")
+FOLD_RNG = Rng(0).fold_in("folding")
 FOLDABLE: dict[type[nn.Module], type[nn.Module]] = {
     nn.Conv2d: nn.BatchNorm2d,
-    Skipping: nn.BatchNorm2d,
+    StridedConv1x1: nn.BatchNorm2d,
     nn.Linear: nn.BatchNorm1d,
 }
-"""Exact types only, since a subclass may compute something else."""
+"""Layers, each with the batch-norm that it can absorb. Exact types only: a subclass may compute something
+else."""
 
 
 @final
 class Unfoldable(Exception):
-    """Why a network has no folded copy."""
+    """Raised with the reason why a network has no folded copy."""
 
 
 @final
 class Folded:
-    """A folded copy, from images to logits, differentiable in the images alone.
+    """A folded copy of a model, from images to logits; only images get gradients.
 
-    It holds nothing of the model. The next call of `frozen` for the same model, or for a sibling of it,
-    overwrites its numbers.
+    It shares no tensors with the model. The next call of `folded_copy` for the same model, or for a model of
+    the same fold group, overwrites its parameters.
     """
 
     def __init__(self, network: fx.GraphModule, pairs: tuple[tuple[str, str], ...]) -> None:
@@ -59,31 +64,29 @@ class Folded:
         self.pairs = pairs
         folded = {f"{layer}.{kind}" for layer, _ in pairs for kind in ("weight", "bias")}
         self.copied = tuple((t, attrgetter(name)) for name, t in _tensors(network) if name not in folded)
-        self.folds = tuple((network.get_submodule(one), *map(attrgetter, (one, norm))) for one, norm in pairs)
+        self.folds = tuple(
+            (network.get_submodule(layer), attrgetter(layer), attrgetter(norm)) for layer, norm in pairs
+        )
 
     def __call__(self, x: Images) -> Logits:
-        """Images in any layout to logits; their gradient comes back in the same layout."""
-        return self.through(self.network, x)
-
-    def through(self, network: Classifier, x: Images) -> Logits:
-        """The same by another form of the copy, such as a compiled one."""
-        last = x.contiguous(memory_format=torch.channels_last)
-        if last is not x and last.requires_grad:
-            last.register_hook(Tensor.contiguous)
-        return network(last)
+        """Compute logits; images may have any memory format, and the gradient gets the same one."""
+        channels_last = x.contiguous(memory_format=torch.channels_last)
+        if channels_last is not x and channels_last.requires_grad:
+            channels_last.register_hook(Tensor.contiguous)
+        return self.network(channels_last)
 
     def refresh_(self, model: nn.Module) -> None:
-        """Take over the numbers that a model of the same structure holds now."""
+        """Copy the current parameters and buffers of a model of the same structure."""
         with torch.no_grad():
             for target, read in self.copied:
                 target.copy_(read(model))
             for target, layer, norm in self.folds:
-                _fold_(target, layer(model), norm(model))
+                _fold_batchnorm_(target, layer(model), norm(model))
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
-    """What is known of a model: its structure when it was last traced, and the copy if there can be one."""
+class CachedFold:
+    """The structure of a model at its last trace, the number of traces, and the copy if there is one."""
 
     structure: tuple[object, ...]
     traces: int
@@ -91,81 +94,90 @@ class Entry:
 
 
 @final
-class Siblings:
-    """Stands for copies of one network, which take turns with one folded copy."""
+class FoldGroup:
+    """Identifies copies of one network that share one folded copy."""
 
 
-ENTRIES: WeakKeyDictionary[nn.Module | Siblings, Entry] = WeakKeyDictionary()
-SIBLINGS: WeakKeyDictionary[nn.Module, Siblings] = WeakKeyDictionary()
-TOLD: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+CACHED_FOLDS: WeakKeyDictionary[nn.Module | FoldGroup, CachedFold] = WeakKeyDictionary()
+"""The folded copies, by model or by fold group."""
+FOLD_GROUPS: WeakKeyDictionary[nn.Module, FoldGroup] = WeakKeyDictionary()
+"""The fold groups of models that belong to one."""
+LOGGED_REASONS: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""The reasons that are already logged, by model."""
 
 
-def frozen(model: nn.Module, example: Images) -> Folded | None:
-    """The folded copy of a model with its present numbers, or None where the model itself must be used.
+def folded_copy(model: nn.Module, example: Images) -> Folded | None:
+    """Return the folded copy of a model with its current parameters, or None if the model has no copy.
 
-    The copy computes what the model computes in eval mode, whatever mode the model is in; the model is not
-    touched. `example` gives the shape of the images. A change of modules, shapes or plain settings is noticed
-    and traced again; a change inside other attributes (a list, a function) is not.
+    The copy computes what the model computes in eval mode, whatever its mode; the model is not changed.
+    `example` gives the shape of the images. A change of modules, shapes or plain settings is detected and
+    traced again; a change inside other attributes (a list, a function) is not.
     """
-    if any(getattr(module, kind) for _, module in _modules(model) for kind in HOOKS):
-        return _decline(model, "hooks are registered on it")
-    structure, owner = _structure(model), SIBLINGS.get(model, model)
-    entry = ENTRIES.get(owner) or Entry((), 0, None)
-    if entry.structure != structure and entry.traces and owner is not model:
-        # No longer like its siblings, so from now on it has a folded copy of its own.
-        del SIBLINGS[model]
-        owner, entry = model, Entry((), 0, None)
-    if entry.structure != structure:
-        if entry.traces == MOST_TRACES:
-            return _decline(model, f"its structure changed {MOST_TRACES} times")
-        entry = ENTRIES[owner] = Entry(structure, entry.traces + 1, _traced(model, example))
-    if entry.folded is not None:
-        entry.folded.refresh_(model)
-    return entry.folded
+    if any(getattr(module, kind) for _, module in _modules(model) for kind in HOOK_ATTRIBUTES):
+        return _log_unfoldable(model, "hooks are registered on it")
+    structure = _structure(model)
+    owner = FOLD_GROUPS.get(model, model)
+    cached = CACHED_FOLDS.get(owner) or CachedFold((), 0, None)
+    if cached.structure != structure and cached.traces and owner is not model:
+        # The model differs from its group now, so it leaves the group and gets its own copy.
+        del FOLD_GROUPS[model]
+        owner = model
+        cached = CachedFold((), 0, None)
+    if cached.structure != structure:
+        if cached.traces == MAX_TRACES:
+            return _log_unfoldable(model, f"its structure changed {MAX_TRACES} times")
+        cached = CachedFold(structure, cached.traces + 1, _trace_and_fold(model, example))
+        CACHED_FOLDS[owner] = cached
+    if cached.folded is not None:
+        cached.folded.refresh_(model)
+    return cached.folded
 
 
-def sibling(model: nn.Module) -> nn.Module:
-    """A deep copy that takes turns with the model and its other siblings at one folded copy.
+def copy_sharing_fold(model: nn.Module) -> nn.Module:
+    """Return a deep copy that shares one folded copy with the model and its other copies.
 
-    So networks that are trained side by side pay for one. They must not craft at the same time.
+    Networks that are trained together then need the memory of one folded copy. They must not craft at the
+    same time.
     """
-    twin = copy.deepcopy(model)
-    SIBLINGS[twin] = SIBLINGS.setdefault(model, Siblings())
-    return twin
+    copied = copy.deepcopy(model)
+    FOLD_GROUPS[copied] = FOLD_GROUPS.setdefault(model, FoldGroup())
+    return copied
 
 
-def _decline(model: nn.Module, reason: str) -> None:
-    told = TOLD.setdefault(model, set())
-    if reason not in told:
-        told.add(reason)
-        LOG.info("%s: attacks use it as it is, not a folded copy: %s", type(model).__name__, reason)
+def _log_unfoldable(model: nn.Module, reason: str) -> None:
+    """Log once per model and reason that it is not folded."""
+    logged = LOGGED_REASONS.setdefault(model, set())
+    if reason not in logged:
+        logged.add(reason)
+        LOG.info("%s: attacks use the network itself, not a folded copy: %s", type(model).__name__, reason)
 
 
-def _traced(model: nn.Module, example: Images) -> Folded | None:
-    """A new folded copy that was compared with the model, or None and a word in the log."""
+def _trace_and_fold(model: nn.Module, example: Images) -> Folded | None:
+    """Make a folded copy and compare it with the model; log the reason and return None if that fails."""
     try:
-        # Inference tensors could not be refreshed later; a forward that draws must not move the generator.
-        with torch.inference_mode(False), DRAWS.ambient():
-            _check_plain(model)
+        # Inference tensors could not be refreshed later. A forward that draws random numbers must not change
+        # the global generator.
+        with torch.inference_mode(False), FOLD_RNG.seed_global():
+            _check_foldable(model)
             folded = _fold(copy.deepcopy(model).eval())
             _check_agreement(folded, model, example)
-    except Exception as error:  # Whatever the forward of a foreign network may raise.
+    except Exception as error:  # The forward of an external network may raise anything.
         reason = "" if isinstance(error, Unfoldable) else f"it cannot be traced: {type(error).__name__}: "
-        return _decline(model, f"{reason}{error}")
+        return _log_unfoldable(model, f"{reason}{error}")
     return folded
 
 
 def _fold(network: nn.Module) -> Folded:
-    """Trace a network that nobody else uses, and drop every batch-norm that the layer before can absorb."""
+    """Trace a network, which is consumed, and remove every batch-norm that the layer before it can absorb."""
     graph = _Tracer().trace(network)
     for node in graph.nodes:
         if node.op == "get_attr" and str(node.target).startswith("_tensor_constant"):
-            raise Unfoldable("its forward makes tensors that a trace would keep for ever")
+            raise Unfoldable("its forward creates tensors, which a trace would keep as constants")
         if node.op == "call_method" and node.target == "view":
             # A view of contiguous memory need not be one of channels-last memory.
             node.target = "reshape"
     traced = fx.GraphModule(network, graph)
-    pairs = tuple(_pairs(traced))
+    pairs = tuple(_foldable_pairs(traced))
     for before, after in pairs:
         # Its own copy, as its weight may be tied to another layer's.
         layer = copy.deepcopy(traced.get_submodule(str(before.target)))
@@ -182,46 +194,45 @@ def _fold(network: nn.Module) -> Folded:
 
 @final
 class _Tracer(fx.Tracer):
-    """Calls the network with images alone, and keeps buffers as names, so that their values are followed."""
+    """Traces a network called with images only; buffers stay attributes, so that they can be refreshed."""
 
     proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Layers that can be folded are not looked into, nor those that look at shapes."""
-        return type(m) in (*FOLDABLE, Average) or super().is_leaf_module(m, module_qualified_name)
+        """Whether the trace stops at a module: also at foldable layers and at those that depend on shapes."""
+        return type(m) in (*FOLDABLE, AdaptiveAvgPool) or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Further arguments of a forward keep their defaults, which may then decide between branches."""
+        """Further arguments of a forward keep their defaults, so branches may depend on them."""
         return root_fn, [self.root, self.create_proxy("placeholder", "x", (), {})]
 
 
-def _pairs(traced: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Layers called once whose output goes into a batch-norm and nowhere else."""
+def _foldable_pairs(traced: fx.GraphModule) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Pairs of a layer and a batch-norm, where the layer is called once and has no other consumer."""
     types = {name: type(module) for name, module in _modules(traced)}
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
-    times = Counter(node.target for node in calls)
+    num_calls = Counter(node.target for node in calls)
     for node in calls:
         before = node.args[0] if len(node.args) == 1 else None
         if not isinstance(before, fx.Node) or before.op != "call_module":
             continue
-        alone = times[before.target] == 1 and len(before.users) == 1
-        if alone and FOLDABLE.get(types[str(before.target)]) is types[str(node.target)]:
+        used_once = num_calls[before.target] == 1 and len(before.users) == 1
+        if used_once and FOLDABLE.get(types[str(before.target)]) is types[str(node.target)]:
             yield before, node
 
 
-def _fold_(target: Any, layer: Any, norm: Any) -> None:
-    """Write a layer and the batch-norm behind it into the folded layer."""
-    weight, bias = layer.weight, target.bias
+def _fold_batchnorm_(target: Any, layer: Any, norm: Any) -> None:
+    """Write a layer and the batch-norm after it into the folded layer."""
     scale = (norm.running_var + norm.eps).rsqrt_()
     if norm.weight is not None:
         scale.mul_(norm.weight)
-    torch.mul(weight, scale.view(-1, *[1] * (weight.dim() - 1)), out=target.weight)
+    torch.mul(layer.weight, scale.view(-1, *[1] * (layer.weight.dim() - 1)), out=target.weight)
     shift = -norm.running_mean if layer.bias is None else layer.bias - norm.running_mean
-    torch.mul(shift, scale, out=bias)
+    torch.mul(shift, scale, out=target.bias)
     if norm.bias is not None:
-        bias.add_(norm.bias)
+        target.bias.add_(norm.bias)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -234,23 +245,24 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _structure(model: nn.Module) -> tuple[object, ...]:
-    """What a trace depends on and can be compared: modules, plain settings, shapes, types, devices."""
+    """The properties that a trace depends on, as far as they can be compared: modules, plain settings,
+    shapes, types, devices."""
     modules = [(name, type(module), *_settings(module)) for name, module in _modules(model)]
     return (*modules, *((name, t.shape, t.dtype, t.device) for name, t in _tensors(model)))
 
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
-    # Looked through before every attack, so nothing is made for the many attributes that are no settings.
+    # This runs before every attack, so it allocates nothing for the many attributes that are not settings.
     for name, setting in vars(module).items():
         if isinstance(setting, tuple):
-            parts = cast(tuple[object, ...], setting)
-            if all(isinstance(part, PLAIN) for part in parts):
-                yield name, parts
-        elif isinstance(setting, PLAIN) and name not in NO_MATTER:
+            items = cast(tuple[object, ...], setting)
+            if all(isinstance(item, SETTING_TYPES) for item in items):
+                yield name, items
+        elif isinstance(setting, SETTING_TYPES) and name not in IGNORED_SETTINGS:
             yield name, setting
 
 
-def _check_plain(model: nn.Module) -> None:
+def _check_foldable(model: nn.Module) -> None:
     for name, module in _modules(model):
         if "quantized" in type(module).__module__:
             raise Unfoldable(f"{name} is quantised")
@@ -262,39 +274,42 @@ def _check_plain(model: nn.Module) -> None:
 
 
 def _check_agreement(folded: Folded, model: nn.Module, example: Images) -> None:
-    """Compare logits and input gradients in float64, where rounding cannot excuse a difference.
+    """Compare logits and input gradients of a model and its copy in float64, where rounding is negligible.
 
-    The numbers are shaken first: with the statistics of a fresh batch-norm every fold looks right.
+    Batch-norm is randomised first: with its initial statistics a wrong fold would not be noticed.
     """
-    plain = copy.deepcopy(model).to("cpu", torch.float64).eval()
-    shake_(plain)
-    twin = Folded(copy.deepcopy(folded.network).to("cpu", torch.float64), folded.pairs)
-    twin.refresh_(plain)
+    original = copy.deepcopy(model).to("cpu", torch.float64).eval()
+    randomise_batchnorm_(original)
+    refolded = Folded(copy.deepcopy(folded.network).to("cpu", torch.float64), folded.pairs)
+    refolded.refresh_(original)
     like = torch.empty(2, *example.shape[1:], dtype=torch.float64)
-    outcomes: list[tuple[Tensor, Tensor]] = []
-    for network in (plain, twin):
-        x = DRAWS.at("x").uniform(like)
-        with torch.enable_grad(), DRAWS.ambient():
+    results: list[tuple[Tensor, Tensor]] = []
+    for network in (original, refolded):
+        x = FOLD_RNG.fold_in("x").uniform(like)
+        with torch.enable_grad(), FOLD_RNG.seed_global():
             logits = network(x.requires_grad_())
-            (gradient,) = torch.autograd.grad((logits * DRAWS.at("direction").normal(logits)).sum(), x)
-        outcomes.append((logits.detach(), gradient))
-    for what, one, other in zip(("logits", "input gradients"), *outcomes, strict=True):
-        gap = (one - other).abs().max() / one.abs().max().clamp_min(torch.finfo(one.dtype).tiny)
-        if not gap <= TOLERANCE:
-            raise Unfoldable(f"its {what} and those of the copy differ by {gap:.1e} relatively")
+            direction = FOLD_RNG.fold_in("direction").normal(logits)
+            (gradient,) = torch.autograd.grad((logits * direction).sum(), x)
+        results.append((logits.detach(), gradient))
+    for name, expected, got in zip(("logits", "input gradients"), *results, strict=True):
+        scale = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
+        difference = (expected - got).abs().max() / scale
+        if not difference <= TOLERANCE:
+            raise Unfoldable(f"its {name} and those of the copy differ by {difference:.1e} relatively")
 
 
-def shake_(model: nn.Module) -> None:
-    """Give batch-norm layers, and parameters that are all zero, numbers with which a wrong copy shows."""
+def randomise_batchnorm_(model: nn.Module) -> None:
+    """Randomise batch-norm layers, and parameters that are all zero, so that a wrong copy is noticed."""
     with torch.no_grad():
         for name, module in _modules(model):
             if isinstance(module, _BatchNorm):
-                draws, mean, var = DRAWS.at("shake", name), module.running_mean, module.running_var
+                rng = FOLD_RNG.fold_in("shake", name)
+                mean, var = module.running_mean, module.running_var
                 assert mean is not None and var is not None
-                mean.copy_(draws.at("mean").normal(mean) / 4)
-                var.copy_(draws.at("var").uniform(var) / 4 + 0.1)
+                mean.copy_(rng.fold_in("mean").normal(mean) / 4)
+                var.copy_(rng.fold_in("var").uniform(var) / 4 + 0.1)
                 for kind, tensor in module.named_parameters(recurse=False):
-                    tensor.copy_(draws.at(kind).uniform(tensor) + 0.5)
+                    tensor.copy_(rng.fold_in(kind).uniform(tensor) + 0.5)
         for name, tensor in model.named_parameters():
             if not tensor.any():
-                tensor.copy_(DRAWS.at("shake", name).normal(tensor) / 4)
+                tensor.copy_(FOLD_RNG.fold_in("shake", name).normal(tensor) / 4)

@@ -1,4 +1,8 @@
-from allrounder.models.base import Given, ModelSpec
+"""Network architectures, and external networks and weights. A new architecture is one line in `MODELS`."""
+
+from __future__ import annotations
+
+from allrounder.models.base import CustomModel, ModelSpec
 from allrounder.models.resnet import PreActResNet18, ResNet18, ResNet34
 from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
 from allrounder.models.small_cnn import SmallCnn
@@ -12,7 +16,7 @@ MODELS: dict[str, type[ModelSpec]] = {
     "wrn": WideResNet,
     "resnet50": ResNet50,
     "wrn-50-2": WideResNet50,
-    "given": Given,
+    "given": CustomModel,
 }
 
-__all__ = ["MODELS", "Given", "ModelSpec"]
+__all__ = ["MODELS", "CustomModel", "ModelSpec"]

@@ -1,4 +1,4 @@
-"""What an architecture is: a frozen value that builds a network from images in [0, 1] to logits."""
+"""The interface of a model: a frozen value that builds a network from images in [0, 1] to logits."""
 
 from __future__ import annotations
 
@@ -8,59 +8,61 @@ from typing import Annotated, final
 from pydantic import Field
 from torch import nn
 
-from allrounder.config.fields import Number, Positive, value
+from allrounder.config.fields import FiniteFloat, PositiveFloat, frozen_config
 from allrounder.errors import RecipeError
-from allrounder.models.normalise import normaliser
+from allrounder.models.normalise import build_normalise
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 
 
 class ModelSpec(ABC):
-    """A value that names a network; building it gives one with fresh weights."""
+    """A frozen value that describes a network and builds it with newly initialised weights."""
 
     @abstractmethod
     def build(self, classes: int, shape: Shape) -> nn.Module:
-        """A network from images (n, c, h, w) in [0, 1] to logits (n, k), drawn from the global generator."""
+        """Build a network from images (n, c, h, w) in [0, 1] to logits (n, k), initialised by the global
+        generator."""
 
 
-@value
+@frozen_config
 class Architecture(ModelSpec):
-    """A network that this package builds, with its normalisation inside."""
+    """A network of this package; it normalises its images itself."""
 
     mean: Annotated[
-        tuple[Number, ...], Field(description="What is subtracted from every channel; empty is nothing.")
+        tuple[FiniteFloat, ...],
+        Field(description="Mean per channel that is subtracted from images; empty for none."),
     ] = ()
     std: Annotated[
-        tuple[Positive, ...], Field(description="What every channel is divided by; empty is nothing.")
+        tuple[PositiveFloat, ...],
+        Field(description="Deviation per channel that images are divided by; empty for none."),
     ] = ()
 
     def build(self, classes: int, shape: Shape) -> nn.Module:
-        """A network from images (n, c, h, w) in [0, 1] to logits (n, k), drawn from the global generator."""
+        """Build a network from images (n, c, h, w) in [0, 1] to logits (n, k), initialised by the global
+        generator."""
         if classes < 1:
-            raise ValueError(f"model: asked for {classes} classes, expected 1 or more")
+            raise ValueError(f"model: got {classes} classes, expected 1 or more")
         if min(shape) < 1:
-            raise ValueError(
-                f"model: asked for images of shape {shape}, expected (c, h, w) of 1 or more each"
-            )
-        return self.network(normaliser(self.mean, self.std, shape[0]), classes, shape)
+            raise ValueError(f"model: got images of shape {shape}, expected (c, h, w) of 1 or more each")
+        return self.build_network(build_normalise(self.mean, self.std, shape[0]), classes, shape)
 
     @abstractmethod
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
 
 
 @final
-@value
-class Given(ModelSpec):
-    """A network handed over from Python, known to the recipe by name only."""
+@frozen_config
+class CustomModel(ModelSpec):
+    """A network passed from Python; the recipe knows only its name."""
 
     name: str
-    """The name of what makes the network."""
+    """Name of the function or class that builds the network."""
 
     def build(self, classes: int, shape: Shape) -> nn.Module:
-        """Always an error: a recipe holds the name, not the network."""
+        """Raise RecipeError: a recipe holds only the name of the network."""
         raise RecipeError(
-            f'model: given from Python as "{self.name}", so the recipe does not hold it; '
+            f'model: given from Python as "{self.name}", and the recipe holds only its name; '
             "give it again, also to resume: train(recipe, out, model=...)"
         )

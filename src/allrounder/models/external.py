@@ -1,4 +1,4 @@
-"""Networks and weights that did not come from a run, as a command line names them."""
+"""Networks and weights from outside: architectures by name, Python factories, files of weights."""
 
 from __future__ import annotations
 
@@ -18,117 +18,121 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from allrounder.config.fields import nearest
+from allrounder.config.fields import did_you_mean
 from allrounder.errors import RunError
 from allrounder.models import MODELS
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.state_dict_match import constants_of, load_, tensors_of
+from allrounder.models.state_dict_match import find_state_dict, load_matched_, read_normalisation
 from allrounder.models.wide_resnet import WideResNet
-from allrounder.nn.state import Weights
+from allrounder.types import Weights
 
-SIZED = r"(?:wrn|wide[-_]?resnet)[-_]?(\d+)(?:[-_x](\d+))?"
-"""A wide residual network with its depth and, if it is not 10, how many times it is wider."""
-SAFE_TORCH = (2, 10)
-"""From this version on, torch mends what let a crafted file run code even where tensors alone were asked for
-(CVE-2025-32434, CVE-2026-24747)."""
-MISTAKEN = (
-    (rb"\s*<(?:!doctype|html|\?xml)", "a web page", "the download failed; get the file itself"),
-    (rb"version https://git-lfs", "a pointer of Git LFS", "get the file itself with: git lfs pull"),
+WIDE_RESNET_NAME = r"(?:wrn|wide[-_]?resnet)[-_]?(\d+)(?:[-_x](\d+))?"
+"""Name of a wide residual network with its depth and, unless it is 10, its widening factor."""
+MIN_SAFE_TORCH = (2, 10)
+"""First torch version in which a crafted file cannot run code despite weights_only (CVE-2025-32434,
+CVE-2026-24747)."""
+MISTAKEN_FILES = (
+    (rb"\s*<(?:!doctype|html|\?xml)", "a web page", "the download failed; download the file itself"),
+    (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file itself with: git lfs pull"),
 )
-"""What is often saved in place of a file of weights."""
+"""Files that are often saved by mistake instead of weights: pattern, description, what to do."""
 
 
-def network_of(
+def load_network(
     spec: str, weights: Path | None = None, *, classes: int, shape: Shape, key: str | None = None
 ) -> nn.Module:
-    """A network in evaluation mode: one of ours by name, or somebody's as "package.module:factory".
+    """Load a network in evaluation mode: an architecture of this package, or "package.module:factory".
 
-    A factory is anything that can be called without arguments and gives a network, or a network itself; the
-    current folder is searched too. `weights` may be left out where the factory loads its own; `key` chooses
-    between several sets in one file. A normalisation that the file holds is built into a network of ours.
+    A factory is a callable without arguments that returns a network, or a network itself; modules are also
+    searched in the current folder. `weights` is optional for a factory; `key` selects one of several state
+    dicts in a file. If the file holds normalisation constants, they are built into an architecture of this
+    package.
     """
     source = str(weights)
     if ":" in spec:
-        network = _made(spec)
+        network = _import_network(spec)
         if weights is not None:
-            load_(network, read_weights(weights, key), source=source)
+            load_matched_(network, read_weights(weights, key), source=source)
         return network.eval()
-    architecture = architecture_of(spec)
+    architecture = parse_architecture(spec)
     if weights is None:
-        raise RunError(f"{spec}: names an architecture, which has no weights of its own; give a file of them")
+        raise RunError(f"{spec}: names an architecture, which has no weights; give a file of weights")
     tensors = read_weights(weights, key)
-    # One number stands for all channels.
-    constants = {name: n * shape[0] if len(n) == 1 else n for name, n in constants_of(tensors).items()}
+    # A single number applies to all channels.
+    constants = {
+        name: numbers * shape[0] if len(numbers) == 1 else numbers
+        for name, numbers in read_normalisation(tensors).items()
+    }
     try:
         network = replace(architecture, **constants).build(classes, shape)
     except ValueError as error:
-        raise RunError(f"{source}: cannot be a network for images of shape {shape}: {error}") from None
-    load_(network, tensors, source=source)
+        raise RunError(f"{source}: does not fit images of shape {shape}: {error}") from None
+    load_matched_(network, tensors, source=source)
     return network.eval()
 
 
-def architecture_of(name: str) -> Architecture:
-    """One of our architectures by its name in any spelling: resnet18, ResNet-18, wrn-28-10, WideResNet-34-10.
+def parse_architecture(name: str) -> Architecture:
+    """Parse the name of an architecture in any spelling: resnet18, ResNet-18, wrn-28-10, WideResNet-34-10.
 
-    A depth that only the Generalist papers count, as in WRN-32-10, is counted as they do.
+    A depth that is valid only as the Generalist papers count it, as in WRN-32-10, is counted their way.
     """
-    known = {_plain(kind): cls for kind, cls in MODELS.items() if issubclass(cls, Architecture)}
-    if _plain(name) in known:
-        return known[_plain(name)]()
-    sized = re.fullmatch(SIZED, name.lower())
-    if sized is None:
-        names = [kind for kind, cls in MODELS.items() if issubclass(cls, Architecture)]
-        hint = nearest(name.lower(), names)
+    architectures = {kind: cls for kind, cls in MODELS.items() if issubclass(cls, Architecture)}
+    by_name = {_normalise_name(kind): cls for kind, cls in architectures.items()}
+    if _normalise_name(name) in by_name:
+        return by_name[_normalise_name(name)]()
+    match = re.fullmatch(WIDE_RESNET_NAME, name.lower())
+    if match is None:
+        hint = did_you_mean(name.lower(), architectures)
         raise RunError(
-            f"{name}: no such network (known: {', '.join(names)}, wrn-DEPTH-WIDEN){hint}; or name one of "
-            'your own as "package.module:factory"'
+            f"{name}: no such network (known: {', '.join(architectures)}, wrn-DEPTH-WIDEN){hint}; or name a "
+            'custom one as "package.module:factory"'
         )
-    depth = int(sized[1])
+    depth = int(match[1])
     try:
         return WideResNet(
-            depth=depth, widen=int(sized[2] or 10), counting="papers" if depth % 6 == 2 else "usual"
+            depth=depth, widen=int(match[2] or 10), counting="papers" if depth % 6 == 2 else "usual"
         )
     except ValidationError as error:
-        said = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
-        raise RunError(f"{name}: no such network: {said}") from None
+        reasons = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
+        raise RunError(f"{name}: no such network: {reasons}") from None
 
 
 def read_weights(path: Path, key: str | None = None) -> Weights:
-    """The named tensors of a file, on the CPU: safetensors, or what torch.save made of tensors alone."""
+    """Read a state dict to the CPU: from safetensors, or from a torch.save file that holds only tensors."""
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else f"no such file (looked from {Path.cwd()})"
-        raise RunError(f"{path}: {what}; give a file of weights, such as .safetensors or .pt")
+        problem = "is a folder" if path.is_dir() else f"no such file (looked from {Path.cwd()})"
+        raise RunError(f"{path}: {problem}; give a file of weights, such as .safetensors or .pt")
     with path.open("rb") as file:
         head = file.read(64)
-    for pattern, what, remedy in MISTAKEN:
+    for pattern, description, fix in MISTAKEN_FILES:
         if re.match(pattern, head.lower()):
-            raise RunError(f"{path}: is {what}, expected weights; {remedy}")
+            raise RunError(f"{path}: is {description}, expected weights; {fix}")
     raw = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     if not isinstance(raw, Mapping):
-        what = type(raw).__name__
-        raise RunError(f"{path}: holds a {what}, expected tensors by name; save network.state_dict()")
-    return tensors_of(cast(Mapping[str, object], raw), key=key, source=str(path))
+        got = type(raw).__name__
+        raise RunError(f"{path}: holds a {got}, expected tensors by name; save network.state_dict()")
+    return find_state_dict(cast(Mapping[str, object], raw), key=key, source=str(path))
 
 
-def _made(spec: str) -> nn.Module:
-    """What a factory makes, imported and called with the current folder among the places to look."""
-    module, _, attribute = spec.partition(":")
-    with _here():
-        found: Any = _imported(spec, module)
-        for name in attribute.split("."):
-            if not hasattr(found, name):
-                hint = nearest(name, [known for known in dir(found) if not known.startswith("_")])
+def _import_network(spec: str) -> nn.Module:
+    """Import the factory "package.module:factory" and return its network."""
+    module, _, path = spec.partition(":")
+    with _search_current_folder():
+        target: Any = _import_module(spec, module)
+        for name in path.split("."):
+            if not hasattr(target, name):
+                hint = did_you_mean(name, [public for public in dir(target) if not public.startswith("_")])
                 raise RunError(f'{spec}: {module} has no "{name}"{hint}; name a factory of the module')
-            found = getattr(found, name)
-        network = found if isinstance(found, nn.Module) else _called(spec, found)
+            target = getattr(target, name)
+        network = target if isinstance(target, nn.Module) else _call_factory(spec, target)
     if not isinstance(network, nn.Module):
-        raise RunError(
-            f"{spec}: gave a {type(network).__name__}, expected a torch.nn.Module; return the network"
-        )
+        got = type(network).__name__
+        raise RunError(f"{spec}: returned a {got}, expected a torch.nn.Module; return the network")
     return network
 
 
-def _imported(spec: str, module: str) -> Any:
+def _import_module(spec: str, module: str) -> Any:
+    """Import a module; raises RunError if it, or a module that it needs, is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -138,14 +142,15 @@ def _imported(spec: str, module: str) -> Any:
             ) from error
         raise RunError(
             f"{spec}: no module {error.name} (looked from {Path.cwd()}), "
-            'expected "package.module:factory"; go to its folder or install it'
+            'expected "package.module:factory"; change to its folder or install it'
         ) from error
 
 
-def _called(spec: str, factory: Any) -> object:
+def _call_factory(spec: str, factory: Any) -> object:
+    """Call a factory without arguments; raises RunError if it cannot be called so."""
     if not callable(factory):
-        what = type(factory).__name__
-        raise RunError(f"{spec}: is a {what}, expected a function or a class that gives a network; name one")
+        got = type(factory).__name__
+        raise RunError(f"{spec}: is a {got}, expected a function or class that returns a network; name one")
     call = cast(Callable[[], object], factory)
     try:
         inspect.signature(call).bind()
@@ -154,50 +159,53 @@ def _called(spec: str, factory: Any) -> object:
             f"{spec}: cannot be called without arguments ({error}); name a function that needs none"
         ) from None
     except ValueError:
-        pass  # Some callables do not tell their arguments.
+        pass  # Some callables have no signature.
     return call()
 
 
 @contextmanager
-def _here() -> Generator[None]:
-    """Look for modules in the current folder too, as python itself does."""
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+def _search_current_folder() -> Generator[None]:
+    """Also import modules from the current folder, as python itself does."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
 
 
 def _read_safetensors(path: Path) -> Weights:
+    """Read a safetensors file."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: no safetensors file, or one cut short ({error}); get it again") from None
+        raise RunError(f"{path}: not a safetensors file, or truncated ({error}); download it again") from None
 
 
 def _read_torch(path: Path) -> object:
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
-        need = ".".join(map(str, SAFE_TORCH))
+    """Read a torch.save file without running code from it; raises RunError if it holds more than tensors."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MIN_SAFE_TORCH:
+        required = ".".join(map(str, MIN_SAFE_TORCH))
         raise RunError(
-            f"{path}: files of torch.save are read from torch {need} on, because in this one "
-            f"({torch.__version__}) a crafted file can run code; update torch, or convert it to safetensors"
+            f"{path}: reading torch.save files needs torch {required} or later, because a crafted file can "
+            f"run code in {torch.__version__}; update torch, or convert the file to safetensors"
         )
-    # Torch, pickle and zipfile have errors of their own for a damaged file.
+    # Torch, pickle and zipfile raise many types of errors for a damaged file.
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        more = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)|(TorchScript)", str(error))
-        if more is not None:
+        refused = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)|(TorchScript)", str(error))
+        if refused is not None:
             raise RunError(
-                f"{path}: holds more than tensors ({more[1] or more[2]}), and reading that would run code: "
-                "refused; ask for the network's state_dict() alone, best as safetensors"
+                f"{path}: holds more than tensors ({refused[1] or refused[2]}), and reading it would run "
+                "code: refused; ask for the network's state_dict() alone, preferably as safetensors"
             ) from None
-        said = str(error).partition("WeightsUnpickler error:")[2] or str(error)
-        first = said.strip().partition("\n")[0][:80]
-        what = f"{type(error).__name__}: {first}"
-        raise RunError(f"{path}: no file of torch.save, or one cut short ({what}); get it again") from None
+        message = str(error).partition("WeightsUnpickler error:")[2] or str(error)
+        first_line = message.strip().partition("\n")[0][:80]
+        reason = f"{type(error).__name__}: {first_line}"
+        raise RunError(f"{path}: not a torch.save file, or truncated ({reason}); download it again") from None
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
+    """Return a name in lower case, without separators, and with "wrn" for wide residual networks."""
     return re.sub(r"[-_ ]", "", name.lower()).replace("wideresnet", "wrn")

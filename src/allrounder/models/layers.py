@@ -1,4 +1,4 @@
-"""The pieces that the architectures share: convolutions, stages of blocks, initialisations."""
+"""Layers and initialisations that the architectures share."""
 
 from __future__ import annotations
 
@@ -12,67 +12,66 @@ from torch.fx import Proxy
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    Flow: TypeAlias = Tensor
+    TensorOrProxy: TypeAlias = Tensor
 else:
-    # While a network's structure is traced, a stand-in takes the place of the tensor.
-    Flow = Tensor | Proxy
+    # torch.fx passes a proxy instead of a tensor while it traces a network.
+    TensorOrProxy = Tensor | Proxy
 
-Block: TypeAlias = Callable[[int, int, int], nn.Module]
-"""Makes one block from its input channels, output channels and stride."""
+BlockFactory: TypeAlias = Callable[[int, int, int], nn.Module]
+"""Builds one block from its input channels, output channels and stride."""
 
-
-THIN = 8
-"""With fewer channels, the gradient of a 1x1 convolution with a stride, in channels_last on a CPU, writes
-beyond its memory: torch 2.13, oneDNN."""
+MIN_STRIDED_CHANNELS = 8
+"""Fewest input channels of nn.Conv2d as a strided 1x1 convolution. With fewer, its gradient in channels_last
+on a CPU writes out of bounds (torch 2.13, oneDNN)."""
 
 
 def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias whose padding keeps the image size at stride 1."""
-    kind = Skipping if size == 1 and stride > 1 and inputs < THIN else nn.Conv2d
-    return kind(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    """Build a convolution without bias whose padding keeps the image size at stride 1."""
+    cls = StridedConv1x1 if size == 1 and stride > 1 and inputs < MIN_STRIDED_CHANNELS else nn.Conv2d
+    return cls(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
 @final
-class Skipping(nn.Conv2d):
-    """A 1x1 convolution with a stride, as one without on the pixels that it uses."""
+class StridedConv1x1(nn.Conv2d):
+    """A strided 1x1 convolution, computed without a stride on the pixels that it uses."""
 
-    def forward(self, input: Flow) -> Flow:
-        """The convolution."""
-        s, t = self.stride
-        return F.conv2d(input[:, :, ::s, ::t], self.weight, self.bias)
+    def forward(self, input: TensorOrProxy) -> TensorOrProxy:
+        """Return the convolution of the input."""
+        down, right = self.stride
+        return F.conv2d(input[:, :, ::down, ::right], self.weight, self.bias)
 
 
-def stage(block: Block, inputs: int, outputs: int, count: int, stride: int) -> nn.Sequential:
-    """Blocks of one width in a row; the first changes the channels and the image size."""
+def make_stage(block: BlockFactory, inputs: int, outputs: int, count: int, stride: int) -> nn.Sequential:
+    """Build `count` blocks in sequence; the first one changes the channels and the image size."""
     rest = [block(outputs, outputs, 1) for _ in range(count - 1)]
     return nn.Sequential(block(inputs, outputs, stride), *rest)
 
 
-def pool(x: Flow) -> Flow:
-    """The average over all pixels, (n, c, h, w) to (n, c), so that any image size will do."""
+def global_avg_pool(x: TensorOrProxy) -> TensorOrProxy:
+    """Average over all pixels, (n, c, h, w) to (n, c)."""
     return F.adaptive_avg_pool2d(x, 1).flatten(1)
 
 
 @final
-class Average(nn.Module):
-    """The average over each of so many by so many fields, whatever the size of the image.
+class AdaptiveAvgPool(nn.Module):
+    """Adaptive average pooling to (output_size, output_size) that keeps the memory format of gradients.
 
-    On the way back from `flatten` a gradient is not channels_last, and then torch takes several times as
-    long for the same numbers on a CPU; so here it is brought into the layout that the averages have.
+    The gradient of `flatten` is not channels_last, and torch on a CPU then takes several times as long for
+    the same numbers. So the gradient is converted to the memory format of the output.
     """
 
     def __init__(self, fields: int) -> None:
         super().__init__()
-        self.fields = fields
+        self.output_size = fields
 
-    def forward(self, input: Flow) -> Flow:
-        """The averages, (n, c, fields, fields)."""
-        return cast(Tensor, _SameLayout.apply(F.adaptive_avg_pool2d(input, self.fields)))
+    def forward(self, input: TensorOrProxy) -> TensorOrProxy:
+        """Return the averages, (n, c, output_size, output_size)."""
+        return cast(Tensor, _KeepMemoryFormat.apply(F.adaptive_avg_pool2d(input, self.output_size)))
 
 
 @final
-class _SameLayout(torch.autograd.Function):
-    """Nothing, but that the gradient has the layout of what went in."""
+class _KeepMemoryFormat(torch.autograd.Function):
+    """The identity, with a gradient in the memory format of the input."""
 
     generate_vmap_rule = True
 
@@ -82,16 +81,16 @@ class _SameLayout(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        last = inputs[0].stride(1) == 1
-        ctx.layout = torch.channels_last if last else torch.contiguous_format
+        is_channels_last = inputs[0].stride(1) == 1
+        ctx.memory_format = torch.channels_last if is_channels_last else torch.contiguous_format
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0].contiguous(memory_format=ctx.layout)
+        return gradients[0].contiguous(memory_format=ctx.memory_format)
 
 
-def uniform_(network: nn.Module) -> None:
-    """Initialise as torch does by default, but in so many words.
+def init_uniform_(network: nn.Module) -> None:
+    """Initialise as torch does by default, but explicitly.
 
     Weights and biases of convolutions and linear layers are U(-b, b) with b = 1 / sqrt(fan_in); batch-norm
     scales by 1 and shifts by 0.
@@ -107,12 +106,12 @@ def uniform_(network: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def normal_(network: nn.Module) -> None:
+def init_normal_(network: nn.Module) -> None:
     """Initialise convolutions of size s with N(0, 2 / (s * s * c_out)), the rest as `uniform_` does.
 
     He et al., 2015, Delving deep into rectifiers.
     """
-    uniform_(network)
+    init_uniform_(network)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""Normalisation as the first layer of a network, so that attacks and budgets live in image units."""
+"""Normalisation as the first layer of a network, so that attacks work on images in [0, 1]."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from allrounder.models.layers import Flow
+from allrounder.models.layers import TensorOrProxy
 
 
 @final
 class Normalise(nn.Module):
     """(x - mean) / std per channel.
 
-    The numbers belong to the architecture, not to the weights: they are no part of a state dict.
+    The constants belong to the architecture: they are not part of the state dict.
     """
 
     mean: Tensor
@@ -26,18 +26,18 @@ class Normalise(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def forward(self, x: Flow) -> Flow:
-        """Images in [0, 1] to images of about zero mean and unit variance."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the normalised images."""
         return (x - self.mean) / self.std
 
 
-def normaliser(mean: Sequence[float], std: Sequence[float], channels: int) -> nn.Module:
-    """The layer for these constants; an empty mean is 0, an empty std is 1, both empty is no layer."""
-    for name, numbers in (("mean", mean), ("std", std)):
-        if numbers and len(numbers) != channels:
+def build_normalise(mean: Sequence[float], std: Sequence[float], channels: int) -> nn.Module:
+    """Build the layer; an empty mean is 0, an empty std is 1, and nn.Identity for both empty."""
+    for name, constants in (("mean", mean), ("std", std)):
+        if constants and len(constants) != channels:
             raise ValueError(
-                f"model.{name}: has {len(numbers)} numbers, but the images have {channels} channels; "
-                "give one number for every channel, or none"
+                f"model.{name}: has {len(constants)} numbers, but the images have {channels} channels; "
+                "give one number per channel, or none"
             )
     if not mean and not std:
         return nn.Identity()

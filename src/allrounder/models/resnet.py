@@ -1,6 +1,6 @@
 """Residual networks for small images: 3x3 stem of stride 1, no max-pooling, four stages.
 
-Parameters are named as in the public CIFAR networks, so that their weights load.
+Parameters have the names of the public CIFAR networks, so that their weights can be loaded.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Literal, final
 from torch import nn
 from torch.nn import functional as F
 
-from allrounder.config.fields import Count, Flag, value
+from allrounder.config.fields import Flag, PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import Flow, conv, pool, stage, uniform_
+from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_uniform_, make_stage
 
 Activation = Literal["relu", "softplus"]
 Depths = tuple[int, int, int, int]
@@ -20,7 +20,7 @@ Depths = tuple[int, int, int, int]
 
 @final
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, each followed by batch-norm, added to a shortcut."""
+    """Residual block: two 3x3 convolutions, each followed by batch-norm, plus a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class BasicBlock(nn.Module):
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
-    def forward(self, x: Flow) -> Flow:
-        """One residual step."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the output of the block."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out)) + self.shortcut(x)
         return F.relu(out, inplace=True)
@@ -39,7 +39,8 @@ class BasicBlock(nn.Module):
 
 @final
 class ResNet(nn.Module):
-    """Stem, four stages of basic blocks of width 1, 2, 4 and 8 times the first, average, linear."""
+    """Stem, four stages of basic blocks with 1, 2, 4 and 8 times `width` channels, average pooling,
+    linear."""
 
     last_stage = "layer4"
 
@@ -47,23 +48,23 @@ class ResNet(nn.Module):
         super().__init__()
         self.normalise = normalise
         self.conv1, self.bn1 = conv(channels, width), nn.BatchNorm2d(width)
-        self.layer1 = stage(BasicBlock, width, width, depths[0], 1)
-        self.layer2 = stage(BasicBlock, width, 2 * width, depths[1], 2)
-        self.layer3 = stage(BasicBlock, 2 * width, 4 * width, depths[2], 2)
-        self.layer4 = stage(BasicBlock, 4 * width, 8 * width, depths[3], 2)
+        self.layer1 = make_stage(BasicBlock, width, width, depths[0], 1)
+        self.layer2 = make_stage(BasicBlock, width, 2 * width, depths[1], 2)
+        self.layer3 = make_stage(BasicBlock, 2 * width, 4 * width, depths[2], 2)
+        self.layer4 = make_stage(BasicBlock, 4 * width, 8 * width, depths[3], 2)
         self.linear = nn.Linear(8 * width, classes)
-        uniform_(self)
+        init_uniform_(self)
 
-    def forward(self, x: Flow) -> Flow:
-        """Images to logits."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the logits of images."""
         x = F.relu(self.bn1(self.conv1(self.normalise(x))), inplace=True)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.linear(pool(x))
+        return self.linear(global_avg_pool(x))
 
 
 @final
 class PreActBlock(nn.Module):
-    """Two 3x3 convolutions, each preceded by batch-norm and activation, added to a shortcut."""
+    """Residual block: two 3x3 convolutions, each preceded by batch-norm and activation, plus a shortcut."""
 
     def __init__(
         self, inputs: int, outputs: int, stride: int, activation: Activation, raw_shortcut: bool
@@ -77,8 +78,9 @@ class PreActBlock(nn.Module):
             self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride))
         self.activation = nn.Softplus() if activation == "softplus" else nn.ReLU(inplace=True)
 
-    def forward(self, x: Flow) -> Flow:
-        """One residual step; a shortcut with weights starts after the first activation, if it is not raw."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the output; a shortcut with weights takes the first activation, or the input if it is
+        raw."""
         out = self.activation(self.bn1(x))
         shortcut = x if self.shortcut is None else self.shortcut(x if self.raw_shortcut else out)
         out = self.conv2(self.activation(self.bn2(self.conv1(out))))
@@ -87,7 +89,8 @@ class PreActBlock(nn.Module):
 
 @final
 class PreActResNet(nn.Module):
-    """Stem, four stages of two pre-activation blocks, batch-norm and ReLU if asked for, average, linear."""
+    """Stem, four stages of two pre-activation blocks, optional batch-norm and ReLU, average pooling,
+    linear."""
 
     last_stage = "layer4"
 
@@ -100,25 +103,25 @@ class PreActResNet(nn.Module):
         width = spec.width
         self.normalise = normalise
         self.conv1 = conv(channels, width)
-        self.layer1 = stage(block, width, width, 2, 1)
-        self.layer2 = stage(block, width, 2 * width, 2, 2)
-        self.layer3 = stage(block, 2 * width, 4 * width, 2, 2)
-        self.layer4 = stage(block, 4 * width, 8 * width, 2, 2)
+        self.layer1 = make_stage(block, width, width, 2, 1)
+        self.layer2 = make_stage(block, width, 2 * width, 2, 2)
+        self.layer3 = make_stage(block, 2 * width, 4 * width, 2, 2)
+        self.layer4 = make_stage(block, 4 * width, 8 * width, 2, 2)
         self.bn = nn.BatchNorm2d(8 * width) if spec.final_norm else None
         self.linear = nn.Linear(8 * width, classes)
-        uniform_(self)
+        init_uniform_(self)
 
-    def forward(self, x: Flow) -> Flow:
-        """Images to logits."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the logits of images."""
         x = self.layer2(self.layer1(self.conv1(self.normalise(x))))
         x = self.layer4(self.layer3(x))
         if self.bn is not None:
             x = F.relu(self.bn(x), inplace=True)
-        return self.linear(pool(x))
+        return self.linear(global_avg_pool(x))
 
 
 @final
-@value
+@frozen_config
 class ResNet18(Architecture):
     """ResNet-18 for small images: 3x3 stem, no max-pooling, blocks 2-2-2-2; 11 million weights.
 
@@ -126,16 +129,16 @@ class ResNet18(Architecture):
     He et al., 2016, Deep residual learning for image recognition.
     """
 
-    width: Count = 64
-    """Channels of the first stage; each later stage has twice as many as the one before."""
+    width: PositiveInt = 64
+    """Channels of the first stage; every later stage doubles them."""
 
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
         return ResNet(normalise, shape[0], self.width, (2, 2, 2, 2), classes)
 
 
 @final
-@value
+@frozen_config
 class ResNet34(Architecture):
     """ResNet-34 for small images: 3x3 stem, no max-pooling, blocks 3-4-6-3; 21 million weights.
 
@@ -143,16 +146,16 @@ class ResNet34(Architecture):
     He et al., 2016, Deep residual learning for image recognition.
     """
 
-    width: Count = 64
-    """Channels of the first stage; each later stage has twice as many as the one before."""
+    width: PositiveInt = 64
+    """Channels of the first stage; every later stage doubles them."""
 
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
         return ResNet(normalise, shape[0], self.width, (3, 4, 6, 3), classes)
 
 
 @final
-@value
+@frozen_config
 class PreActResNet18(Architecture):
     """ResNet-18 for small images with batch-norm and activation before every convolution; 11 million weights.
 
@@ -160,16 +163,18 @@ class PreActResNet18(Architecture):
     He et al., 2016, Identity mappings in deep residual networks.
     """
 
-    width: Count = 64
-    """Channels of the first stage; each later stage has twice as many as the one before."""
+    width: PositiveInt = 64
+    """Channels of the first stage; every later stage doubles them."""
     final_norm: Flag = True
-    """Batch-norm and ReLU before the average. The copies that Generalist and MSD released have none."""
+    """Batch-norm and ReLU before the average pooling. The versions released by Generalist and MSD have
+    none."""
     activation: Activation = "relu"
-    """Inside the blocks; E-AT and RAMP trained with softplus. After the last batch-norm it is always ReLU."""
+    """Activation in the blocks; E-AT and RAMP used softplus. After the last batch-norm it is always ReLU."""
     raw_shortcut: Flag = False
-    """Shortcuts with weights start before the first batch-norm of their block, as in RobustBench's copy. The
-    names of the weights are the same for both, so that a file does not tell which one it is of."""
+    """Shortcuts with weights take the input of their block instead of the first activation, as in
+    RobustBench. The parameter names are the same, so a file of weights does not show which variant it belongs
+    to."""
 
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
         return PreActResNet(self, normalise, shape[0], classes)

@@ -1,6 +1,6 @@
 """Residual networks for large images: 7x7 stem of stride 2, max-pooling, bottleneck blocks 3-4-6-3.
 
-Parameters are named, and strides placed, as in the public ImageNet networks, so that their weights load.
+Parameter names and strides are those of the public ImageNet networks, so that their weights can be loaded.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from typing import final
 from torch import nn
 from torch.nn import functional as F
 
-from allrounder.config.fields import Count, value
+from allrounder.config.fields import PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import Flow, conv, normal_, pool, stage
+from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_normal_, make_stage
 
 EXPANSION = 4
 
 
 @final
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride) and 1x1 convolutions, each followed by batch-norm, added to a shortcut."""
+    """Residual block: 1x1, 3x3 (strided) and 1x1 convolutions, each followed by batch-norm, plus a
+    shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, widen: int) -> None:
         super().__init__()
@@ -31,8 +32,8 @@ class Bottleneck(nn.Module):
         if stride != 1 or inputs != outputs:
             self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
-    def forward(self, x: Flow) -> Flow:
-        """One residual step."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the output of the block."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = F.relu(self.bn2(self.conv2(out)), inplace=True)
         out = self.bn3(self.conv3(out)) + (x if self.downsample is None else self.downsample(x))
@@ -40,8 +41,8 @@ class Bottleneck(nn.Module):
 
 
 @final
-class LargeResNet(nn.Module):
-    """Stem, max-pooling, four stages of bottlenecks, average, linear."""
+class ImageNetResNet(nn.Module):
+    """Stem, max-pooling, four stages of bottlenecks, average pooling, linear."""
 
     last_stage = "layer4"
 
@@ -54,22 +55,22 @@ class LargeResNet(nn.Module):
         wide = EXPANSION * width
         self.normalise = normalise
         self.conv1, self.bn1 = conv(channels, width, 7, 2), nn.BatchNorm2d(width)
-        self.layer1 = stage(block, width, wide, 3, 1)
-        self.layer2 = stage(block, wide, 2 * wide, 4, 2)
-        self.layer3 = stage(block, 2 * wide, 4 * wide, 6, 2)
-        self.layer4 = stage(block, 4 * wide, 8 * wide, 3, 2)
+        self.layer1 = make_stage(block, width, wide, 3, 1)
+        self.layer2 = make_stage(block, wide, 2 * wide, 4, 2)
+        self.layer3 = make_stage(block, 2 * wide, 4 * wide, 6, 2)
+        self.layer4 = make_stage(block, 4 * wide, 8 * wide, 3, 2)
         self.fc = nn.Linear(8 * wide, classes)
-        normal_(self)
+        init_normal_(self)
 
-    def forward(self, x: Flow) -> Flow:
-        """Images to logits."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the logits of images."""
         x = F.relu(self.bn1(self.conv1(self.normalise(x))), inplace=True)
         x = self.layer2(self.layer1(F.max_pool2d(x, 3, stride=2, padding=1)))
-        return self.fc(pool(self.layer4(self.layer3(x))))
+        return self.fc(global_avg_pool(self.layer4(self.layer3(x))))
 
 
 @final
-@value
+@frozen_config
 class ResNet50(Architecture):
     """ResNet-50 for large images: 7x7 stem, max-pooling, bottlenecks; 26 million weights.
 
@@ -78,16 +79,16 @@ class ResNet50(Architecture):
     He et al., 2016, Deep residual learning for image recognition.
     """
 
-    width: Count = 64
+    width: PositiveInt = 64
     """Channels of the stem; the stages have 4, 8, 16 and 32 times as many."""
 
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
-        return LargeResNet(normalise, shape[0], self.width, 1, classes)
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
+        return ImageNetResNet(normalise, shape[0], self.width, 1, classes)
 
 
 @final
-@value
+@frozen_config
 class WideResNet50(Architecture):
     """ResNet-50 for large images with bottlenecks twice as wide inside, WRN-50-2; 69 million weights.
 
@@ -96,9 +97,9 @@ class WideResNet50(Architecture):
     Zagoruyko and Komodakis, 2016, Wide residual networks.
     """
 
-    width: Count = 64
+    width: PositiveInt = 64
     """Channels of the stem; the stages have 4, 8, 16 and 32 times as many."""
 
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
-        return LargeResNet(normalise, shape[0], self.width, 2, classes)
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
+        return ImageNetResNet(normalise, shape[0], self.width, 2, classes)

@@ -1,4 +1,4 @@
-"""A network small enough to be trained adversarially on a CPU."""
+"""A network small enough for adversarial training on a CPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import final
 from torch import nn
 from torch.nn import functional as F
 
-from allrounder.config.fields import Count, value
+from allrounder.config.fields import PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import Average, Flow, conv, uniform_
+from allrounder.models.layers import AdaptiveAvgPool, TensorOrProxy, conv, init_uniform_
 
 
 @final
-class Small(nn.Module):
-    """Four convolutions, each with batch-norm and ReLU, and a linear layer over a 2x2 average."""
+class SmallCnnNetwork(nn.Module):
+    """Four convolutions, each with batch-norm and ReLU, then 2x2 average pooling and a linear layer."""
 
     last_stage = "bn4"
 
@@ -25,11 +25,12 @@ class Small(nn.Module):
         self.conv2, self.bn2 = conv(width, 2 * width, stride=2), nn.BatchNorm2d(2 * width)
         self.conv3, self.bn3 = conv(2 * width, 4 * width, stride=2), nn.BatchNorm2d(4 * width)
         self.conv4, self.bn4 = conv(4 * width, 4 * width), nn.BatchNorm2d(4 * width)
-        self.pool, self.linear = Average(2), nn.Linear(16 * width, classes)
-        uniform_(self)
+        self.pool = AdaptiveAvgPool(2)
+        self.linear = nn.Linear(16 * width, classes)
+        init_uniform_(self)
 
-    def forward(self, x: Flow) -> Flow:
-        """Images to logits."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the logits of images."""
         x = F.relu(self.bn1(self.conv1(self.normalise(x))), inplace=True)
         x = F.relu(self.bn2(self.conv2(x)), inplace=True)
         x = F.relu(self.bn3(self.conv3(x)), inplace=True)
@@ -38,18 +39,17 @@ class Small(nn.Module):
 
 
 @final
-@value
+@frozen_config
 class SmallCnn(Architecture):
-    """Four 3x3 convolutions with batch-norm, quick on a CPU: 1.14 million MACs for a 28x28 grey image.
+    """Four 3x3 convolutions with batch-norm, fast on a CPU: 1.14 million MACs for a 28x28 grey image.
 
-    The first three convolutions have stride 2. The 2x2 average before the linear layer keeps a rough sense of
-    place.
-    Initialisation: U(-b, b) with b = 1 / sqrt(fan_in), batch-norm 1 and 0.
+    The first three convolutions have stride 2. The 2x2 average pooling before the linear layer keeps some
+    spatial information. Initialisation: U(-b, b) with b = 1 / sqrt(fan_in), batch-norm 1 and 0.
     """
 
-    width: Count = 16
+    width: PositiveInt = 16
     """Channels of the first convolution; the others have 2, 4 and 4 times as many."""
 
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
-        return Small(normalise, shape[0], self.width, classes)
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
+        return SmallCnnNetwork(normalise, shape[0], self.width, classes)

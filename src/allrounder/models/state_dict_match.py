@@ -1,11 +1,12 @@
-"""Weights of public networks under the names of ours.
+"""Matches the tensor names of public checkpoints to those of a network.
 
-Public networks differ in what they wrap their weights in and in what they call the same layer. A table of
-rewrites brings the names of a file and of a network to one spelling; then every tensor of the network must
-find exactly one of the file, of the same shape, and nothing may be left over.
+Public checkpoints differ in how they wrap their weights and in what they call the same layer. A table of
+rewrites brings the names of file and network to one spelling. Then every tensor of the network must match
+exactly one tensor of the file, of the same shape, and no tensor of the file may be left over.
 
-Names and shapes do not tell everything: an activation, a pooling, or where a shortcut starts has neither.
-Compare the natural accuracy with the published one before trusting a network that was loaded this way.
+Names and shapes do not identify a network completely: activations, pooling, and where a shortcut starts have
+neither. Compare the natural accuracy with the published one before trusting a network that was loaded this
+way.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from typing import Any, TypeAlias, cast, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.config.fields import nearest
+from allrounder.config.fields import did_you_mean
 from allrounder.errors import RunError
-from allrounder.nn.state import Weights, all_finite, copy_, weights_of
+from allrounder.nn.state import all_finite, copy_, weights_of
+from allrounder.types import Weights
 
 Rewrites: TypeAlias = tuple[tuple[str, str], ...]
 
-WRAPPED: Rewrites = ((r"^(?:(?:module|_orig_mod)\.)+", ""),)
-"""What parallel and compiled networks put before every name."""
-SPELLED: Rewrites = (
-    # The network inside another that only prepares the images; "1" is the second part of a Sequential.
+WRAPPER_PREFIXES: Rewrites = ((r"^(?:(?:module|_orig_mod)\.)+", ""),)
+"""Prefixes that nn.DataParallel and torch.compile add to every name."""
+SPELLING_VARIANTS: Rewrites = (
+    # A network inside a wrapper that only prepares the images; "1" is the second module of a Sequential.
     (r"^(?:(?:module|_orig_mod|model|net|network|backbone|1)\.)+", ""),
     # The normalisation: RobustBench (mu, sigma), MadryLab (normalizer.new_mean), a Sequential (0.mean).
     (r"^(?:\w+\.)?(?:mean|mu|new_mean)$", "normalise.mean"),
@@ -37,202 +39,233 @@ SPELLED: Rewrites = (
     # The last layer: torchvision and TRADES (fc), the CIFAR networks (linear).
     (r"^(?:fc|linear|classifier|head)\.(weight|bias)$", r"linear.\1"),
 )
-"""Applied in turn to every name of the file and of the network."""
-STAGES: tuple[Rewrites, ...] = ((), WRAPPED, (*WRAPPED, *SPELLED))
-"""Tried in turn: the names as they are come first, because a network of one's own may be called anything."""
-CONSTANTS = {"normalise.mean": 0.0, "normalise.std": 1.0}
-"""The numbers of a normalisation, and those that change nothing."""
-UNUSED = r"(?:^|\.)n_averaged$|^sub_block1\.|^attacker\."
-"""What a file may hold besides: a counter of averages, a block that TRADES makes and never runs, and
-MadryLab's second name for the same network."""
-COUNTER = "num_batches_tracked"
-"""Old files do not have it, and it changes nothing in evaluation."""
-SHOWN = 4
+"""Regular expressions and replacements, applied in turn to every name of the file and of the network."""
+REWRITE_STAGES: tuple[Rewrites, ...] = ((), WRAPPER_PREFIXES, (*WRAPPER_PREFIXES, *SPELLING_VARIANTS))
+"""Tried in turn. Unchanged names come first, because a custom network may use any names."""
+NEUTRAL_NORMALISATION = {"normalise.mean": 0.0, "normalise.std": 1.0}
+"""Names of normalisation constants, and the values that have no effect."""
+IGNORED_NAMES = r"(?:^|\.)n_averaged$|^sub_block1\.|^attacker\."
+"""Tensors that a file may hold in addition: the counter of averaged models, a block that TRADES builds and
+never runs, and MadryLab's second name for the same network."""
+BATCH_COUNTER = "num_batches_tracked"
+"""BatchNorm's counter: missing in old files, and without effect in evaluation."""
+MAX_LISTED = 4
+"""Names listed in an error message."""
 
 
-def tensors_of(raw: Mapping[str, object], *, key: str | None = None, source: str = "weights") -> Weights:
-    """The named tensors inside a checkpoint, whatever wraps them.
+def find_state_dict(raw: Mapping[str, object], *, key: str | None = None, source: str = "weights") -> Weights:
+    """Find the state dict inside a checkpoint, however it is nested.
 
-    If there are several sets, such as a network's and its moving average's, `key` chooses one: they are
-    different networks, and nobody else can know which is meant.
+    If there are several, such as a network's and its moving average's, `key` must select one: they are
+    different networks.
     """
-    sets = dict(_sets(raw, ""))
-    if key is not None and key not in sets:
-        hint = nearest(key, sets)
-        raise RunError(f'{source}: holds no weights "{key}" (there are: {_some(sets)}){hint}; choose one')
-    if not sets:
+    state_dicts = dict(_find_state_dicts(raw, ""))
+    if key is not None and key not in state_dicts:
+        names = _summarise(state_dicts)
+        hint = did_you_mean(key, state_dicts)
+        raise RunError(f'{source}: holds no weights "{key}" (there are: {names}){hint}; choose one')
+    if not state_dicts:
         raise RunError(
-            f"{source}: holds no weights (it has: {_some(raw)}), expected tensors by name; "
+            f"{source}: holds no weights (it has: {_summarise(raw)}), expected tensors by name; "
             "save network.state_dict()"
         )
-    if key is None and len(sets) > 1:
-        raise RunError(f"{source}: holds {len(sets)} sets of weights ({_some(sets)}); choose one by its key")
-    return sets[key] if key is not None else next(iter(sets.values()))
+    if key is None and len(state_dicts) > 1:
+        names = _summarise(state_dicts)
+        raise RunError(f"{source}: holds {len(state_dicts)} sets of weights ({names}); choose one by its key")
+    return state_dicts[key] if key is not None else next(iter(state_dicts.values()))
 
 
-def constants_of(raw: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
-    """The "mean" and "std" with which a file's network normalises its images, as far as the file says."""
-    spelled = {_spell(name, STAGES[-1]): tensor for name, tensor in raw.items()}
+def read_normalisation(raw: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
+    """Return the normalisation constants that a state dict holds, under "mean" and "std"."""
+    tensors = {_rewrite(name, REWRITE_STAGES[-1]): tensor for name, tensor in raw.items()}
     return {
-        name.removeprefix("normalise."): tuple(cast(list[float], spelled[name].double().flatten().tolist()))
-        for name in CONSTANTS
-        if name in spelled
+        name.removeprefix("normalise."): tuple(cast(list[float], tensors[name].double().flatten().tolist()))
+        for name in NEUTRAL_NORMALISATION
+        if name in tensors
     }
 
 
-def fit(
+def match_state_dict(
     network: nn.Module, raw: Mapping[str, object], *, key: str | None = None, source: str = "weights"
 ) -> Weights:
-    """The tensors of a checkpoint under the names of a network: all that it has, and its normalisation's.
+    """Return the tensors of a checkpoint under the names of a network, including normalisation constants.
 
-    Raises RunError where names or shapes do not meet one to one. A normalisation in the file goes into the
-    network's; a network without one is refused, unless it would change nothing.
+    Raises RunError unless names and shapes match one to one. Normalisation constants in the file need a
+    normalisation layer in the network, unless they have no effect.
     """
-    ours, theirs = _places(network), tensors_of(raw, key=key, source=source)
-    # The last stage names things best where none of them fits.
-    met = min([_meet(ours, theirs, rewrites) for rewrites in reversed(STAGES)], key=lambda met: met.faults)
-    if met.faults:
-        raise RunError(f"{source}: does not fit {type(network).__name__}: {met.complaint(ours, theirs)}")
-    _check_constants(met.constants, theirs, source)
-    fitted = {name: _shaped(theirs[met.pairs[name]], ours[name]) for name in met.pairs}
-    if not all_finite(fitted):
-        odd = [name for name, tensor in fitted.items() if not all_finite({name: tensor})]
-        raise RunError(f"{source}: holds NaN or infinite numbers ({_some(odd)}); get the file again")
-    return {name: fitted.get(name, tensor.clone()) for name, tensor in ours.items()}
+    ours = _fillable_tensors(network)
+    theirs = find_state_dict(raw, key=key, source=source)
+    # Reversed: if no stage fits, the last one gives the best error message.
+    match = min(
+        [_match_names(ours, theirs, rewrites) for rewrites in reversed(REWRITE_STAGES)],
+        key=lambda match: match.num_errors,
+    )
+    if match.num_errors:
+        problem = match.error_message(ours, theirs)
+        raise RunError(f"{source}: does not fit {type(network).__name__}: {problem}")
+    _check_normalisation(match.constants, theirs, source)
+    converted = {name: _convert_like(theirs[match.pairs[name]], ours[name]) for name in match.pairs}
+    if not all_finite(converted):
+        bad = [name for name, tensor in converted.items() if not all_finite({name: tensor})]
+        raise RunError(
+            f"{source}: holds NaN or infinite numbers ({_summarise(bad)}); download the file again"
+        )
+    return {name: converted.get(name, tensor.clone()) for name, tensor in ours.items()}
 
 
-def load_(
+def load_matched_(
     network: nn.Module, raw: Mapping[str, object], *, key: str | None = None, source: str = "weights"
 ) -> None:
-    """network <- the weights of a checkpoint, as `fit` finds them."""
-    copy_(_places(network), fit(network, raw, key=key, source=source))
+    """Load a checkpoint into a network, with names matched by `match_state_dict`."""
+    copy_(_fillable_tensors(network), match_state_dict(network, raw, key=key, source=source))
 
 
 @final
 @dataclass(frozen=True)
-class Meeting:
-    """How the names of a network and of a file meet after some rewrites."""
+class NameMatch:
+    """The match between the tensor names of a network and of a file after some rewrites."""
 
     pairs: dict[str, str]
-    """For each name of the network, that of the file."""
+    """From names of the network to names of the file."""
     missing: list[str]
     """Names of the network without a counterpart."""
-    left: list[str]
+    unexpected: list[str]
     """Names of the file without a counterpart."""
-    odd: list[str]
-    """Names of the network whose counterpart has another shape."""
+    mismatched: list[str]
+    """Names of the network whose counterpart has another shape or dtype."""
     constants: dict[str, str]
-    """A normalisation that only the file has."""
+    """Normalisation constants that only the file has: from rewritten names to names of the file."""
 
     @property
-    def faults(self) -> int:
-        """How many tensors do not meet."""
-        return len(self.missing) + len(self.left) + len(self.odd)
+    def num_errors(self) -> int:
+        """Number of tensors that do not match."""
+        return len(self.missing) + len(self.unexpected) + len(self.mismatched)
 
-    def complaint(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
-        """What does not meet, and what to do."""
-        said: list[str] = []
+    def error_message(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
+        """Return a message that lists what does not match and says what to do."""
+        problems: list[str] = []
         if self.missing:
-            hint = nearest(self.missing[0], self.left)
-            said.append(
-                f"{len(self.missing)} tensors of the network are missing ({_some(self.missing)}{hint})"
-            )
-        if self.left:
-            said.append(f"{len(self.left)} of the file are left over ({_some(self.left)})")
-        if self.odd:
+            hint = did_you_mean(self.missing[0], self.unexpected)
+            names = _summarise(self.missing)
+            problems.append(f"{len(self.missing)} tensors of the network are missing ({names}{hint})")
+        if self.unexpected:
+            names = _summarise(self.unexpected)
+            problems.append(f"{len(self.unexpected)} of the file are left over ({names})")
+        if self.mismatched:
             shapes = [
-                f"{name} is {_kind(theirs[self.pairs[name]])}, expected {_kind(ours[name])}"
-                for name in self.odd
+                f"{name} is {_describe_tensor(theirs[self.pairs[name]])}, "
+                f"expected {_describe_tensor(ours[name])}"
+                for name in self.mismatched
             ]
-            said.append(f"{len(self.odd)} have another shape ({_some(shapes)})")
+            problems.append(f"{len(self.mismatched)} have another shape ({_summarise(shapes)})")
         return (
-            f"{', '.join(said)}; choose the architecture and the number of classes that the file was made "
-            'with, or name the network itself: "package.module:factory"'
+            f"{', '.join(problems)}; choose the architecture and the number of classes that the file was "
+            'made with, or name the network itself: "package.module:factory"'
         )
 
 
-def _sets(raw: Mapping[Any, object], path: str) -> Iterator[tuple[str, Weights]]:
-    """Every set of named tensors, by its dotted key; a set has at least one matrix, unlike other records."""
-    # Optimisers keep their tensors under numbers.
-    texts = {name: value for name, value in raw.items() if isinstance(name, str)}
+def _find_state_dicts(raw: Mapping[Any, object], path: str) -> Iterator[tuple[str, Weights]]:
+    """Yield every state dict with its dotted key: a mapping from names to tensors, at least one of them a
+    matrix."""
+    # Optimisers store their tensors under integer keys.
+    named = {name: value for name, value in raw.items() if isinstance(name, str)}
     inner = [
-        found
-        for name, value in texts.items()
+        entry
+        for name, value in named.items()
         if isinstance(value, Mapping)
-        for found in _sets(cast(Mapping[Any, object], value), f"{path}{name}.")
+        for entry in _find_state_dicts(cast(Mapping[Any, object], value), f"{path}{name}.")
     ]
-    tensors = {name: value.detach() for name, value in texts.items() if isinstance(value, Tensor)}
+    tensors = {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
     if inner:
         yield from inner
     elif any(tensor.ndim > 1 for tensor in tensors.values()):
         yield path.removesuffix("."), tensors
 
 
-def _places(network: nn.Module) -> Weights:
-    """The live tensors to fill: the weights, and the normalisation even if it is no part of them."""
+def _fillable_tensors(network: nn.Module) -> Weights:
+    """Return the tensors to load: the weights, and normalisation constants even if not in the state dict."""
     constants = {
-        name: buffer for name, buffer in network.named_buffers() if _spell(name, STAGES[-1]) in CONSTANTS
+        name: buffer
+        for name, buffer in network.named_buffers()
+        if _rewrite(name, REWRITE_STAGES[-1]) in NEUTRAL_NORMALISATION
     }
     return {**weights_of(network), **constants}
 
 
-def _spell(name: str, rewrites: Rewrites) -> str:
+def _rewrite(name: str, rewrites: Rewrites) -> str:
+    """Apply all rewrites to a name."""
     for pattern, replacement in rewrites:
         name = re.sub(pattern, replacement, name)
     return name
 
 
-def _meet(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rewrites: Rewrites) -> Meeting:
-    # Of two names with one spelling only the last is kept here, so that the other counts as a fault below.
-    one, other = ({_spell(name, rewrites): name for name in side} for side in (ours, theirs))
-    pairs = {one[word]: other[word] for word in one if word in other}
-    constants = {word: name for word, name in other.items() if word in CONSTANTS and word not in one}
-    taken = {*pairs.values(), *constants.values()}
-    missing = [name for name in ours if name not in pairs and not name.endswith(COUNTER)]
-    left = [name for name in theirs if name not in taken]
-    return Meeting(
+def _match_names(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rewrites: Rewrites) -> NameMatch:
+    """Match the names of a network (`ours`) to those of a file (`theirs`) after some rewrites."""
+    # If two names are rewritten to the same one, the last wins here, and the other counts as an error below.
+    our_names = {_rewrite(name, rewrites): name for name in ours}
+    their_names = {_rewrite(name, rewrites): name for name in theirs}
+    pairs = {name: their_names[word] for word, name in our_names.items() if word in their_names}
+    constants = {
+        word: name
+        for word, name in their_names.items()
+        if word in NEUTRAL_NORMALISATION and word not in our_names
+    }
+    used = {*pairs.values(), *constants.values()}
+    missing = [name for name in ours if name not in pairs and not name.endswith(BATCH_COUNTER)]
+    unexpected = [name for name in theirs if name not in used]
+    return NameMatch(
         pairs=pairs,
-        # The network's own constants stay where the file has none.
-        missing=[name for name in missing if _spell(name, STAGES[-1]) not in CONSTANTS],
-        left=[name for name in left if not re.search(UNUSED, _spell(name, STAGES[-1]))],
-        odd=[name for name, their in pairs.items() if not _alike(name, ours[name], theirs[their])],
+        # The network keeps its own constants if the file has none.
+        missing=[name for name in missing if _rewrite(name, REWRITE_STAGES[-1]) not in NEUTRAL_NORMALISATION],
+        unexpected=[
+            name for name in unexpected if not re.search(IGNORED_NAMES, _rewrite(name, REWRITE_STAGES[-1]))
+        ],
+        mismatched=[
+            name
+            for name, their_name in pairs.items()
+            if not _is_compatible(name, ours[name], theirs[their_name])
+        ],
         constants=constants,
     )
 
 
-def _alike(name: str, ours: Tensor, theirs: Tensor) -> bool:
-    if _spell(name, STAGES[-1]) in CONSTANTS:
+def _is_compatible(name: str, ours: Tensor, theirs: Tensor) -> bool:
+    """Whether a tensor of the file can be loaded into that of the network."""
+    if _rewrite(name, REWRITE_STAGES[-1]) in NEUTRAL_NORMALISATION:
         return theirs.numel() in (1, ours.numel())
     return ours.shape == theirs.shape and ours.is_floating_point() <= theirs.is_floating_point()
 
 
-def _shaped(theirs: Tensor, ours: Tensor) -> Tensor:
-    """In the network's type and shape; one constant is every channel's."""
+def _convert_like(theirs: Tensor, ours: Tensor) -> Tensor:
+    """Convert to the dtype and shape of the network's tensor; a single constant is repeated per channel."""
     tensor = theirs.to(ours.dtype)
     return (
         tensor.reshape(ours.shape) if tensor.numel() == ours.numel() else tensor.flatten().expand(ours.shape)
     )
 
 
-def _check_constants(constants: Mapping[str, str], theirs: Mapping[str, Tensor], source: str) -> None:
-    """Raise if the file's network normalises its images and ours does not."""
-    if all(bool(torch.all(theirs[name] == CONSTANTS[word])) for word, name in constants.items()):
+def _check_normalisation(constants: Mapping[str, str], theirs: Mapping[str, Tensor], source: str) -> None:
+    """Raise RunError if the file has normalisation constants with an effect and the network has no layer for
+    them."""
+    if all(bool(torch.all(theirs[name] == NEUTRAL_NORMALISATION[word])) for word, name in constants.items()):
         return
-    said = ", ".join(
+    values = ", ".join(
         f"{name} = {[round(float(number), 6) for number in theirs[name].flatten()]}"
         for name in constants.values()
     )
     raise RunError(
-        f"{source}: its network normalises the images ({said}), the one to fill does not; "
-        "build it with these numbers as its mean and std"
+        f"{source}: its network normalises the images ({values}), this one does not; "
+        "build it with these numbers as mean and std"
     )
 
 
-def _kind(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
+    """Return the dtype and shape of a tensor."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _some(words: Iterable[str]) -> str:
-    listed = [str(word) or "the whole file" for word in words]
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return (", ".join(listed[:SHOWN]) + more) or "nothing"
+def _summarise(names: Iterable[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    listed = [str(name) or "the whole file" for name in names]
+    more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
+    return (", ".join(listed[:MAX_LISTED]) + more) or "nothing"

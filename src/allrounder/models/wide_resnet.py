@@ -1,6 +1,7 @@
 """Wide residual networks for small images.
 
-Parameters are named as in the public code of TRADES and its relatives, so that their weights load.
+Parameters have the names of the public code of TRADES and its successors, so that their weights can be
+loaded.
 """
 
 from __future__ import annotations
@@ -11,28 +12,29 @@ from typing import Literal, final
 from torch import nn
 from torch.nn import functional as F
 
-from allrounder.config.fields import Count, Share, value
+from allrounder.config.fields import PositiveInt, Share, frozen_config
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import Flow, conv, normal_, pool, stage
+from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_normal_, make_stage
 
 FIXED_LAYERS = {"usual": 4, "papers": 2}
-"""What is taken off the depth before it is divided into three stages of two convolutions a block."""
+"""Layers outside the blocks: num_blocks = (depth - fixed) / 6, with three stages of two convolutions per
+block."""
 
 
 @final
 class WideBlock(nn.Module):
-    """Two 3x3 convolutions, each preceded by batch-norm and ReLU, dropout between, added to a shortcut."""
+    """Residual block: two 3x3 convolutions after batch-norm and ReLU, dropout in between, plus a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
         self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv(inputs, outputs, stride=stride)
         self.bn2, self.conv2 = nn.BatchNorm2d(outputs), conv(outputs, outputs)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        # The public weights use this name.
+        # Named as in the public weights.
         self.convShortcut = None if inputs == outputs and stride == 1 else conv(inputs, outputs, 1, stride)
 
-    def forward(self, x: Flow) -> Flow:
-        """One residual step; a shortcut with weights starts after the first activation."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the output; a shortcut with weights takes the first activation."""
         out = F.relu(self.bn1(x), inplace=True)
         shortcut = x if self.convShortcut is None else self.convShortcut(out)
         out = F.relu(self.bn2(self.conv1(out)), inplace=True)
@@ -40,8 +42,8 @@ class WideBlock(nn.Module):
 
 
 @final
-class Wide(nn.Module):
-    """Stem, three stages, batch-norm and ReLU, average, linear."""
+class WideResNetNetwork(nn.Module):
+    """Stem, three stages, batch-norm and ReLU, average pooling, linear."""
 
     last_stage = "block3"
 
@@ -52,7 +54,9 @@ class Wide(nn.Module):
             return WideBlock(inputs, outputs, stride, spec.dropout)
 
         def group(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-            return nn.Sequential(OrderedDict(layer=stage(block, inputs, outputs, spec.num_blocks(), stride)))
+            return nn.Sequential(
+                OrderedDict(layer=make_stage(block, inputs, outputs, spec.num_blocks(), stride))
+            )
 
         width, wide = spec.width, spec.width * spec.widen
         self.normalise = normalise
@@ -62,53 +66,53 @@ class Wide(nn.Module):
         self.block3 = group(2 * wide, 4 * wide, 2)
         self.bn1 = nn.BatchNorm2d(4 * wide)
         self.fc = nn.Linear(4 * wide, classes)
-        normal_(self)
+        init_normal_(self)
         nn.init.zeros_(self.fc.bias)
 
-    def forward(self, x: Flow) -> Flow:
-        """Images to logits."""
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        """Return the logits of images."""
         x = self.block3(self.block2(self.block1(self.conv1(self.normalise(x)))))
-        return self.fc(pool(F.relu(self.bn1(x), inplace=True)))
+        return self.fc(global_avg_pool(F.relu(self.bn1(x), inplace=True)))
 
 
 @final
-@value
+@frozen_config
 class WideResNet(Architecture):
     """Wide residual network for small images, WRN-depth-widen; WRN-34-10 has 46 million weights.
 
-    Each of the three stages has (depth - 4) / 6 blocks. The Generalist papers' "WRN-32-10" is what everyone
-    else calls WRN-34-10: their code counts (depth - 2) / 6, and both give 5 blocks.
-    Initialisation: convolutions of size s N(0, 2 / (s * s * c_out)), batch-norm 1 and 0, linear weights
-    U(-b, b) with b = 1 / sqrt(fan_in), linear bias 0.
-    Zagoruyko and Komodakis, 2016, Wide residual networks.
+    Each of the three stages has (depth - 4) / 6 blocks. The "WRN-32-10" of the Generalist papers is known
+    elsewhere as WRN-34-10: their code computes (depth - 2) / 6, and both give 5 blocks. Initialisation:
+    convolutions of size s N(0, 2 / (s * s * c_out)), batch-norm 1 and 0, linear weights U(-b, b) with b = 1 /
+    sqrt(fan_in), linear bias 0. Zagoruyko and Komodakis, 2016, Wide residual networks.
     """
 
-    depth: Count = 34
-    """Layers by the usual count: 4 more than a multiple of 6."""
-    widen: Count = 10
-    """How many times wider the stages are than in a plain residual network."""
-    width: Count = 16
-    """Channels of the stem; the stages have `widen` times 1, 2 and 4 times as many."""
+    depth: PositiveInt = 34
+    """Number of layers: 4 more than a multiple of 6 (2 more for counting = "papers")."""
+    widen: PositiveInt = 10
+    """Factor on the width of the stages of a plain residual network."""
+    width: PositiveInt = 16
+    """Channels of the stem; the stages have widen, 2 * widen and 4 * widen times as many."""
     dropout: Share = 0.0
-    """Share of activations dropped between the two convolutions of a block."""
+    """Dropout probability between the two convolutions of a block."""
     counting: Literal["usual", "papers"] = "usual"
-    """How blocks are counted from the depth: (depth - 4) / 6, or (depth - 2) / 6 as in the papers' code."""
+    """Blocks per stage: (depth - 4) / 6, or (depth - 2) / 6 as in the code of the Generalist papers."""
 
     def __post_init__(self) -> None:
         self.num_blocks()
 
     def num_blocks(self) -> int:
-        """Blocks of every stage. Raises ValueError for a depth that gives no whole number of them."""
+        """Return the blocks per stage; raises ValueError if the depth does not give a whole number."""
         fixed = FIXED_LAYERS[self.counting]
-        blocks, rest = divmod(self.depth - fixed, 6)
-        if rest or blocks < 1:
-            near = sorted({fixed + 6 * max(n, 1) for n in (blocks, blocks + 1)})
+        blocks, remainder = divmod(self.depth - fixed, 6)
+        if remainder or blocks < 1:
+            depths = sorted({fixed + 6 * max(n, 1) for n in (blocks, blocks + 1)})
+            valid = " or ".join(map(str, depths))
             raise ValueError(
                 f"depth {self.depth} gives (depth - {fixed}) / 6 = {(self.depth - fixed) / 6:.2f} blocks "
-                f'(counting = "{self.counting}"), expected a whole number; use {" or ".join(map(str, near))}'
+                f'(counting = "{self.counting}"), expected a whole number; use {valid}'
             )
         return blocks
 
-    def network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """The network behind its normalisation."""
-        return Wide(self, normalise, shape[0], classes)
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        """Build the network; `normalise` is its first layer."""
+        return WideResNetNetwork(self, normalise, shape[0], classes)

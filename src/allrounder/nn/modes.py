@@ -1,4 +1,4 @@
-"""Borrowing a network without changing how its owner finds it."""
+"""Context managers that restore a network's modes, buffers and gradient flags."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import nn
 
 
 @contextmanager
-def modes_restored(model: nn.Module) -> Generator[None]:
-    """Put every module's training or evaluation mode back at the end, also after an error."""
+def preserve_mode(model: nn.Module) -> Generator[None]:
+    """Restore every module's training or evaluation mode on exit, also after an error."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -21,8 +21,8 @@ def modes_restored(model: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def buffers_restored(model: nn.Module) -> Generator[None]:
-    """Put every buffer's content back at the end, also after an error, and also where one was replaced."""
+def preserve_buffers(model: nn.Module) -> Generator[None]:
+    """Restore every buffer's values on exit, also after an error, and also if a buffer was replaced."""
     buffers = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -39,8 +39,8 @@ def buffers_restored(model: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def gradients_off(model: nn.Module) -> Generator[None]:
-    """Let no parameter ask for a gradient, and put every flag back at the end, also after an error."""
+def no_param_grads(model: nn.Module) -> Generator[None]:
+    """Set requires_grad to False for all parameters; restore every flag on exit, also after an error."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         for parameter, _ in flags:

@@ -1,4 +1,4 @@
-"""Noticing numbers that are not finite, without making the host wait for a device."""
+"""Detection of non-finite gradients and weights, without waiting for an accelerator."""
 
 from __future__ import annotations
 
@@ -10,50 +10,52 @@ import torch
 from torch import Tensor
 
 from allrounder.errors import Diverged
-from allrounder.nn.state import Weights, all_finite
+from allrounder.nn.state import all_finite
+from allrounder.types import Weights
 
 ADVICE = "try a smaller learning rate or a warm-up"
 
 
 @final
-class Watch:
-    """Looks at the gradients and weights of every step.
+class NonFiniteGuard:
+    """Checks the gradients and weights of every step of an optimiser.
 
-    On a CPU it raises at once. On an accelerator every question would wait for all work in flight, so a flag
-    there remembers the first bad step, the optimiser takes no step from then on, and `check` raises: whoever
-    logs or saves asks it before.
+    On a CPU it raises at once. On an accelerator a check on the host would wait for all queued work. There
+    the checks are deferred: a tensor on the device records the first bad step, the optimiser skips all steps
+    from then on, and the learner calls `first_bad_step` before it logs or saves.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, *, waits: bool) -> None:
-        """With `waits` the optimiser must be a fused one, which can be told on the device to do nothing."""
-        self.waits, self.t = waits, 0
-        self.first = torch.zeros((), dtype=torch.int64, device=device) if waits else None
-        if waits:
-            optimizer.register_step_pre_hook(self._before)
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, *, deferred: bool) -> None:
+        """If `deferred`, the optimiser must be fused: only those can skip a step on the device."""
+        self.deferred = deferred
+        self.t = 0
+        self.first_bad = torch.zeros((), dtype=torch.int64, device=device) if deferred else None
+        if deferred:
+            optimizer.register_step_pre_hook(self._check_grads)
 
-    def after(self, weights: Weights) -> None:
-        """Look at the weights after a step; where nothing waits, raise Diverged."""
-        if self.waits:
-            self._note(weights.values())
+    def check_weights(self, weights: Weights) -> None:
+        """Check the weights after a step; raise Diverged unless checks are deferred."""
+        if self.deferred:
+            self._record(weights.values())
         elif not all_finite(weights):
             raise Diverged(f"the weights after it are not finite; {ADVICE}")
 
-    def check(self) -> int | None:
-        """The first step that was bad, if one was; waits for the device."""
-        found = 0 if self.first is None else int(self.first)
-        return found or None
+    def first_bad_step(self) -> int | None:
+        """The first bad step, or None; waits for the device."""
+        step = 0 if self.first_bad is None else int(self.first_bad)
+        return step or None
 
-    def _before(self, optimizer: Any, *_: Any) -> None:
-        """Look at the gradients, and have a bad step, or one after it, left out."""
-        given = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        self._note([g for g in given if g is not None])
-        assert self.first is not None
-        optimizer.found_inf = (self.first > 0).float()
+    def _check_grads(self, optimizer: Any, *_: Any) -> None:
+        """Check the gradients, and make the optimiser skip a bad step and all later ones."""
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self._record([g for g in grads if g is not None])
+        assert self.first_bad is not None
+        optimizer.found_inf = (self.first_bad > 0).float()
 
-    def _note(self, tensors: Iterable[Tensor]) -> None:
+    def _record(self, tensors: Iterable[Tensor]) -> None:
         floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-        assert self.first is not None
+        assert self.first_bad is not None
         if floats:
             largest = torch.stack([norm.float() for norm in torch._foreach_norm(floats, math.inf)])  # pyright: ignore[reportPrivateImportUsage]
-            now = (self.first == 0) & ~largest.isfinite().all()
-            self.first = torch.where(now, self.t, self.first)
+            is_first = (self.first_bad == 0) & ~largest.isfinite().all()
+            self.first_bad = torch.where(is_first, self.t, self.first_bad)

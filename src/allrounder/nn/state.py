@@ -1,86 +1,102 @@
-"""Arithmetic on named tensors: the parameters and buffers of a network, and averages of them.
+"""Arithmetic on state dicts: copies, sums and averages of a network's parameters and buffers.
 
-Whole-number buffers (batch-norm's counters) have no average: they are copied.
+Integer buffers, such as batch-norm's counters, have no average: they are copied.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TypeAlias, final
+from collections.abc import Mapping, Sequence
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-Weights: TypeAlias = dict[str, Tensor]
+from allrounder.types import Weights
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """The live tensors of a network by name, in its own order: changing them changes the network."""
+    """The parameters and buffers of a network by name, sharing memory with it."""
     return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
-def snapshot(weights: Mapping[str, Tensor]) -> Weights:
-    """An independent copy; half-precision tensors are kept in float32, because averages need it."""
-    return {name: _wide(tensor).clone() for name, tensor in weights.items()}
+def clone(weights: Mapping[str, Tensor]) -> Weights:
+    """An independent copy; half-precision tensors become float32, which averages need."""
+    return {name: _at_least_float32(tensor).clone() for name, tensor in weights.items()}
 
 
 def zeros_like(weights: Mapping[str, Tensor]) -> Weights:
-    """Zeros in the names, shapes and types of a snapshot."""
-    return {name: torch.zeros_like(_wide(tensor)) for name, tensor in weights.items()}
+    """Zeros with the names, shapes and dtypes of `clone(weights)`."""
+    return {name: torch.zeros_like(_at_least_float32(tensor)) for name, tensor in weights.items()}
 
 
 def copy_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """target <- source, name by name."""
-    _check_fit(target, source)
+    _check_compatible(target, source)
     with torch.no_grad():
         for name, tensor in target.items():
             tensor.copy_(source[name])
 
 
-def blend_(
+def ema_update_(
     target: Mapping[str, Tensor], source: Mapping[str, Tensor], decay: float, share: float = 1.0
 ) -> None:
-    """target <- decay * target + (1 - decay) * share * source: one step of a moving average, or of a part."""
-    Blend(target, source)(decay, share)
+    """target <- decay * target + (1 - decay) * share * source: one step of a (partial) moving average."""
+    EmaUpdate(target, source)(decay, share)
 
 
 @final
-class Blend:
-    """`blend_` of the same tensors again and again: they are compared and sorted once, not in every step."""
+class EmaUpdate:
+    """`ema_update_` of the same tensors in many steps; they are checked and sorted only once."""
 
     def __init__(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-        """Tensors may change in place later, but not be replaced."""
-        _check_fit(target, source)
+        """The tensors may change in place later, but must not be replaced."""
+        _check_compatible(target, source)
         self.source = source
-        self.kept, self.new = _floats(target, source)
+        self.target_floats, self.source_floats = _float_tensors(target, source)
         self.counters = [(t, source[name]) for name, t in target.items() if not t.is_floating_point()]
-        self.same = all(new.dtype == kept.dtype for kept, new in zip(self.kept, self.new, strict=True))
+        self.same_dtype = all(
+            new.dtype == old.dtype for old, new in zip(self.target_floats, self.source_floats, strict=True)
+        )
 
     def __call__(self, decay: float, share: float = 1.0) -> None:
-        """One step."""
-        new = self.new
-        if not self.same:
-            new = [new.to(kept.dtype) for kept, new in zip(self.kept, self.new, strict=True)]
-        torch._foreach_mul_(self.kept, decay)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_add_(self.kept, new, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
-        for counter, newest in self.counters:
-            counter.copy_(newest)
+        """Take one step."""
+        sources = self.source_floats
+        if not self.same_dtype:
+            sources = [
+                new.to(old.dtype) for old, new in zip(self.target_floats, self.source_floats, strict=True)
+            ]
+        torch._foreach_mul_(self.target_floats, decay)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(self.target_floats, sources, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
+        for old, new in self.counters:
+            old.copy_(new)
 
 
 def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """target <- target + source; counters keep the target's."""
-    _check_fit(target, source)
-    kept, new = _floats(target, source)
-    torch._foreach_add_(kept, [n.to(k.dtype) for k, n in zip(kept, new, strict=True)])  # pyright: ignore[reportPrivateImportUsage]
+    """target <- target + source; integer buffers keep the target's values."""
+    _check_compatible(target, source)
+    targets, sources = _float_tensors(target, source)
+    torch._foreach_add_(targets, [new.to(old.dtype) for old, new in zip(targets, sources, strict=True)])  # pyright: ignore[reportPrivateImportUsage]
+
+
+def average_weights(
+    members: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | None = None
+) -> Weights:
+    """The average of several networks' weights: equal, or weighted by positive shares."""
+    average = zeros_like(members[0])
+    total = 0.0
+    for member, share in zip(members, shares or [1.0] * len(members), strict=True):
+        total += share
+        ema_update_(average, member, decay=1 - share / total)
+    return average
 
 
 def bezier(
     s: float, first: Mapping[str, Tensor], bend: Mapping[str, Tensor], second: Mapping[str, Tensor]
 ) -> Weights:
-    """(1-s)^2 first + 2s(1-s) bend + s^2 second: a curve from s = 0 to 1; counters are the bend's."""
-    _check_fit(first, bend)
-    _check_fit(bend, second)
+    """(1-s)^2 first + 2s(1-s) bend + s^2 second: a point of a curve; integer buffers are the bend's."""
+    _check_compatible(first, bend)
+    _check_compatible(bend, second)
     return {
         name: (1 - s) ** 2 * first[name] + 2 * s * (1 - s) * tensor + s**2 * second[name]
         if tensor.is_floating_point()
@@ -90,43 +106,43 @@ def bezier(
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """The Euclidean distance between two sets of weights, counters left out."""
-    _check_fit(a, b)
-    left, right = _floats(a, b)
+    """The Euclidean distance between two networks' weights, without integer buffers."""
+    _check_compatible(a, b)
+    left, right = _float_tensors(a, b)
     return math.sqrt(
         sum(float((x.double() - y.double()).square().sum()) for x, y in zip(left, right, strict=True))
     )
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
-    """Those whose name starts with a prefix, called by the rest of it."""
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
+    """The tensors whose names start with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def misfit(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str | None:
-    """The first name that one of two sets of weights lacks or has in another shape, if there is one."""
-    odd = a.keys() ^ b.keys() or {name for name in a if a[name].shape != b[name].shape}
-    return min(odd, default=None)
+def first_mismatch(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str | None:
+    """The first name that only one of both has, or that differs in shape; None if they match."""
+    mismatched = a.keys() ^ b.keys() or {name for name in a if a[name].shape != b[name].shape}
+    return min(mismatched, default=None)
 
 
 def all_finite(weights: Mapping[str, Tensor]) -> bool:
-    """Whether there is no NaN and no infinity in any of them."""
+    """Whether no tensor holds NaN or infinity."""
     floats = [tensor for tensor in weights.values() if tensor.is_floating_point()]
-    # Finite sums are proof and quick to find; others may be overflow, and are looked into.
-    proven = not floats or bool(torch.stack([tensor.sum() for tensor in floats]).isfinite().all())
-    return proven or all(bool(tensor.isfinite().all()) for tensor in floats)
+    # Sums are quick, and finite ones prove it. A sum that is not finite may have overflowed, so look closer.
+    all_sums_finite = not floats or bool(torch.stack([tensor.sum() for tensor in floats]).isfinite().all())
+    return all_sums_finite or all(bool(tensor.isfinite().all()) for tensor in floats)
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _floats(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _float_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     names = [name for name, tensor in a.items() if tensor.is_floating_point()]
     return [a[name] for name in names], [b[name] for name in names]
 
 
-def _check_fit(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
-    odd = misfit(a, b)
-    if odd is not None:
-        raise ValueError(f"weights of two different networks: {odd} does not fit")
+def _check_compatible(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    name = first_mismatch(a, b)
+    if name is not None:
+        raise ValueError(f"the weights belong to different networks: {name} is missing or differs in shape")

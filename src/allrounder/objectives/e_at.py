@@ -1,4 +1,4 @@
-"""E-AT: adversarial training on one norm per batch, the least robust one most often."""
+"""E-AT: adversarial training under one threat per batch, the least robust one most often."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from allrounder.attacks.apgd_train import ApgdTrain
-from allrounder.attacks.base import Crafted, perturb
-from allrounder.config.fields import Kind, value
-from allrounder.objectives.average import Threats
-from allrounder.objectives.base import Objective, fit
+from allrounder.attacks.base import AttackResult, perturb
+from allrounder.config.fields import OneOf, frozen_config
+from allrounder.objectives.base import Objective, Threats, cross_entropy_loss
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, Context, Loss, NormLayers, Passes
+from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
 
 PerThreat = Int[Tensor, " p"]
 
 
 @final
-@value
+@frozen_config
 class Eat(Objective):
-    """Extreme-norm adversarial training (E-AT): loss = CE(f(x'_p), y), one threat p for every batch.
+    """Extreme-norm adversarial training (E-AT): loss = CE(f(x'_p), y), with one threat p for every batch.
 
-    P(p) = (1 - a_p) / sum_q (1 - a_q), where a_p is the share of training images, over the whole run, that
-    the attack under p did not fool at any of its points; equal until every threat had a batch. Called
-    extreme because the paper trains on Linf and L1 alone: the norms between get their robustness from the
-    hull of those two balls. Costs as much as training on one norm.
+    P(p) = (1 - a_p) / sum_q (1 - a_q), where a_p is the fraction of training images, over the whole run, that
+    the attack under p did not fool at any of its iterates; uniform until every threat had a batch. The paper
+    trains on the extreme norms Linf and L1 only: robustness to the norms in between follows from the convex
+    hull of those two balls. It costs as much as training under one threat.
     Croce and Hein, 2022, Adversarial robustness against multiple and single lp-threat models via quick
     fine-tuning of robust classifiers.
     """
@@ -36,49 +35,51 @@ class Eat(Objective):
 
     against: Threats
     """The threats to choose from, at least two; in the paper, Linf and L1."""
-    attack: Annotated[ApgdTrain, Kind(lambda: {"apgd-train": ApgdTrain})] = ApgdTrain()
-    norm_layers: NormLayers = "eval"
+    attack: Annotated[ApgdTrain, OneOf(lambda: {"apgd-train": ApgdTrain})] = ApgdTrain()
+    norm_layers: BatchNormMode = "eval"
     """Batch-norm while crafting."""
 
     def threats(self) -> tuple[Threat, ...]:
-        """Those it chooses from."""
+        """The threats it chooses from."""
         return self.against
 
     def craft_passes(self) -> Passes:
-        """The attack's under the one threat."""
+        """The passes of the attack under one threat."""
         return self.attack.passes()
 
     def memory(self) -> dict[str, Tensor]:
-        """Training images per threat, and those of them that were not fooled."""
+        """The number of training images per threat, and how many of them were not fooled."""
         return {
             f"eat.{name}": torch.zeros(len(self.against), dtype=torch.long) for name in ("seen", "robust")
         }
 
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
-        """Choose a threat, attack under it, and count who withstood."""
+    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
+        """Choose a threat, attack under it, and count the images that were not fooled."""
         seen, robust = ctx.memory["eat.seen"], ctx.memory["eat.robust"]
-        number = chosen(probabilities(robust, seen), ctx.draws.at("threat").uniform(torch.empty(1).double()))
-        threat, draws = self.against[number], ctx.draws.at("attack")
-        found = perturb(self.attack, model, batch.x, batch.y, threat, draws, norm_layers=self.norm_layers)
-        assert found.ever_fooled is not None
+        u = ctx.rng.fold_in("threat").uniform(torch.empty(1).double())
+        number = sample_threat(threat_probabilities(robust, seen), u)
+        threat = self.against[number]
+        rng = ctx.rng.fold_in("attack")
+        crafted = perturb(self.attack, model, batch.x, batch.y, threat, rng, norm_layers=self.norm_layers)
+        assert crafted.ever_fooled is not None
         seen[number] += len(batch)
-        robust[number] += (~found.ever_fooled).sum()
-        return found
+        robust[number] += (~crafted.ever_fooled).sum()
+        return crafted
 
-    def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
-        """Cross-entropy on the images of highest loss."""
+    def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
+        """Cross-entropy on the crafted images."""
         assert crafted is not None
-        return fit(model(crafted.x), batch)
+        return cross_entropy_loss(model(crafted.x), batch)
 
 
-def probabilities(robust: PerThreat, seen: PerThreat) -> Float[Tensor, " p"]:
-    """How likely every threat is to be chosen, in float64; equal where nothing tells them apart."""
-    weak = (seen - robust).double() / seen.clamp(min=1)
-    if bool((seen == 0).any()) or not bool(weak.any()):
-        weak = torch.ones_like(weak)
-    return weak / weak.sum()
+def threat_probabilities(robust: PerThreat, seen: PerThreat) -> Float[Tensor, " p"]:
+    """The probability of every threat, in float64; uniform if the counts do not distinguish them."""
+    fooled = (seen - robust).double() / seen.clamp(min=1)
+    if bool((seen == 0).any()) or not bool(fooled.any()):
+        fooled = torch.ones_like(fooled)
+    return fooled / fooled.sum()
 
 
-def chosen(odds: Float[Tensor, " p"], u: Float[Tensor, " 1"]) -> int:
-    """The threat that a number from [0, 1) falls on, where each has an interval as long as its odds."""
-    return min(int((odds.cpu().cumsum(0) <= u).sum()), len(odds) - 1)
+def sample_threat(probabilities: Float[Tensor, " p"], u: Float[Tensor, " 1"]) -> int:
+    """The index that a uniform number u from [0, 1) selects by the inverse of the distribution function."""
+    return min(int((probabilities.cpu().cumsum(0) <= u).sum()), len(probabilities) - 1)

@@ -6,21 +6,21 @@ from typing import ClassVar, final
 
 from torch import nn
 
-from allrounder.attacks.base import Crafted
-from allrounder.config.fields import value
-from allrounder.objectives.base import Objective, fit
+from allrounder.attacks.base import AttackResult
+from allrounder.config.fields import frozen_config
+from allrounder.objectives.base import Objective, cross_entropy_loss
 from allrounder.threats.norms import Norm
 from allrounder.types import Batch, Context, Loss
 
 
 @final
-@value
+@frozen_config
 class Natural(Objective):
     """Natural training (NT): loss = CE(f(x), y)."""
 
     reference: ClassVar[str] = "-"
     norms: ClassVar[frozenset[type[Norm]]] = frozenset()
 
-    def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
-        """Cross-entropy on the images as they are."""
-        return fit(model(batch.x), batch)
+    def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
+        """Cross-entropy on natural images."""
+        return cross_entropy_loss(model(batch.x), batch)

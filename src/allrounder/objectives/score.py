@@ -1,4 +1,4 @@
-"""SCORE: squared errors of probabilities in the place of cross-entropy and divergence."""
+"""SCORE: squared errors of probabilities instead of cross-entropy and divergence."""
 
 from __future__ import annotations
 
@@ -8,101 +8,102 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, Crafted, perturb
+from allrounder.attacks.base import Attack, AttackResult, perturb
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import Kind, NonNegative, Share, value
+from allrounder.config.fields import NonNegativeFloat, OneOf, Share, frozen_config
 from allrounder.objectives.base import Objective
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, Context, Logits, Loss, NormLayers, Passes, PerExample
+from allrounder.types import Batch, BatchNormMode, Context, Logits, Loss, Passes, PerExample
 
 Variant = Literal["trades-lse", "pgd-lse"]
-OF_VARIANT: dict[Variant, tuple[Pgd, NormLayers]] = {
+VARIANT_DEFAULTS: dict[Variant, tuple[Pgd, BatchNormMode]] = {
     "trades-lse": (Pgd(steps=10, step=0.25, loss="lse-drift", start="gaussian"), "eval"),
     "pgd-lse": (Pgd(steps=10, step=0.25, loss="lse"), "train"),
 }
-"""The released search, and batch-norm during it."""
+"""The released attack, and batch-norm while crafting."""
 
 
 @final
-@value
+@frozen_config
 class Score(Objective):
     """Self-consistent robust error (SCORE): TRADES and AT with squared errors (LSE).
 
-    With p = p(x), q = p(x') and the label e_y as a vector, the mean over the batch of
+    With p = p(x), q = p(x') and the one-hot label e_y, the loss is the mean over the batch of
         trades-lse: ||p - e_y||^2 + beta ||q - p||^2, with x' maximising ||q - p||^2;
         pgd-lse:    ||q - e_y||^2, with x' maximising the same.
-    Clipping at c subtracts C = c^2 + c^2 / (k - 1), what a prediction of probability 1 - c for its label and
-    equal ones for the other k - 1 classes has as its error, and keeps what is above zero. The gradient flows
-    through p and q. Pang et al., 2022, Robustness and accuracy could be reconcilable by (proper) definition.
+    Clipping at c subtracts C = c^2 + c^2 / (k - 1) and keeps the positive part. C is the error of a
+    prediction with probability 1 - c for the label and equal ones for the other k - 1 classes. The gradient
+    flows through p and q. Pang et al., 2022, Robustness and accuracy could be reconcilable by (proper)
+    definition.
     """
 
     reference: ClassVar[str] = "Pang et al., 2022"
 
     threat: Threat
     variant: Variant = "trades-lse"
-    attack: Annotated[Attack | None, Kind(lambda: ATTACKS, optional=True)] = None
-    """The search; by default the one released for the variant."""
-    beta: NonNegative = 6.0
-    """The weight of the drift in trades-lse."""
+    attack: Annotated[Attack | None, OneOf(lambda: ATTACKS, optional=True)] = None
+    """The attack; by default the one released for the variant."""
+    beta: NonNegativeFloat = 6.0
+    """The weight of the drift ||q - p||^2 in trades-lse."""
     clip: Share = 0.0
-    """How unsure a prediction may be at no cost; 0 clips nothing. Published: 0.3 for trades-lse, 0.4 for
-    pgd-lse."""
+    """The c of the clipping; 0 clips nothing. Published: 0.3 for trades-lse, 0.4 for pgd-lse."""
     clips: Literal["all", "robust"] = "all"
-    """Whether an image's whole loss is clipped, or in trades-lse its drift alone, before it is weighted."""
-    norm_layers: NormLayers | None = None
+    """Whether the whole loss of an image is clipped, or in trades-lse only its drift, before weighting."""
+    norm_layers: BatchNormMode | None = None
     """Batch-norm while crafting; by default as released: eval for trades-lse, train for pgd-lse."""
 
     def __post_init__(self) -> None:
-        self.search.check_supports(self.threat)
+        self.effective_attack.check_supports(self.threat)
 
     @property
-    def search(self) -> Attack:
-        """The attack in force."""
-        return OF_VARIANT[self.variant][0] if self.attack is None else self.attack
+    def effective_attack(self) -> Attack:
+        """The attack, or the default of the variant."""
+        return VARIANT_DEFAULTS[self.variant][0] if self.attack is None else self.attack
 
     def threats(self) -> tuple[Threat, ...]:
-        """The one threat."""
+        """The threat."""
         return (self.threat,)
 
     def craft_passes(self) -> Passes:
-        """The attack's."""
-        return self.search.passes()
+        """The passes of the attack."""
+        return self.effective_attack.passes()
 
     def loss_passes(self) -> Passes:
-        """A pair for crafted and, in trades-lse, one for natural images."""
+        """One forward and backward for crafted images and, in trades-lse, one for natural images."""
         return Passes(1, 1) * (2 if self.variant == "trades-lse" else 1)
 
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> Crafted:
+    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
         """Attack the current network on hard labels."""
-        layers = OF_VARIANT[self.variant][1] if self.norm_layers is None else self.norm_layers
-        draws = ctx.draws.at("attack")
-        return perturb(self.search, model, batch.x, batch.y, self.threat, draws, norm_layers=layers)
+        mode = VARIANT_DEFAULTS[self.variant][1] if self.norm_layers is None else self.norm_layers
+        rng = ctx.rng.fold_in("attack")
+        return perturb(self.effective_attack, model, batch.x, batch.y, self.threat, rng, norm_layers=mode)
 
-    def loss(self, model: nn.Module, batch: Batch, crafted: Crafted | None, ctx: Context) -> Loss:
-        """The variant's errors, clipped and averaged; the accuracy is that of the images that are fitted."""
+    def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
+        """The variant's errors, clipped and averaged; the accuracy is that of the logits fitted to labels."""
         assert crafted is not None
         if self.variant == "pgd-lse":
-            fitted = model(crafted.x)
-            errors = self._clipped(_error(fitted, batch), fitted)
+            logits = model(crafted.x)
+            errors = self._clip(_squared_error(logits, batch), logits)
         else:
-            # Crafted images first, as released: the running statistics see the natural ones last.
-            moved, fitted = model(crafted.x), model(batch.x)
-            drift = (moved.softmax(dim=1) - fitted.softmax(dim=1)).square().sum(dim=1)
+            # Crafted images first, as released: the natural images update the running statistics last.
+            robust_logits = model(crafted.x)
+            logits = model(batch.x)
+            drift = (robust_logits.softmax(dim=1) - logits.softmax(dim=1)).square().sum(dim=1)
             if self.clips == "robust":
-                errors = _error(fitted, batch) + self.beta * self._clipped(drift, fitted)
+                errors = _squared_error(logits, batch) + self.beta * self._clip(drift, logits)
             else:
-                errors = self._clipped(_error(fitted, batch) + self.beta * drift, fitted)
-        right = fitted.detach().argmax(1) == batch.y
-        return Loss(errors.mean(), {"accuracy": right.float().mean()})
+                errors = self._clip(_squared_error(logits, batch) + self.beta * drift, logits)
+        correct = logits.detach().argmax(1) == batch.y
+        return Loss(errors.mean(), {"accuracy": correct.float().mean()})
 
-    def _clipped(self, errors: PerExample, logits: Logits) -> Tensor:
-        return F.relu(errors - allowed(self.clip, logits.shape[1])) if self.clip else errors
+    def _clip(self, errors: PerExample, logits: Logits) -> Tensor:
+        return F.relu(errors - clip_constant(self.clip, logits.shape[1])) if self.clip else errors
 
 
-def _error(logits: Logits, batch: Batch) -> PerExample:
+def _squared_error(logits: Logits, batch: Batch) -> PerExample:
     return (logits.softmax(dim=1) - batch.targets(logits.shape[1])).square().sum(dim=1)
 
 
-def allowed(clip: float, classes: int) -> float:
-    """The squared error of a prediction that gives `clip` to the wrong classes, all alike."""
+def clip_constant(clip: float, classes: int) -> float:
+    """The squared error of a prediction that spreads probability `clip` evenly over the wrong classes."""
     return clip**2 + clip**2 / max(classes - 1, 1)

@@ -1,30 +1,30 @@
-"""The table of updates: a method that edits gradients or weights is one file here and one line below."""
+"""Optimisers and update rules; a new update rule is a file here and a line in UPDATES."""
 
 from __future__ import annotations
 
-from allrounder.optim.agr import Reconstructed
-from allrounder.optim.awp import WeightPerturbed
+from allrounder.optim.agr import Agr
+from allrounder.optim.awp import Awp
 from allrounder.optim.base import Descend, Update
-from allrounder.optim.mode_curve import OnCurve
-from allrounder.optim.overfit_guard import Guarded
-from allrounder.optim.ramp_projection import Projected
+from allrounder.optim.mode_curve import ModeCurve
+from allrounder.optim.overfit_guard import CatastrophicOverfittingGuard
+from allrounder.optim.ramp_projection import GradientProjection
 
 UPDATES: dict[str, type[Update]] = {
     "descend": Descend,
-    "reconstructed": Reconstructed,
-    "awp": WeightPerturbed,
-    "guarded": Guarded,
-    "projected": Projected,
-    "curve": OnCurve,
+    "reconstructed": Agr,
+    "awp": Awp,
+    "guarded": CatastrophicOverfittingGuard,
+    "projected": GradientProjection,
+    "curve": ModeCurve,
 }
 
 __all__ = [
     "UPDATES",
+    "Agr",
+    "Awp",
+    "CatastrophicOverfittingGuard",
     "Descend",
-    "Guarded",
-    "OnCurve",
-    "Projected",
-    "Reconstructed",
+    "GradientProjection",
+    "ModeCurve",
     "Update",
-    "WeightPerturbed",
 ]

@@ -1,4 +1,4 @@
-"""Adversarial weight perturbation: descend from the worst weights nearby."""
+"""Adversarial weight perturbation: the gradient is taken at nearby weights of higher loss."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import ClassVar, final
 import torch
 from torch import nn
 
-from allrounder.config.fields import Positive, value
+from allrounder.config.fields import PositiveFloat, frozen_config
 from allrounder.config.time import Time
-from allrounder.nn.modes import buffers_restored
+from allrounder.nn.modes import preserve_buffers
 from allrounder.objectives.base import Objective
-from allrounder.optim.base import Descend, Update, check_finite, length, too_late
+from allrounder.optim.base import Descend, Update, check_finite, l2_norm, never_starts
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Batch, Context, Loss, Passes
 
-TINY = 1e-20
+EPSILON = 1e-20
 
 
 @final
-@value
-class WeightPerturbed(Update):
+@frozen_config
+class Awp(Update):
     """Adversarial weight perturbation (AWP): any objective's gradient, taken at weights that raise its loss.
 
-    With g the gradient of the loss at w, for every tensor of more than one dimension by itself:
+    With g the gradient of the loss at w, separately for every tensor of more than one dimension:
         v = gamma |w| g / |g|,    w <- w - lr * grad loss(w + v)
-    Crafting sees w. Before `start` this is plain descent. gamma is 0.005 as released for TRADES; released
-    adversarial training uses 0.01. Running statistics of batch-norm see the pass at w + v alone: as released,
-    where g comes from a copy of the network whose statistics are thrown away. The loss that is logged is the
-    one at w + v.
+    Images are crafted at w. Before `start` this is plain descent. gamma is 0.005 as released for TRADES;
+    released adversarial training uses 0.01. Only the pass at w + v updates the running statistics of
+    batch-norm: in the released code g comes from a copy of the network whose statistics are discarded. The
+    logged loss is the one at w + v.
     Wu, Xia and Wang, 2020, Adversarial weight perturbation helps robust generalization.
     """
 
     whole_batch: ClassVar[bool] = False
 
-    gamma: Positive = 0.005
+    gamma: PositiveFloat = 0.005
     """The size of the perturbation, relative to the norm of a tensor."""
-    start: Time = Time.read(0)
-    """When perturbing begins; released TRADES waits for 10 of 200 epochs."""
+    start: Time = Time.parse(0)
+    """When perturbing starts; released TRADES starts after 10 of 200 epochs."""
 
     def passes(self, objective: Objective) -> Passes:
-        """Those of the loss a second time, from `start` on."""
+        """The passes of the loss a second time, from `start` on."""
         return objective.passes() + objective.loss_passes()
 
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
-        """A start that never comes."""
-        return too_late(self.start, epochs)
+        """A start beyond the run."""
+        return never_starts(self.start, epochs)
 
     def apply(
         self,
@@ -57,50 +57,52 @@ class WeightPerturbed(Update):
         objective: Objective,
         batch: Batch,
         ctx: Context,
-        reduce_: Callable[[nn.Module], None],
+        allreduce_grads_: Callable[[nn.Module], None],
     ) -> Loss:
-        """One step; the gradient of the ascent is averaged too, so that all who share it perturb alike."""
-        if ctx.t <= self.start.steps(ctx.clock):
-            return Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
+        """Take one step; the ascent gradient is averaged too, so that all ranks perturb in the same way."""
+        if ctx.t <= self.start.to_steps(ctx.clock):
+            return Descend().apply(model, optimizer, objective, batch, ctx, allreduce_grads_)
         crafted = objective.craft(model, batch, ctx)
         model.train()
         optimizer.zero_grad(set_to_none=True)
-        # The first pass leaves no trace: neither in statistics, nor in what the method remembers.
-        aside = replace(ctx, memory={name: tensor.clone() for name, tensor in ctx.memory.items()})
-        with buffers_restored(model):
-            ascent = objective.loss(model, batch, crafted, aside)
+        # The first pass must change neither running statistics nor the memory of the objective.
+        scratch_ctx = replace(ctx, memory={name: tensor.clone() for name, tensor in ctx.memory.items()})
+        with preserve_buffers(model):
+            ascent = objective.loss(model, batch, crafted, scratch_ctx)
             check_finite(ascent)
             ascent.total.backward()
-        reduce_(model)
+        allreduce_grads_(model)
         # Differs: restored before the step, not after, so weight decay acts on w, not on w + v. ADR 0020
-        with perturbed(model, self.gamma):
+        with perturb_weights(model, self.gamma):
             optimizer.zero_grad(set_to_none=True)
             loss = objective.loss(model, batch, crafted, ctx)
             check_finite(loss)
             loss.total.backward()
-        reduce_(model)
+        allreduce_grads_(model)
         optimizer.step()
         return loss
 
 
 @contextmanager
-def perturbed(model: nn.Module, gamma: float) -> Generator[None]:
-    """Move weights up their gradients by gamma of their norms, and put them back to the bit, also after an
-    error."""
-    moved = [
+def perturb_weights(model: nn.Module, gamma: float) -> Generator[None]:
+    """Within the context, shift weights along their gradients by gamma times their norms.
+
+    Afterwards, also after an error, they are restored bit for bit.
+    """
+    saved = [
         (parameter, parameter.detach().clone(), parameter.grad)
         for parameter in model.parameters()
         if parameter.grad is not None and parameter.dim() > 1
     ]
     try:
         with torch.no_grad():
-            for parameter, before, g in moved:
-                size = length(g)
-                move = g * (gamma * length(before) / (size + TINY))
-                # A gradient that overflows points nowhere; without it the descent decides about the step.
-                parameter.add_(torch.where(size.isfinite(), move, 0))
+            for parameter, before, g in saved:
+                norm = l2_norm(g)
+                shift = g * (gamma * l2_norm(before) / (norm + EPSILON))
+                # A gradient that is not finite has no direction; the descent pass decides about the step.
+                parameter.add_(torch.where(norm.isfinite(), shift, 0))
         yield
     finally:
         with torch.no_grad():
-            for parameter, before, _ in moved:
+            for parameter, before, _ in saved:
                 parameter.copy_(before)

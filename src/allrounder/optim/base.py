@@ -1,4 +1,4 @@
-"""How a loss becomes motion of the weights."""
+"""Update rules: how the gradient of an objective changes the weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.config.fields import value
+from allrounder.config.fields import frozen_config
 from allrounder.config.time import Time
 from allrounder.errors import Diverged
 from allrounder.objectives.base import Objective
@@ -19,43 +19,44 @@ from allrounder.types import Batch, Context, Loss, Passes
 
 
 class Update(ABC):
-    """One optimiser step of one learner; frozen, with any memory kept by the learner."""
+    """One optimiser step of one learner; a frozen value whose state the learner keeps."""
 
-    members: ClassVar[int | None] = None
-    """How many runs a training must start from, where the update needs their weights."""
+    num_init_runs: ClassVar[int | None] = None
+    """How many runs a training must start from, for updates that need their weights."""
     whole_batch: ClassVar[bool] = True
-    """Whether it needs all images of a batch on one rank; false where all it takes from gradients comes after
-    `reduce_`."""
+    """Whether it needs all images of a batch on one rank; false if it uses gradients only after
+    `allreduce_grads_`."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """Tensors carried from step to step, named apart from those of objectives; none by default.
+        """The initial state that the update carries from step to step; its names must differ from those of
+        objectives.
 
-        The network is the bare one, so that names are those of its weights in any precision.
+        `model` is the network without autocast wrapper, so that names equal those of its weights.
         """
         return {}
 
-    def begin_(  # noqa: B027
+    def set_init_(  # noqa: B027
         self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        """Take the weights of the runs that a training starts from into the memory; nothing by default."""
+        """Store the weights of the runs that a training starts from in the memory; no-op by default."""
 
-    def restarted(self, memory: Mapping[str, Tensor]) -> bool:
-        """Whether the last step went back to earlier weights, so that an average has to start anew there."""
+    def has_rolled_back(self, memory: Mapping[str, Tensor]) -> bool:
+        """Whether the last step restored earlier weights, so that an average must restart from them."""
         return False
 
-    def reset_(self, memory: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Forget momentum that is kept in the memory, as an optimiser forgets its own; nothing by default."""
+    def reset_momentum_(self, memory: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Reset momentum in the memory when the optimiser's state is reset; no-op by default."""
 
     def passes(self, objective: Objective) -> Passes:
-        """What a step with an objective takes, at most; by default what the objective does."""
+        """The most passes that a step with an objective takes; by default those of the objective."""
         return objective.passes()
 
     def epoch_passes(self, objective: Objective) -> Passes:
-        """What the last step of an epoch takes beyond that; nothing by default."""
+        """Additional passes in the last step of an epoch; none by default."""
         return Passes()
 
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
-        """Fields that make no sense with an objective, an optimiser and a length, with what is wrong."""
+        """Fields that are invalid with an objective, an optimiser and a number of epochs, with messages."""
         return []
 
     @abstractmethod
@@ -66,13 +67,16 @@ class Update(ABC):
         objective: Objective,
         batch: Batch,
         ctx: Context,
-        reduce_: Callable[[nn.Module], None],
+        allreduce_grads_: Callable[[nn.Module], None],
     ) -> Loss:
-        """Craft, evaluate the loss, and move the weights; `reduce_` averages gradients over a group."""
+        """Craft, compute the loss, and change the weights.
+
+        `allreduce_grads_` averages the gradients of a module over the ranks that share the learner.
+        """
 
 
 @final
-@value
+@frozen_config
 class Descend(Update):
     """Plain descent: craft, loss, backward, optimiser step."""
 
@@ -85,24 +89,24 @@ class Descend(Update):
         objective: Objective,
         batch: Batch,
         ctx: Context,
-        reduce_: Callable[[nn.Module], None],
+        allreduce_grads_: Callable[[nn.Module], None],
     ) -> Loss:
-        """One step; a loss that is not finite raises before anything moves."""
+        """Take one step; a loss that is not finite raises before any weight changes."""
         crafted = objective.craft(model, batch, ctx)
         model.train()
         loss = objective.loss(model, batch, crafted, ctx)
         check_finite(loss)
         optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
-        reduce_(model)
+        allreduce_grads_(model)
         optimizer.step()
         return loss
 
 
 def check_finite(loss: Loss) -> None:
-    """Raise Diverged where there is nothing to descend.
+    """Raise Diverged if the loss is not finite.
 
-    On an accelerator the question would wait for the device; the learner's watch sees the gradients there.
+    No-op on CUDA, where the check would wait for the device; there `NonFiniteGuard` checks the gradients.
     """
     if loss.total.is_cuda:
         return
@@ -111,13 +115,13 @@ def check_finite(loss: Loss) -> None:
         raise Diverged(f"the loss is {total}; try a smaller learning rate or a warm-up")
 
 
-def too_late(start: Time, epochs: int) -> list[tuple[str, str]]:
-    """The problem of a `start` that never comes in a run of so many epochs, if it is one."""
-    if start.epochs(epochs) < epochs:
+def never_starts(start: Time, epochs: int) -> list[tuple[str, str]]:
+    """The problem of a field `start` that lies beyond a run of `epochs` epochs, in a list; empty if none."""
+    if start.to_epochs(epochs) < epochs:
         return []
     return [("start", f"is {start}, which never comes in a run of {epochs} epochs; choose an earlier time")]
 
 
-def length(tensor: Tensor) -> Tensor:
-    """The Euclidean norm of a tensor, as a tensor on its device."""
+def l2_norm(tensor: Tensor) -> Tensor:
+    """The Euclidean norm of a tensor, as a scalar tensor on its device."""
     return tensor.square().sum().sqrt()

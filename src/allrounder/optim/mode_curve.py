@@ -1,4 +1,4 @@
-"""Descend along a curve of networks between two that are trained already."""
+"""Mode connectivity: train a curve of networks between two trained ones."""
 
 from __future__ import annotations
 
@@ -8,55 +8,57 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.config.fields import NonNegative, value
-from allrounder.nn.amp import bare
-from allrounder.nn.state import Weights, bezier, copy_, under
+from allrounder.config.fields import NonNegativeFloat, frozen_config
+from allrounder.nn.amp import unwrap
+from allrounder.nn.state import bezier, copy_, strip_prefix
 from allrounder.objectives.base import Objective
 from allrounder.optim.base import Update, check_finite
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Batch, Context, Loss
+from allrounder.types import Batch, Context, Loss, Weights
 
-FIRST, SECOND = "first.", "second."
+FIRST_PREFIX, SECOND_PREFIX = "first.", "second."
 
 
 @final
-@value
-class OnCurve(Update):
-    """Bend a curve: every step draws one place s in [0, 1) and descends the loss of the network there.
+@frozen_config
+class ModeCurve(Update):
+    """Train a curve: every step draws a point s in [0, 1) and descends the loss of the network there.
 
-    phi(s) = (1-s)^2 w1 + 2s(1-s) c + s^2 w2, with w1 and w2 the two runs that training starts from, which
-    stay, and c what is trained, which begins half-way between them: a straight line. Images are crafted
-    against phi(s). The gradient of c is 2s(1-s) (g + weight_decay phi(s)), with g the gradient at phi(s).
-    The network's running statistics are not on the curve: they follow whatever phi(s) a step is at.
+    phi(s) = (1-s)^2 w1 + 2s(1-s) c + s^2 w2. w1 and w2 are the two runs that training starts from and stay
+    fixed; c is trained and starts half-way between them, so the curve starts as a straight line. Images are
+    crafted against phi(s). The gradient of c is 2s(1-s) (g + weight_decay phi(s)), with g the gradient at
+    phi(s). The running statistics of the network are not on the curve: they follow the phi(s) of each step.
 
     Garipov et al., 2018, Loss surfaces, mode connectivity, and fast ensembling of DNNs.
     """
 
-    members: ClassVar[int | None] = 2
+    num_init_runs: ClassVar[int | None] = 2
 
-    weight_decay: NonNegative = 0.0
-    """Of phi(s), not of c: half of it times the squared length of phi(s) is added to the loss. The logged
-    loss is without it."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of phi(s), not of c: half of it times |phi(s)|^2 is added to the loss. The logged loss
+    does not contain it."""
 
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
-        """The optimiser must not pull c to zero, which is no network of the curve."""
-        pull = getattr(optimizer, "weight_decay", 0.0)
-        said = f"the optimiser has {pull:g} of its own, expected 0: it would decay c; decay phi(s), here"
-        return [("weight_decay", said)] if pull else []
+        """Weight decay of the optimiser, which would decay c, and c is not a network on the curve."""
+        decay = getattr(optimizer, "weight_decay", 0.0)
+        message = (
+            f"the optimiser has weight decay {decay:g}, expected 0: it would decay c; set it here instead"
+        )
+        return [("weight_decay", message)] if decay else []
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """Room for the two ends."""
+        """Zeros for the parameters of the two ends."""
         return {
-            f"{end}{name}": torch.zeros_like(parameter, requires_grad=False)
-            for end in (FIRST, SECOND)
+            f"{prefix}{name}": torch.zeros_like(parameter, requires_grad=False)
+            for prefix in (FIRST_PREFIX, SECOND_PREFIX)
             for name, parameter in model.named_parameters()
         }
 
-    def begin_(self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]) -> None:
-        """Keep the parameters of the two ends."""
-        for end, weights in zip((FIRST, SECOND), members, strict=True):
-            kept = under(end, memory)
-            copy_(kept, {name: weights[name] for name in kept})
+    def set_init_(self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]) -> None:
+        """Store the parameters of the two ends."""
+        for prefix, weights in zip((FIRST_PREFIX, SECOND_PREFIX), members, strict=True):
+            end = strip_prefix(prefix, memory)
+            copy_(end, {name: weights[name] for name in end})
 
     def apply(
         self,
@@ -65,15 +67,17 @@ class OnCurve(Update):
         objective: Objective,
         batch: Batch,
         ctx: Context,
-        reduce_: Callable[[nn.Module], None],
+        allreduce_grads_: Callable[[nn.Module], None],
     ) -> Loss:
-        """Put phi(s) in the network's place for crafting and the loss, and c back for the step."""
-        s = float(ctx.draws.at("curve").uniform(torch.zeros((), dtype=torch.float64)))
-        live: Weights = {name: parameter.detach() for name, parameter in bare(model).named_parameters()}
-        c = {name: tensor.clone() for name, tensor in live.items()}
-        phi = bezier(s, under(FIRST, ctx.memory), c, under(SECOND, ctx.memory))
+        """Load phi(s) for crafting and the loss, and c again for the optimiser step."""
+        s = float(ctx.rng.fold_in("curve").uniform(torch.zeros((), dtype=torch.float64)))
+        params: Weights = {name: parameter.detach() for name, parameter in unwrap(model).named_parameters()}
+        c = {name: tensor.clone() for name, tensor in params.items()}
+        first = strip_prefix(FIRST_PREFIX, ctx.memory)
+        second = strip_prefix(SECOND_PREFIX, ctx.memory)
+        phi = bezier(s, first, c, second)
         try:
-            copy_(live, phi)
+            copy_(params, phi)
             crafted = objective.craft(model, batch, ctx)
             model.train()
             loss = objective.loss(model, batch, crafted, ctx)
@@ -81,11 +85,11 @@ class OnCurve(Update):
             optimizer.zero_grad(set_to_none=True)
             loss.total.backward()
         finally:
-            copy_(live, c)
+            copy_(params, c)
         with torch.no_grad():
-            for name, parameter in bare(model).named_parameters():
+            for name, parameter in unwrap(model).named_parameters():
                 if parameter.grad is not None:
                     parameter.grad.add_(phi[name], alpha=self.weight_decay).mul_(2 * s * (1 - s))
-        reduce_(model)
+        allreduce_grads_(model)
         optimizer.step()
         return loss

@@ -12,65 +12,70 @@ from torch import Tensor, nn
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, perturb
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import Kind, Share, value
-from allrounder.nn.amp import bare
-from allrounder.nn.modes import modes_restored
-from allrounder.nn.state import copy_, snapshot, under, weights_of
+from allrounder.config.fields import OneOf, Share, frozen_config
+from allrounder.nn.amp import unwrap
+from allrounder.nn.modes import preserve_mode
+from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
 from allrounder.objectives.base import Objective
 from allrounder.optim.base import Descend, Update
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Batch, Context, Loss, Passes
 
-NEVER = -1.0
-"""The accuracy of the epoch before the first."""
+NO_ACCURACY = -1.0
+"""Stands for the accuracy before the first epoch."""
 
 
 @final
-@value
-class Guarded(Update):
-    """Plain descent that ends where robust accuracy collapses from one epoch to the next.
+@frozen_config
+class CatastrophicOverfittingGuard(Update):
+    """Plain descent that stops when robust accuracy collapses from one epoch to the next.
 
-    At the end of every epoch the probe attacks its last batch, under the objective's threats, with the
-    network in evaluation mode. Where the mean accuracy is more than `fall` below that of the epoch before,
-    the weights that the epoch began with come back and no more steps are taken: they cost nothing, and report
-    the last loss, with "stopped" at 1. An average of the learner's weights starts anew from those that come
-    back. The learner stays a learner: in a mix its weights keep their share, and an exchange replaces them
-    like all others'.
+    At the end of every epoch the probe attacks the last batch under the objective's threats, with the network
+    in evaluation mode. If the mean accuracy is more than `fall` below that of the epoch before, the weights
+    from the start of the epoch are restored and no more steps are taken: later calls cost nothing and report
+    the last loss, with "stopped" at 1. An average of the learner's weights restarts from the restored ones.
+    The learner stays in the mix: its weights keep their share, and an exchange replaces them as usual.
     Wong, Rice and Kolter, 2020, Fast is better than free: revisiting adversarial training.
     """
 
     # Differs: released code probes the first batch of an epoch, in training mode. ADR 0020
-    probe: Annotated[Attack, Kind(lambda: ATTACKS)] = Pgd(steps=5)
+    probe: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=5)
     fall: Annotated[Share, Field(gt=0)] = 0.2
     """How far accuracy may fall from one epoch to the next."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """The epoch's first weights, the accuracy of the one before, whether it is over and whether the last
-        step ended it, and what was last reported."""
-        numbers = {"stopped": 0.0, "ended": 0.0, "accuracy": NEVER, "last.loss": 0.0, "last.accuracy": 0.0}
-        kept = {f"guard.weights.{name}": tensor for name, tensor in snapshot(weights_of(model)).items()}
-        return {f"guard.{name}": torch.tensor(number) for name, number in numbers.items()} | kept
+        """The weights at the start of the epoch, the accuracy of the epoch before, whether training has
+        stopped, whether the last step stopped it, and the last reported loss and accuracy."""
+        scalars = {
+            "stopped": 0.0,
+            "ended": 0.0,
+            "accuracy": NO_ACCURACY,
+            "last.loss": 0.0,
+            "last.accuracy": 0.0,
+        }
+        weights = {f"guard.weights.{name}": tensor for name, tensor in clone(weights_of(model)).items()}
+        return {f"guard.{name}": torch.tensor(number) for name, number in scalars.items()} | weights
 
-    def restarted(self, memory: Mapping[str, Tensor]) -> bool:
-        """In the step that ends it."""
+    def has_rolled_back(self, memory: Mapping[str, Tensor]) -> bool:
+        """True after the step that stops the training."""
         return bool(memory["guard.ended"])
 
     def epoch_passes(self, objective: Objective) -> Passes:
-        """The probe's, and a forward pass more, for every threat."""
+        """The passes of the probe and one more forward, for every threat."""
         return (self.probe.passes() + Passes(1, 0)) * len(objective.threats())
 
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
-        """Nothing to probe, or a probe that cannot."""
+        """An objective without threats, or a probe that does not support them."""
         if not objective.threats():
-            said = "the objective trains against no threat, so there is nothing to guard; use descend"
-            return [("kind", said)]
-        found: list[tuple[str, str]] = []
+            message = "the objective trains against no threat, so there is nothing to guard; use descend"
+            return [("kind", message)]
+        problems: list[tuple[str, str]] = []
         for threat in objective.threats():
             try:
                 self.probe.check_supports(threat)
             except ValueError as error:
-                found.append(("probe", str(error)))
-        return found
+                problems.append(("probe", str(error)))
+        return problems
 
     def apply(
         self,
@@ -79,47 +84,50 @@ class Guarded(Update):
         objective: Objective,
         batch: Batch,
         ctx: Context,
-        reduce_: Callable[[nn.Module], None],
+        allreduce_grads_: Callable[[nn.Module], None],
     ) -> Loss:
-        """One step, and a look at the end of an epoch; or none."""
-        held = under("guard.", ctx.memory)
-        if bool(held["stopped"]):
-            held["ended"].zero_()
-            parts = {"accuracy": held["last.accuracy"].clone(), "stopped": held["stopped"].clone()}
-            return Loss(held["last.loss"].clone(), parts)
-        live, kept = weights_of(bare(model)), under("weights.", held)
-        if (ctx.t - 1) % ctx.clock.steps == 0:  # after an exchange at the end of the epoch before
-            copy_(kept, live)
-        loss = Descend().apply(model, optimizer, objective, batch, ctx, reduce_)
-        if ctx.epoch_done:
-            held["last.loss"].copy_(loss.total.detach())
-            held["last.accuracy"].copy_(loss.parts["accuracy"])
-            found = agreed(self._accuracy(model, objective, batch, ctx), reduce_)
-            if float(found) < float(held["accuracy"]) - self.fall:
-                held["stopped"].fill_(1)
-                held["ended"].fill_(1)
-                copy_(live, kept)
+        """Take one step, and probe at the end of an epoch; no-op once stopped."""
+        state = strip_prefix("guard.", ctx.memory)
+        if bool(state["stopped"]):
+            state["ended"].zero_()
+            parts = {"accuracy": state["last.accuracy"].clone(), "stopped": state["stopped"].clone()}
+            return Loss(state["last.loss"].clone(), parts)
+        weights = weights_of(unwrap(model))
+        epoch_start = strip_prefix("weights.", state)
+        if (ctx.t - 1) % ctx.clock.steps_per_epoch == 0:  # after an exchange at the end of the epoch before
+            copy_(epoch_start, weights)
+        loss = Descend().apply(model, optimizer, objective, batch, ctx, allreduce_grads_)
+        if ctx.ends_epoch:
+            state["last.loss"].copy_(loss.total.detach())
+            state["last.accuracy"].copy_(loss.parts["accuracy"])
+            accuracy = group_mean(self._probe_accuracy(model, objective, batch, ctx), allreduce_grads_)
+            if float(accuracy) < float(state["accuracy"]) - self.fall:
+                state["stopped"].fill_(1)
+                state["ended"].fill_(1)
+                copy_(weights, epoch_start)
             else:
-                held["accuracy"].copy_(found)
-        return Loss(loss.total, {**loss.parts, "stopped": held["stopped"].clone()})
+                state["accuracy"].copy_(accuracy)
+        return Loss(loss.total, {**loss.parts, "stopped": state["stopped"].clone()})
 
-    def _accuracy(self, model: nn.Module, objective: Objective, batch: Batch, ctx: Context) -> Tensor:
-        """Of the probe on a batch, as a mean over threats."""
-        found: list[Tensor] = []
+    def _probe_accuracy(self, model: nn.Module, objective: Objective, batch: Batch, ctx: Context) -> Tensor:
+        """The accuracy on a batch under the probe, averaged over threats."""
+        accuracies: list[Tensor] = []
         for number, threat in enumerate(objective.threats()):
-            draws = ctx.draws.at("guard", number)
-            x_adv = perturb(self.probe, model, batch.x, batch.y, threat, draws).x
-            with modes_restored(model), torch.no_grad():
-                found.append((model.eval()(x_adv).argmax(1) == batch.y).float().mean())
-        return torch.stack(found).mean()
+            rng = ctx.rng.fold_in("guard", number)
+            x_adv = perturb(self.probe, model, batch.x, batch.y, threat, rng).x
+            with preserve_mode(model), torch.no_grad():
+                accuracies.append((model.eval()(x_adv).argmax(1) == batch.y).float().mean())
+        return torch.stack(accuracies).mean()
 
 
-def agreed(number: Tensor, reduce_: Callable[[nn.Module], None]) -> Tensor:
-    """The mean of a number over all who share a learner, who thus stop together; `reduce_` averages
-    gradients."""
-    ballot = nn.Module()
-    ballot.register_parameter("number", nn.Parameter(number.clone()))
-    (parameter,) = ballot.parameters()
+def group_mean(number: Tensor, allreduce_grads_: Callable[[nn.Module], None]) -> Tensor:
+    """The mean of a number over the ranks that share a learner, so that all of them stop together.
+
+    `allreduce_grads_` averages gradients, so the number travels as the gradient of a parameter.
+    """
+    carrier = nn.Module()
+    carrier.register_parameter("number", nn.Parameter(number.clone()))
+    (parameter,) = carrier.parameters()
     parameter.grad = number.clone()
-    reduce_(ballot)
+    allreduce_grads_(carrier)
     return parameter.grad

@@ -1,0 +1,1 @@
+"""Recipes: TOML files and frozen values that describe a training."""

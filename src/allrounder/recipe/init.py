@@ -1,4 +1,4 @@
-"""Where training starts: fresh weights, or those of earlier runs."""
+"""Where training starts: random weights, or those of earlier runs."""
 
 from __future__ import annotations
 
@@ -7,75 +7,77 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, final
 
-from allrounder.config.fields import Some, value
+from allrounder.config.fields import NonEmpty, frozen_config
 
-PHASES = "phases"
-"""Where the trainings of a program lie, below its run folder."""
+STAGES_DIR = "stages"
+"""The folder, inside a pipeline's run folder, that contains the run folders of its stages."""
 
 
 class Init(ABC):  # noqa: B024
-    """The starting point, common to all learners: averages of independent beginnings would mean nothing."""
+    """The initial weights, common to all learners: averages of independently initialised networks are
+    useless."""
 
-    def sources(self, beside: Path) -> Sequence[tuple[Path, str]]:
-        """The run folders whose weights it is the average of, each with which weights; none by default.
+    def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
+        """Return the run folders whose weights are averaged, each with which weights; none by default.
 
-        `beside` is the folder in which the run's own folder lies.
+        `parent` is the folder that contains the run folder.
         """
         return ()
 
 
 @final
-@value
+@frozen_config
 class Random(Init):
-    """Fresh weights, drawn from the recipe's seed."""
+    """Random weights, drawn from the recipe's seed."""
 
 
 @final
-@value
+@frozen_config
 class FromRun(Init):
     """The weights of another run, for fine-tuning."""
 
     run: str
-    """Its folder, relative to where the command is given."""
+    """Its folder, relative to the working directory."""
     which: str = "global"
     """global, best, last, or a learner's name."""
 
-    def sources(self, beside: Path) -> Sequence[tuple[Path, str]]:
-        """That run."""
+    def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
+        """Return that run."""
         return [(Path(self.run), self.which)]
 
 
 @final
-@value
+@frozen_config
 class Soup(Init):
     """The plain average of several runs' weights."""
 
-    runs: Annotated[tuple[str, ...], Some]
+    runs: Annotated[tuple[str, ...], NonEmpty]
     """Their folders."""
     which: str = "global"
     """global, best, last, or a learner's name."""
 
-    def sources(self, beside: Path) -> Sequence[tuple[Path, str]]:
-        """Those runs."""
+    def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
+        """Return those runs."""
         return [(Path(run), self.which) for run in self.runs]
 
 
 @final
-@value
-class Phases(Init):
-    """The weights of earlier phases of the same program: of one, or the plain average of several.
+@frozen_config
+class FromStages(Init):
+    """The weights of earlier stages of the same pipeline: of one, or the plain average of several.
 
-    Programs set it. It names folders beside the run's own, so a run folder may be moved and goes on.
+    Pipelines set it. It names folders next to the run folder, so a pipeline's run folder can be moved and
+    resumed.
     """
 
-    phases: Annotated[tuple[str, ...], Some]
+    stages: Annotated[tuple[str, ...], NonEmpty]
     """Their names."""
     which: str = "global"
     """global, best, last, or a learner's name."""
 
-    def sources(self, beside: Path) -> Sequence[tuple[Path, str]]:
-        """Their run folders."""
-        return [(beside / phase, self.which) for phase in self.phases]
+    def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
+        """Return the run folders of those stages."""
+        return [(parent / stage, self.which) for stage in self.stages]
 
 
-INITS: dict[str, type[Init]] = {"random": Random, "run": FromRun, "soup": Soup, "phases": Phases}
+INITS: dict[str, type[Init]] = {"random": Random, "run": FromRun, "soup": Soup, "stages": FromStages}

@@ -1,4 +1,4 @@
-"""The files of recipes: those inside the package, by name, and anybody's."""
+"""Recipe files: those shipped with the package, by name, and any other TOML file."""
 
 from __future__ import annotations
 
@@ -9,60 +9,60 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from allrounder.config.decode import Table
-from allrounder.config.fields import nearest
+from allrounder.config.fields import did_you_mean
 from allrounder.errors import RecipeError
 
 
-def shipped() -> dict[str, Traversable]:
-    """The recipes inside the package, by name."""
-    return dict(_shipped())
+def shipped_recipes() -> dict[str, Traversable]:
+    """Return the files of the shipped recipes by name, such as "cifar10/trades"."""
+    return dict(_find_shipped())
 
 
-@cache  # every recipe that is read asks for them
-def _shipped() -> dict[str, Traversable]:
+@cache
+def _find_shipped() -> dict[str, Traversable]:
     root = resources.files("allrounder.recipe") / "recipes"
-    found: dict[str, Traversable] = {}
+    files: dict[str, Traversable] = {}
     for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
         if folder.is_dir():
             for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
                 if file.name.endswith(".toml") and not file.name.startswith("_"):
-                    found[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
-    return found
+                    files[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
+    return files
 
 
-def locate(source: str | Path) -> Traversable:
-    """A shipped recipe by its name, or a file."""
-    known = shipped()
-    if str(source) in known:
-        return known[str(source)]
+def find_recipe(source: str | Path) -> Traversable:
+    """Return the file of a shipped recipe, given its name, or the file at a path."""
+    files = shipped_recipes()
+    if str(source) in files:
+        return files[str(source)]
     path = Path(source)
     if path.is_file():
         return path
-    hint = nearest(str(source), known)
+    hint = did_you_mean(str(source), files)
     raise RecipeError(
         f"{source}: no such file, and no shipped recipe of that name{hint} (see: allrounder list recipes)"
     )
 
 
-def beside(source: str | Path, file: Traversable, base: object) -> Traversable:
-    """The file that a recipe says it extends."""
+def resolve_parent(source: str | Path, file: Traversable, parent: object) -> Traversable:
+    """Return the file that the recipe `source`, read from `file`, extends."""
     if isinstance(file, Path):
-        return file.parent / str(base)
-    return resources.files("allrounder.recipe") / "recipes" / str(source).split("/")[0] / str(base)
+        return file.parent / str(parent)
+    return resources.files("allrounder.recipe") / "recipes" / str(source).split("/")[0] / str(parent)
 
 
-def read(file: Traversable) -> Table:
-    """A TOML file as a raw table."""
+def read_toml(file: Traversable) -> Table:
+    """Read a TOML file as a raw table."""
     try:
-        return parse(file.read_text(encoding="utf-8"), str(file))
+        return parse_toml(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
         raise RecipeError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: cannot be read: {error}") from None
 
 
-def parse(text: str, source: str) -> Table:
-    """TOML text as a raw table."""
+def parse_toml(text: str, source: str) -> Table:
+    """Parse TOML text as a raw table."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

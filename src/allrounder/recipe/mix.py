@@ -1,11 +1,4 @@
-"""The global weights: a moving average of the learners' mixture, kept as one part per learner.
-
-    theta_g <- a theta_g + (1 - a) sum_W gamma_W theta_W          (Generalist++, Eq. 6)
-
-is linear, so learner W can keep its own part G_W <- a G_W + (1 - a) gamma_W theta_W, and theta_g = sum_W G_W.
-Nothing crosses between learners until somebody asks for the sum; the parts are added in learner order, so
-every placement rounds alike.
-"""
+"""How learners become one network: shares, exchanges, and the decay of the global average."""
 
 from __future__ import annotations
 
@@ -13,20 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Literal, final
 
-from torch import Tensor
-
-from allrounder.config.fields import Share, nearest, refuse, value
+from allrounder.config.fields import Share, did_you_mean, frozen_config, raise_field_errors
 from allrounder.config.schedules import Constant, Decay, ShareCurve
-from allrounder.config.time import Clock, Span, Time
-from allrounder.distributed import Placement, World
-from allrounder.nn.state import Blend, Weights, add_, snapshot, zeros_like
-from allrounder.types import Keep
+from allrounder.config.time import Clock, Duration, Time
+from allrounder.types import KeepOrReset
 
 
 @final
-@value
+@frozen_config
 class Shares:
-    """The weight of every learner in the mixture: the lead follows a curve, the others divide what it leaves.
+    """The weight of every learner in the mixture: the lead follows a curve, the others divide the rest.
 
     gamma_lead = curve, gamma_W = rest_W (1 - curve): they lie in [0, 1] and sum to one by construction.
     """
@@ -36,7 +25,7 @@ class Shares:
     curve: ShareCurve
     """Its share over time, in [0, 1]; a bare number is a static share."""
     rest: Mapping[str, Share] = field(default_factory=dict[str, float])
-    """How the others divide the remainder, summing to one; not needed where there is one other."""
+    """How the other learners divide the remainder, summing to one; optional if there is only one other."""
 
     def __post_init__(self) -> None:
         problems: list[tuple[tuple[str], str]] = []
@@ -44,68 +33,72 @@ class Shares:
             problems.append((("rest",), f"expected shares that sum to one, got {sum(self.rest.values()):g}"))
         if self.lead in self.rest:
             problems.append((("rest",), f'"{self.lead}" is the lead; its share is the curve'))
-        refuse(self, problems)
+        raise_field_errors(self, problems)
 
-    def problem(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """The field that does not fit these learners, and why, if one does not."""
+    def find_problem(self, names: Sequence[str]) -> tuple[str, str] | None:
+        """Return the field that does not fit the learners `names` and why, or None."""
         others = [name for name in names if name != self.lead]
         if self.lead not in names:
-            hint = nearest(self.lead, names)
+            hint = did_you_mean(self.lead, names)
             return "lead", f'no learner is called "{self.lead}" (there are: {", ".join(names)}){hint}'
         if self.rest and set(self.rest) != set(others):
             return "rest", f"expected a share for each of {others}, got {sorted(self.rest)}"
         if not self.rest and len(others) > 1:
-            return "rest", f"missing; say how {others} divide what the lead leaves"
-        if not others and min(self.curve.extremes()) < 1:
+            return "rest", f"missing; give each of {others} its part of what the lead leaves"
+        if not others and min(self.curve.bounds()) < 1:
             return "curve", "expected 1, or no shares at all: there is no other learner to take the rest"
         return None
 
     def at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
-        """Every learner's share at step t, in learner order."""
-        lead = self.curve(clock.reading(t), clock)
+        """Return every learner's share at step t, in learner order."""
+        lead_share = self.curve(clock.schedule_step(t), clock)
         rest = self.rest or {name: 1.0 for name in names if name != self.lead}
-        return {name: lead if name == self.lead else (1 - lead) * rest[name] for name in names}
+        return {name: lead_share if name == self.lead else (1 - lead_share) * rest[name] for name in names}
 
 
 @final
-@value
+@frozen_config
 class Exchange:
-    """When the learners restart from the global weights: t >= start and t mod every = 0."""
+    """When the learners synchronise, that is restart from the global weights: t >= start and t mod every = 0.
+
+    The papers call it redistribution.
+    """
 
     start: Time
     """t' of the papers."""
-    every: Span
+    every: Duration
     """c of the papers."""
     when: Literal["epoch-end", "every-step"] = "epoch-end"
-    """Once a period, which ends with an epoch where `every` is whole epochs; or, as in the released code,
-    after every step of the epochs in which a period ends."""
-    momentum: Keep = "keep"
+    """Once per period, at the end of an epoch if `every` is a whole number of epochs; or, as in the released
+    code, after every step of the epochs in which a period ends."""
+    momentum: KeepOrReset = "keep"
     """The optimisers' momentum across an exchange; kept as released."""
-    averages: Keep = "keep"
+    averages: KeepOrReset = "keep"
     """The learners' own weight averages across an exchange; kept as released."""
 
-    def due(self, t: int, clock: Clock) -> bool:
+    def is_due(self, t: int, clock: Clock) -> bool:
         """Whether the learners restart after step t."""
-        start, period = self.start.steps(clock), self.period(clock)
+        start = self.start.to_steps(clock)
+        period = self.period(clock)
         if self.when == "epoch-end":
             return t >= start and t % period == 0
-        end = clock.epoch(t) * clock.steps
-        return end - end % period >= max(start, end - clock.steps + 1)
+        end = clock.epoch(t) * clock.steps_per_epoch
+        return end - end % period >= max(start, end - clock.steps_per_epoch + 1)
 
     def period(self, clock: Clock) -> int:
-        """The steps between two exchanges."""
-        return max(self.every.steps(clock), 1)
+        """Return the number of steps between two exchanges."""
+        return max(self.every.to_steps(clock), 1)
 
 
 @final
-@value
+@frozen_config
 class Mix:
     """How learners become one network."""
 
     decay: Decay = Constant(value=0.999)
     """The decay of the global average (alpha' of the papers)."""
     shares: Shares | None = None
-    """Who counts how much; not needed for a single learner."""
+    """Each learner's weight in the mixture; not needed for a single learner."""
     exchange: Exchange | None = None
     buffers: Literal["average", "recalibrate"] = "average"
     """Batch-norm statistics of the global weights: averaged like weights, or re-estimated on training
@@ -113,59 +106,13 @@ class Mix:
 
     @classmethod
     def solo(cls) -> Mix:
-        """Plain training of one learner: no memory, no exchange."""
+        """Return the mix of plain training: one learner, decay 0, no exchange."""
         return cls(decay=Constant(value=0.0))
 
     def shares_at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
-        """Every learner's share at step t."""
+        """Return every learner's share at step t."""
         return self.shares.at(t, clock, names) if self.shares else {name: 1.0 for name in names}
 
-    def due(self, t: int, clock: Clock) -> bool:
+    def exchange_due(self, t: int, clock: Clock) -> bool:
         """Whether the learners restart from the global weights after step t."""
-        return self.exchange is not None and self.exchange.due(t, clock)
-
-
-@final
-class Mixer:
-    """Keeps one part per learner seated here, and adds them up on demand."""
-
-    def __init__(
-        self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock
-    ):
-        """The first learner's part starts as all of the starting point, the others' as nothing of it; later
-        it only says what weights are like, and may change."""
-        self.mix, self.placement, self.world, self.clock = mix, placement, world, clock
-        self.like = start
-        self.names = tuple(placement.ranks)
-        self.parts = {
-            name: snapshot(start) if name == self.names[0] else zeros_like(start)
-            for name in placement.local(world.rank)
-        }
-        self.blends: dict[str, Blend] = {}
-
-    def observe(self, name: str, weights: Mapping[str, Tensor], t: int) -> None:
-        """Take a learner's weights after step t into its part: local arithmetic."""
-        share = self.mix.shares_at(t, self.clock, self.names)[name]
-        blend = self.blends.get(name)
-        if blend is None or blend.source is not weights:
-            blend = self.blends[name] = Blend(self.parts[name], weights)
-        blend(self.mix.decay(t, self.clock), share)
-
-    def collect(self) -> Weights:
-        """theta_g: the sum of the parts in learner order; every rank calls it together.
-
-        Counters come from the first learner.
-        """
-        total: Weights = {}
-        for name in self.names:
-            part = self.parts[name] if name in self.parts else self._room()
-            self.world.broadcast_(part, src=self.placement.leader(name))
-            if total:
-                add_(total, part)
-            else:
-                total = snapshot(part)
-        return total
-
-    def _room(self) -> Weights:
-        """Where the part of a learner that is seated elsewhere is received."""
-        return zeros_like(self.like)
+        return self.exchange is not None and self.exchange.is_due(t, clock)

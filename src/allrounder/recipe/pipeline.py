@@ -1,6 +1,7 @@
-"""Methods of several trainings: which trainings they are, and how their results become one network.
+"""Pipelines, which are methods of several trainings: their stages, and how the results become one network.
 
-Values alone; `programs` performs them. A recipe's own fields describe the last training of its program.
+This module holds values only; `allrounder.training.pipelines` runs them. A recipe's own fields describe the
+last stage of its pipeline.
 """
 
 from __future__ import annotations
@@ -12,230 +13,251 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
 
-from allrounder.config.fields import Count, Number, Positive, Ratio, Some, value
+from allrounder.config.fields import FiniteFloat, NonEmpty, PositiveFloat, PositiveInt, Ratio, frozen_config
 from allrounder.config.time import Time
-from allrounder.data.datasets.npz import Given
+from allrounder.data.datasets.npz import InMemory
 from allrounder.data.extra import Extra
-from allrounder.optim.mode_curve import OnCurve
-from allrounder.recipe.init import Phases
+from allrounder.optim.mode_curve import ModeCurve
+from allrounder.recipe.init import FromStages
 from allrounder.recipe.mix import Mix
-from allrounder.recipe.task import NAME, Task
+from allrounder.recipe.task import NAME_PATTERN, Task
 from allrounder.recipe.validation import Validation
 from allrounder.threats.threat import Threat
 
 Problem = tuple[tuple[str | int, ...], str]
 Which = Literal["last", "best"]
-CURVE, FINAL = "curve", "final"
-"""What the last trainings of programs are called."""
+CURVE_STAGE, FINAL_STAGE = "curve", "final"
+"""The names of the last stages."""
 
 
 @final
-@value
-class Phase:
-    """A training before the last one. What it does not say is as in the recipe."""
+@frozen_config
+class Stage:
+    """A training before the last one. Everything that it does not set is as in the recipe."""
 
-    name: Annotated[str, Field(pattern=NAME)]
-    """Its folder's name, below `phases` of the run folder."""
-    task: Annotated[tuple[Task, ...], Some]
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """The name of its folder, below `stages` in the run folder."""
+    tasks: Annotated[tuple[Task, ...], NonEmpty, Field(alias="task")]
     mix: Mix | None = None
     length: Annotated[Ratio, Field(gt=0)] = 1.0
-    """Its epochs, as a multiple of the recipe's; so a shortened recipe has shortened phases."""
+    """Its epochs as a multiple of the recipe's, so that a shortened recipe has shortened stages."""
     threats: tuple[Threat, ...] | None = None
-    """What its best weights are chosen by, in the place of `validation.threats`."""
+    """The threats that its best weights are selected by, instead of `validation.threats`."""
 
-    def changes(self, epochs: int, rule: Validation) -> dict[str, Any]:
-        """What is different from the recipe."""
-        rule = rule if self.threats is None else replace(rule, threats=self.threats)
-        whole = max(1, int(self.length * epochs + 0.5))
-        return {"task": self.task, "mix": self.mix, "epochs": whole, "validation": rule}
+    def overrides(self, epochs: int, validation: Validation) -> dict[str, Any]:
+        """Return the fields in which the stage differs from the recipe."""
+        if self.threats is not None:
+            validation = replace(validation, threats=self.threats)
+        stage_epochs = max(1, int(self.length * epochs + 0.5))
+        return {"tasks": self.tasks, "mix": self.mix, "epochs": stage_epochs, "validation": validation}
 
 
-class Program(ABC):
-    """Several trainings with one network as their result; frozen."""
+class Pipeline(ABC):
+    """Several trainings that result in one network."""
 
     reference: ClassVar[str]
     """Authors and year, for lists."""
-    joins: ClassVar[bool] = False
-    """Whether it joins the recipe's learners itself, so that they need no mix."""
-    extra: ClassVar[bool] = False
-    """Whether it brings the second set of images."""
+    merges_learners: ClassVar[bool] = False
+    """Whether it merges the recipe's learners itself, so that they need no mix."""
+    provides_extra: ClassVar[bool] = False
+    """Whether it provides the extra images."""
 
     @abstractmethod
-    def phases(self) -> tuple[Phase, ...]:
-        """The trainings before the last, in order."""
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages before the last ones, in order."""
 
     @abstractmethod
-    def lasts(self, task: tuple[Task, ...]) -> tuple[str, ...]:
-        """What the last trainings are called."""
+    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
+        """Return the names of the last stages."""
 
     @abstractmethod
-    def changes(self, task: tuple[Task, ...], epochs: int, rule: Validation) -> dict[str, dict[str, Any]]:
-        """All trainings by name, in order: the fields in which each differs from the recipe."""
+    def stage_overrides(
+        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
+    ) -> dict[str, dict[str, Any]]:
+        """Return all stages by name, in order, each with the fields in which it differs from the recipe."""
 
     def problems(
-        self, task: tuple[Task, ...], mix: Mix | None, rule: Validation, extra: Extra | None
+        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
     ) -> list[Problem]:
-        """Fields of the recipe that make no sense with this program, each with what is wrong."""
+        """Return the fields of the recipe that do not fit this pipeline, and why."""
         return []
 
 
 @final
-@value
-class Curve(Program):
+@frozen_config
+class ModeConnectivity(Pipeline):
     """Robust mode connectivity (RMC): the best point of a curve of networks between two trained ones.
 
     Two end points w1 and w2 are trained; then the bend c of phi(s) = (1-s)^2 w1 + 2s(1-s) c + s^2 w2, by the
-    recipe's task with the update `curve`. Of points along it, each with batch-norm statistics measured anew
-    on natural training images, the most robust one on held-out images is the result. One network: the
-    ensembles of the paper are left out. Wang, Li and Liu, 2024, Robust mode connectivity-oriented
+    recipe's task with the update `curve`. Points along the curve get batch-norm statistics of their own,
+    estimated on natural training images. The most robust point on held-out images is the result. The
+    ensembles of the paper are not implemented. Wang, Li and Liu, 2024, Robust mode connectivity-oriented
     adversarial defense.
     """
 
     reference: ClassVar[str] = "Wang et al., 2024"
 
-    end: tuple[Phase, Phase]
+    end: tuple[Stage, Stage]
     """The trainings of the two end points."""
-    points: Annotated[Count, Field(ge=2)] = 61
-    """How many places from 0 to 1 are tried."""
+    points: Annotated[PositiveInt, Field(ge=2)] = 61
+    """The number of points, from s = 0 to 1, that are measured."""
     choose: Literal["worst", "mean"] = "worst"
-    """By the images that are right under every threat, or by the mean over the threats."""
-    images: Annotated[Count | None, Field(ge=2)] = None
-    """Training images that statistics are measured on, of every point; by default all."""
+    """Select by accuracy under the worst threat per image, or by the mean over the threats."""
+    images: Annotated[PositiveInt | None, Field(ge=2)] = None
+    """Training images that batch-norm statistics are estimated on; by default all."""
     which: Which = "last"
-    """Which weights of the end points."""
+    """Which weights of the end points are used."""
 
-    def phases(self) -> tuple[Phase, ...]:
-        """The end points'."""
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the end points."""
         return self.end
 
-    def lasts(self, task: tuple[Task, ...]) -> tuple[str, ...]:
-        """The curve's."""
-        return (CURVE,)
+    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
+        """Return the name of the training that bends the curve."""
+        return (CURVE_STAGE,)
 
-    def changes(self, task: tuple[Task, ...], epochs: int, rule: Validation) -> dict[str, dict[str, Any]]:
-        """The end points, then the bend, which begins half-way between them."""
-        names = tuple(phase.name for phase in self.end)
-        ends = {phase.name: phase.changes(epochs, rule) for phase in self.end}
-        # The bend itself is no network of the curve: it is measured once, as every training is, and no more.
-        once = replace(rule, every=Time.read("100%"), train_images=0)
-        return ends | {CURVE: {"init": Phases(phases=names, which=self.which), "validation": once}}
+    def stage_overrides(
+        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
+    ) -> dict[str, dict[str, Any]]:
+        """Return the end points, then the bend, which starts half-way between them."""
+        ends = {stage.name: stage.overrides(epochs, validation) for stage in self.end}
+        # The bend itself is not a network on the curve, so it is validated only once, at its end.
+        once = replace(validation, every=Time.parse("100%"), train_images=0)
+        init = FromStages(stages=tuple(ends), which=self.which)
+        return ends | {CURVE_STAGE: {"init": init, "validation": once}}
 
     def problems(
-        self, task: tuple[Task, ...], mix: Mix | None, rule: Validation, extra: Extra | None
+        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
     ) -> list[Problem]:
-        """One task that follows the curve, and images with threats to choose by."""
-        found, own = list[Problem](), tuple(threat for one in task for threat in one.objective.threats())
-        if len(task) > 1 or not all(isinstance(one.update, OnCurve) for one in task):
-            said = 'expected one, with update = { kind = "curve" }: it is what bends the curve'
-            found.append((("task",), said))
-        if rule.on == "validation" and rule.images == 0:
-            found.append((("validation", "images"), "is 0; the point of the curve is chosen on some"))
-        if not (own if rule.threats is None else rule.threats):
-            found.append((("validation", "threats"), "are none; the point of the curve is chosen by some"))
-        return found
+        """Require one task with the update `curve`, and images and threats to select by."""
+        problems: list[Problem] = []
+        if len(tasks) > 1 or not all(isinstance(task.update, ModeCurve) for task in tasks):
+            message = 'expected one task, with update = { kind = "curve" }, which bends the curve'
+            problems.append((("task",), message))
+        if validation.on == "validation" and validation.images == 0:
+            message = "is 0, but the point of the curve is selected on held-out images; set it above 0"
+            problems.append((("validation", "images"), message))
+        trained = tuple(threat for task in tasks for threat in task.objective.threats())
+        if not (trained if validation.threats is None else validation.threats):
+            message = "is empty, but the point of the curve is selected by its threats; name at least one"
+            problems.append((("validation", "threats"), message))
+        return problems
 
 
 @final
-@value
-class WeightSoup(Program):
-    """A robust weight soup: every task of the recipe is trained alone, from a common base, and the plain
-    average of what they become is the result.
+@frozen_config
+class WeightSoup(Pipeline):
+    """A robust weight soup: every task of the recipe is trained separately from a common base, and the plain
+    average of the resulting weights is the result.
 
-    The natural competitor of learners that exchange their weights while they train: the same tasks, joined
-    once, at the end. Croce et al., 2023, Seasoning model soups for robustness to adversarial and natural
-    distribution shifts.
+    It is the natural competitor of learners that exchange their weights during training: the same tasks,
+    averaged once, at the end. Croce et al., 2023, Seasoning model soups for robustness to adversarial and
+    natural distribution shifts.
     """
 
     reference: ClassVar[str] = "Croce et al., 2023"
-    joins: ClassVar[bool] = True
+    merges_learners: ClassVar[bool] = True
 
-    base: Phase
-    """The training that all members start from; members without it lie too far apart to be averaged."""
-    shares: Mapping[str, Positive] = field(default_factory=dict[str, float])
-    """The weight of every task, summing to one; by default all the same."""
+    base: Stage
+    """The training that all members start from; without it, members are too far apart to be averaged."""
+    shares: Mapping[str, PositiveFloat] = field(default_factory=dict[str, float])
+    """The weight of every task, summing to one; by default all equal."""
     buffers: Literal["average", "recalibrate"] = "average"
     """Batch-norm statistics: averaged like weights, or re-estimated on training images."""
     which: Which = "last"
-    """Which weights of the base go on."""
+    """Which weights of the base the members start from."""
 
-    def phases(self) -> tuple[Phase, ...]:
-        """The base."""
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the base."""
         return (self.base,)
 
-    def lasts(self, task: tuple[Task, ...]) -> tuple[str, ...]:
-        """The members."""
-        return tuple(member.name for member in task)
+    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
+        """Return the names of the members."""
+        return tuple(task.name for task in tasks)
 
-    def changes(self, task: tuple[Task, ...], epochs: int, rule: Validation) -> dict[str, dict[str, Any]]:
-        """The base, then every task."""
-        start = Phases(phases=(self.base.name,), which=self.which)
-        members = {member.name: {"task": (member,), "init": start} for member in task}
-        return {self.base.name: self.base.changes(epochs, rule)} | members
+    def stage_overrides(
+        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
+    ) -> dict[str, dict[str, Any]]:
+        """Return the base, then every member."""
+        init = FromStages(stages=(self.base.name,), which=self.which)
+        members = {task.name: {"tasks": (task,), "init": init} for task in tasks}
+        return {self.base.name: self.base.overrides(epochs, validation)} | members
 
     def problems(
-        self, task: tuple[Task, ...], mix: Mix | None, rule: Validation, extra: Extra | None
+        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
     ) -> list[Problem]:
-        """Several members that share everything, and no other mix."""
-        names, found = [member.name for member in task], unselected(self.which, rule)
-        if len(task) < 2:
-            found.append((("task",), "expected two or more members of the soup, got one"))
+        """Require several members, a share for each or none, and no mix."""
+        names = [task.name for task in tasks]
+        problems = which_problems(self.which, validation)
+        if len(tasks) < 2:
+            problems.append((("task",), "expected two or more members of the soup, got one"))
         if mix is not None:
-            found.append((("mix",), "a soup mixes its members itself; leave it out"))
+            problems.append((("mix",), "a soup mixes its members itself; remove it"))
         if self.shares and (set(self.shares) != set(names) or abs(sum(self.shares.values()) - 1) > 1e-9):
-            said = f"expected a share for each of {names} that sum to one, got {dict(self.shares)}"
-            found.append((("program", "shares"), said))
-        return found
+            message = f"expected a share for each of {names}, summing to one, got {dict(self.shares)}"
+            problems.append((("pipeline", "shares"), message))
+        return problems
 
 
 @final
-@value
-class SelfTraining(Program):
-    """Self-training: a teacher labels images, which then are the second set of images of the recipe's task.
+@frozen_config
+class SelfTraining(Pipeline):
+    """Self-training: a teacher labels images, which become the extra images of the recipe's task.
 
-    The papers add images without labels; here the training set has to do. Without `hidden`, the teacher
-    labels the images it was trained on; as it fits them, nearly all labels stay. With it, labels of so many
-    images are hidden from everybody, and the teacher learns from the rest. Raghunathan et al., 2020,
-    Understanding and mitigating the tradeoff between robustness and accuracy; with the objective TRADES,
-    Carmon et al., 2019, Unlabeled data improves adversarial robustness.
+    The papers add unlabelled images; here they come from the training set. With hidden = 0, the teacher
+    labels the images that it was trained on; since it fits them, nearly all labels stay the same. With
+    hidden > 0, that part of the labels is hidden from all stages, and the teacher learns from the rest.
+    Raghunathan et al., 2020, Understanding and mitigating the tradeoff between robustness and accuracy; with
+    the objective TRADES, Carmon et al., 2019, Unlabeled data improves adversarial robustness.
     """
 
     reference: ClassVar[str] = "Raghunathan et al., 2020"
-    extra: ClassVar[bool] = True
+    provides_extra: ClassVar[bool] = True
 
-    teacher: Phase
-    hidden: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    """The part of the training images whose labels are hidden, the same of every class; 0 hides none, and all
-    images are labelled by the teacher a second time."""
-    share: Annotated[Number, Field(gt=0, lt=1)] = 0.5
-    """The part of every batch with labels of the teacher."""
+    teacher: Stage
+    hidden: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """The fraction of training images whose labels are hidden, the same in every class. With 0 none are
+    hidden, and the teacher labels all training images."""
+    share: Annotated[FiniteFloat, Field(gt=0, lt=1)] = 0.5
+    """The fraction of every batch that has the teacher's labels."""
     which: Which = "last"
-    """Which weights of the teacher give the labels."""
+    """Which weights of the teacher predict the labels."""
 
-    def phases(self) -> tuple[Phase, ...]:
-        """The teacher's."""
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the teacher."""
         return (self.teacher,)
 
-    def lasts(self, task: tuple[Task, ...]) -> tuple[str, ...]:
-        """The one that learns from the teacher."""
-        return (FINAL,)
+    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
+        """Return the name of the training on both sets of images."""
+        return (FINAL_STAGE,)
 
-    def changes(self, task: tuple[Task, ...], epochs: int, rule: Validation) -> dict[str, dict[str, Any]]:
-        """The teacher, then the recipe with a second set."""
-        second = Extra(data=Given(name=f"labels by {self.teacher.name}"), share=self.share)
-        return {self.teacher.name: self.teacher.changes(epochs, rule), FINAL: {"extra": second}}
+    def stage_overrides(
+        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
+    ) -> dict[str, dict[str, Any]]:
+        """Return the teacher, then the recipe with the extra images."""
+        extra = Extra(data=InMemory(name=f"labels by {self.teacher.name}"), share=self.share)
+        return {self.teacher.name: self.teacher.overrides(epochs, validation), FINAL_STAGE: {"extra": extra}}
 
     def problems(
-        self, task: tuple[Task, ...], mix: Mix | None, rule: Validation, extra: Extra | None
+        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
     ) -> list[Problem]:
-        """No other second set."""
-        said = "the program brings the second set of images; leave it out"
-        return unselected(self.which, rule) + ([] if extra is None else [(("extra",), said)])
+        """Refuse other extra images."""
+        problems = which_problems(self.which, validation)
+        if extra is not None:
+            problems.append((("extra",), "the pipeline provides the extra images; remove it"))
+        return problems
 
 
-def unselected(which: str, rule: Validation) -> list[Problem]:
-    """Best weights, where none are chosen."""
-    said = 'is "best", but validation.images = 0 chooses none; use "last", or hold images out'
-    return [(("program", "which"), said)] if which == "best" and not rule.images and rule.on != "test" else []
+def which_problems(which: str, validation: Validation) -> list[Problem]:
+    """Refuse the best weights of a stage if none are selected."""
+    if which != "best" or validation.images or validation.on == "test":
+        return []
+    message = 'is "best", but validation.images = 0 selects none; use "last", or hold images out'
+    return [(("pipeline", "which"), message)]
 
 
-PROGRAMS: dict[str, type[Program]] = {"curve": Curve, "soup": WeightSoup, "self-training": SelfTraining}
+PIPELINES: dict[str, type[Pipeline]] = {
+    "curve": ModeConnectivity,
+    "soup": WeightSoup,
+    "self-training": SelfTraining,
+}

@@ -1,4 +1,4 @@
-"""What one learner is asked to do, with its own policy."""
+"""The task of one learner: objective, optimiser, learning rate, augmentation and averaging."""
 
 from __future__ import annotations
 
@@ -6,56 +6,59 @@ from typing import Annotated, final
 
 from pydantic import AfterValidator, Field
 
-from allrounder.config.fields import Kind, Number, value
-from allrounder.config.schedules import MaybeDecay, Rate
+from allrounder.config.fields import FiniteFloat, OneOf, frozen_config
+from allrounder.config.schedules import LearningRate, OptionalDecay
 from allrounder.data.augment import AUGMENTS, Augment, CropFlip
 from allrounder.objectives import OBJECTIVES, Objective
 from allrounder.optim import UPDATES, Descend, Update
 from allrounder.optim.optimizers import AnyOptimizer, Sgd
 from allrounder.types import Passes
 
-RESERVED = ("global", "best", "last", "live")
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+RESERVED_NAMES = ("global", "best", "last", "live")
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 
-def _free(name: str) -> str:
-    if name in RESERVED:
-        raise ValueError(f'"{name}" is taken: a learner may not be called {", ".join(RESERVED)}')
+def _check_not_reserved(name: str) -> str:
+    if name in RESERVED_NAMES:
+        raise ValueError(f'"{name}" is reserved; a learner may not be called {", ".join(RESERVED_NAMES)}')
     return name
 
 
 @final
-@value
+@frozen_config
 class Task:
     """One learner's sub-task: objective, optimiser, learning rate, augmentation, averaging."""
 
-    name: Annotated[str, Field(pattern=NAME), AfterValidator(_free)]
+    name: Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_check_not_reserved)]
     """The learner's name in shares, logs and files."""
-    objective: Annotated[Objective, Kind(lambda: OBJECTIVES)]
-    lr: Rate
+    objective: Annotated[Objective, OneOf(lambda: OBJECTIVES)]
+    lr: LearningRate
     optimizer: AnyOptimizer = Sgd()
-    update: Annotated[Update, Kind(lambda: UPDATES)] = Descend()
-    augment: Annotated[Augment, Kind(lambda: AUGMENTS)] = CropFlip()
-    stream: str = "shared"
-    """Tasks of one stream draw the same augmentation of a mini-batch, as released; another name draws its
-    own."""
-    smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
-    """Label smoothing: soft targets for the loss, hard labels for attacks."""
-    average: MaybeDecay = None
-    """Decay of this learner's own weight average, which then is what it gives to the mix; false for none."""
+    update: Annotated[Update, OneOf(lambda: UPDATES)] = Descend()
+    augment: Annotated[Augment, OneOf(lambda: AUGMENTS)] = CropFlip()
+    augment_stream: str = "shared"
+    """Tasks with the same stream see the same augmentation of a mini-batch, as released; a task with another
+    name draws its own."""
+    label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """Soft targets for the loss; attacks use the hard labels."""
+    average: OptionalDecay = None
+    """The decay of this learner's own weight average, which it then gives to the mix; false for none."""
 
     def passes(self) -> Passes:
-        """What a step takes, at most."""
+        """Return an upper bound on the passes of one step."""
         return self.update.passes(self.objective)
 
-    def divisible(self) -> bool:
-        """Whether several ranks can share its batches: memories could come to differ between them."""
-        whole = self.objective.whole_batch or self.update.whole_batch
-        return not whole and not self.objective.memory()
+    def shardable(self) -> bool:
+        """Whether several ranks can share a batch: not if the method needs the whole batch or has a state
+        that could differ between ranks."""
+        needs_whole_batch = self.objective.whole_batch or self.update.whole_batch
+        return not needs_whole_batch and not self.objective.memory()
 
     def problems(self, epochs: int) -> list[tuple[tuple[str, str], str]]:
-        """Fields of the objective or the update that make no sense in a run of so many epochs."""
+        """Return the fields of the objective or update that cannot work in a run of `epochs`, and why."""
         of_objective = self.objective.problems(epochs)
         of_update = self.update.problems(self.objective, self.optimizer, epochs)
-        found = [(("objective", field), said) for field, said in of_objective]
-        return found + [(("update", field), said) for field, said in of_update]
+        return [
+            *((("objective", field), message) for field, message in of_objective),
+            *((("update", field), message) for field, message in of_update),
+        ]

@@ -1,14 +1,14 @@
-"""What is derived from predictions on images that were changed without an adversary.
+"""Metrics of predictions on images that were changed without an adversary.
 
-Their probes are called "fog@c-official:5", a corruption at a severity, or "rotate@p-generated:12", a frame of
-a perturbation, so that what was published and what was generated never meet in one column. The averages:
+A probe is named "fog@c-official:5", a corruption at a severity, or "rotate@p-generated:12", a frame of a
+perturbation, so published and generated images never share a column. Tables show these averages:
 
 corruptions severity 5       over the fifteen standard corruptions (Generalist++)
 corruptions severities 1-5   over these and all severities (RobustBench)
 perturbations all frames     over the frames of each of the ten perturbations, then over these (Generalist++)
 
-What is in neither of the first two has a column too: "corruptions severity 3" of the fifteen at this
-severity, and "spatter severity 3" of another corruption.
+Corruptions that are in neither of the first two averages have their own column: "corruptions severity 3" for
+the fifteen at another severity, "spatter severity 3" for another corruption.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-Column: TypeAlias = tuple[str, str]
+ShiftColumn: TypeAlias = tuple[str, str]
+"""A column of changed images: ("corruptions", "severity 5 (official)")."""
 FloatArray: TypeAlias = NDArray[np.float64]
 
-AVERAGED: dict[str, tuple[str, ...]] = {
+STANDARD_SHIFTS: dict[str, tuple[str, ...]] = {
     "c": (
         *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur"),
         *("zoom_blur", "snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate"),
@@ -36,151 +37,175 @@ AVERAGED: dict[str, tuple[str, ...]] = {
         *("rotate", "tilt", "scale"),
     ),
 }
-"""The corruptions, and the perturbations, over which papers average."""
-WORST, ALL = 5, range(1, 6)
-"""The severity of the papers, and those of RobustBench."""
-NAMED = re.compile(r"(\w+)@([cp])-(official|generated):(\d+)")
+"""The corruptions (c) and perturbations (p) over which papers average."""
+PAPER_SEVERITY, ALL_SEVERITIES = 5, range(1, 6)
+"""The severity that Generalist++ reports, and those that RobustBench averages over."""
+PROBE_PATTERN = re.compile(r"(\w+)@([cp])-(official|generated):(\d+)")
 
 
 @final
 @dataclass(frozen=True)
-class View:
+class ShiftId:
     """One change of every image: a severity of a corruption, or a frame of a perturbation."""
 
     name: str
     kind: str
+    """c for corruptions, p for perturbations."""
     source: str
+    """official or generated."""
     number: int
+    """The severity, or the frame."""
 
     @property
-    def origin(self) -> str:
-        """Which set it is of, "c-official" for one."""
+    def set_name(self) -> str:
+        """The image set that it belongs to, such as "c-official"."""
         return f"{self.kind}-{self.source}"
 
     def __str__(self) -> str:
-        return f"{self.name}@{self.origin}:{self.number}"
+        return f"{self.name}@{self.set_name}:{self.number}"
 
 
-@lru_cache(maxsize=4096)  # a table asks for every name once a cell
-def view_of(probe: str) -> View | None:
-    """What a probe shows; none for natural images and attacks."""
-    named = NAMED.fullmatch(probe)
-    return None if named is None else View(named[1], named[2], named[3], int(named[4]))
+@lru_cache(maxsize=4096)  # a table parses every name once per cell
+def parse_shift_id(probe: str) -> ShiftId | None:
+    """Parse the name of a probe; None for natural images and attacks."""
+    match = PROBE_PATTERN.fullmatch(probe)
+    return None if match is None else ShiftId(match[1], match[2], match[3], int(match[4]))
 
 
-def views(probes: Iterable[str], kind: str) -> list[View]:
-    """Those of one kind."""
-    return [view for view in map(view_of, probes) if view is not None and view.kind == kind]
+def shift_ids(probes: Iterable[str], kind: str) -> list[ShiftId]:
+    """The changes of one kind among some probes."""
+    return [shift for shift in map(parse_shift_id, probes) if shift is not None and shift.kind == kind]
 
 
 def sources(probes: Iterable[str], kind: str) -> list[str]:
-    """Whether probes of a kind are official, generated, or both."""
-    return sorted({view.source for view in views(probes, kind)}, reverse=True)
+    """Where the images of a kind come from: official, generated, or both."""
+    return sorted({shift.source for shift in shift_ids(probes, kind)}, reverse=True)
 
 
-def groups(probes: Iterable[str]) -> dict[Column, list[list[str]]]:
-    """The averages that can be taken: for each its corruptions or perturbations, and the probes of each.
+def average_columns(probes: Iterable[str]) -> dict[ShiftColumn, list[list[str]]]:
+    """The columns that a table shows: for each its corruptions or perturbations, and the probes of each.
 
-    One over fewer than all says over how many. What would be in none is a group by itself.
+    The title of an average over fewer than all says over how many. A probe that is in no average has its own
+    column.
     """
-    return {name: [*map(list, parts)] for name, parts in _groups(tuple(probes)).items()}
+    return {column: [*map(list, groups)] for column, groups in _average_columns(tuple(probes)).items()}
 
 
-@lru_cache(maxsize=64)  # a table asks for the same once a cell
-def _groups(probes: tuple[str, ...]) -> dict[Column, list[list[str]]]:
-    found = dict[Column, list[list[str]]]()
+@lru_cache(maxsize=64)  # a table asks for the same once per cell
+def _average_columns(probes: tuple[str, ...]) -> dict[ShiftColumn, list[list[str]]]:
+    columns: dict[ShiftColumn, list[list[str]]] = {}
     for source in sources(probes, "c"):
-        some = [view for view in views(probes, "c") if view.source == source]
-        found |= _of_corruptions(some, source)
+        shifts = [shift for shift in shift_ids(probes, "c") if shift.source == source]
+        columns |= _corruption_columns(shifts, source)
     for source in sources(probes, "p"):
-        some = [view for view in views(probes, "p") if view.source == source]
-        if parts := _parts(some, AVERAGED["p"], set()):
-            found["perturbations", _titled("all frames", source, len(parts), "p")] = parts
-    return found
+        shifts = [shift for shift in shift_ids(probes, "p") if shift.source == source]
+        if groups := _group_probes(shifts, STANDARD_SHIFTS["p"], set()):
+            columns["perturbations", _title("all frames", source, len(groups), "p")] = groups
+    return columns
 
 
-def _of_corruptions(some: Sequence[View], source: str) -> dict[Column, list[list[str]]]:
-    found = dict[Column, list[list[str]]]()
-    shown = set[str]()
-    for title, wanted in (("severity 5", {WORST}), ("severities 1-5", set(ALL))):
-        if parts := _parts(some, AVERAGED["c"], wanted):
-            found["corruptions", _titled(title, source, len(parts), "c")] = parts
-            shown |= {probe for part in parts for probe in part}
-    left = [view for view in some if str(view) not in shown]
-    for severity in sorted({view.number for view in left if view.name in AVERAGED["c"]}):
-        parts = _parts(some, AVERAGED["c"], {severity})
-        found["corruptions", _titled(f"severity {severity}", source, len(parts), "c")] = parts
-    for view in left:
-        if view.name not in AVERAGED["c"]:
-            found[view.name, f"severity {view.number} ({source})"] = [[str(view)]]
-    return found
+def _corruption_columns(shifts: Sequence[ShiftId], source: str) -> dict[ShiftColumn, list[list[str]]]:
+    columns: dict[ShiftColumn, list[list[str]]] = {}
+    averaged: set[str] = set()
+    for title, severities in (("severity 5", {PAPER_SEVERITY}), ("severities 1-5", set(ALL_SEVERITIES))):
+        if groups := _group_probes(shifts, STANDARD_SHIFTS["c"], severities):
+            columns["corruptions", _title(title, source, len(groups), "c")] = groups
+            averaged |= {probe for group in groups for probe in group}
+    others = [shift for shift in shifts if str(shift) not in averaged]
+    for severity in sorted({shift.number for shift in others if shift.name in STANDARD_SHIFTS["c"]}):
+        groups = _group_probes(shifts, STANDARD_SHIFTS["c"], {severity})
+        columns["corruptions", _title(f"severity {severity}", source, len(groups), "c")] = groups
+    for shift in others:
+        if shift.name not in STANDARD_SHIFTS["c"]:
+            columns[shift.name, f"severity {shift.number} ({source})"] = [[str(shift)]]
+    return columns
 
 
-def _parts(some: Sequence[View], names: Sequence[str], wanted: set[int]) -> list[list[str]]:
-    """The probes of every name that has all of the numbers that are wanted."""
-    numbered = {name: {view.number: str(view) for view in some if view.name == name} for name in names}
+def _group_probes(shifts: Sequence[ShiftId], names: Sequence[str], numbers: set[int]) -> list[list[str]]:
+    """The probes of every name that has all `numbers`; an empty set stands for those that there are."""
+    by_name = {name: {shift.number: str(shift) for shift in shifts if shift.name == name} for name in names}
     return [
-        [probe for number, probe in sorted(of.items()) if not wanted or number in wanted]
-        for of in numbered.values()
-        if of and wanted <= of.keys()
+        [probe for number, probe in sorted(by_number.items()) if not numbers or number in numbers]
+        for by_number in by_name.values()
+        if by_number and numbers <= by_number.keys()
     ]
 
 
-def _titled(title: str, source: str, count: int, kind: str) -> str:
-    of = len(AVERAGED[kind])
-    return f"{title} ({source})" if count == of else f"{title} ({source}, {count} of {of})"
+def _title(title: str, source: str, count: int, kind: str) -> str:
+    total = len(STANDARD_SHIFTS[kind])
+    return f"{title} ({source})" if count == total else f"{title} ({source}, {count} of {total})"
 
 
-def group_scores(
-    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any], parts: list[list[str]]
+def mean_per_image_accuracy(
+    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any], groups: list[list[str]]
 ) -> FloatArray:
-    """One number in [0, 1] for every image: the mean over parts of the mean over the probes of each."""
+    """One number in [0, 1] for every image: the mean over groups of the mean over the probes of each."""
     total = np.zeros(label.shape)
-    for probes in parts:
-        right = np.zeros(label.shape)
+    for probes in groups:
+        correct = np.zeros(label.shape)
         for probe in probes:
-            right += predicted[probe] == label
-        total += right / len(probes)
-    return total / len(parts)
+            correct += predicted[probe] == label
+        total += correct / len(probes)
+    return total / len(groups)
 
 
-def by_corruption(predicted: Mapping[str, NDArray[Any]], label: NDArray[Any]) -> dict[str, dict[int, float]]:
+def accuracy_by_corruption(
+    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any]
+) -> dict[str, dict[int, float]]:
     """Accuracy under every corruption at every severity."""
-    found: dict[str, dict[int, float]] = {}
-    named = _names(predicted, "c")
-    for view in views(predicted, "c"):
-        found.setdefault(named(view), {})[view.number] = float((predicted[str(view)] == label).mean())
-    return found
+    accuracies: dict[str, dict[int, float]] = {}
+    format_name = _name_formatter(predicted, "c")
+    for shift in shift_ids(predicted, "c"):
+        accuracy = float((predicted[str(shift)] == label).mean())
+        accuracies.setdefault(format_name(shift), {})[shift.number] = accuracy
+    return accuracies
 
 
-def by_perturbation(
+def metrics_by_perturbation(
     predicted: Mapping[str, NDArray[Any]], label: NDArray[Any]
 ) -> dict[str, tuple[float, float]]:
     """Accuracy over the frames of every perturbation, and its flip rate.
 
-    The flip rate is the share of frames whose class differs from that of the frame before, or under noise,
-    where frames have no order, from that of the first; averaged over images.
+    The flip rate is the share of frames whose class differs from that of the previous frame, averaged over
+    images. Frames of noise have no order, so there each frame is compared with the first.
     """
-    frames: dict[str, list[View]] = {}
-    named = _names(predicted, "p")
-    for view in views(predicted, "p"):
-        frames.setdefault(named(view), []).append(view)
-    found: dict[str, tuple[float, float]] = {}
-    for name, some in frames.items():
-        shown = np.stack([predicted[str(view)] for view in sorted(some, key=lambda view: view.number)])
-        before = shown[:1] if some[0].name.endswith("noise") else shown[:-1]
-        flips = float((shown[1:] != before).mean()) if len(shown) > 1 else 0.0
-        found[name] = float((shown == label).mean()), flips
-    return found
+    frames: dict[str, list[ShiftId]] = {}
+    format_name = _name_formatter(predicted, "p")
+    for shift in shift_ids(predicted, "p"):
+        frames.setdefault(format_name(shift), []).append(shift)
+    metrics: dict[str, tuple[float, float]] = {}
+    for name, shifts in frames.items():
+        classes = np.stack(
+            [predicted[str(shift)] for shift in sorted(shifts, key=lambda shift: shift.number)]
+        )
+        previous = classes[:1] if shifts[0].name.endswith("noise") else classes[:-1]
+        flips = float((classes[1:] != previous).mean()) if len(classes) > 1 else 0.0
+        metrics[name] = float((classes == label).mean()), flips
+    return metrics
 
 
-def _names(probes: Iterable[str], kind: str) -> Callable[[View], str]:
-    """What changes are called: where there are several sources, with the source."""
+def flip_rate(
+    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any], perturbation: str | None = None
+) -> float:
+    """The flip rate of one perturbation, or the mean over all of them."""
+    rates = {name: flips for name, (_, flips) in metrics_by_perturbation(predicted, label).items()}
+    if not rates or perturbation not in (None, *rates):
+        known = ", ".join(rates) or "none"
+        raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {known}")
+    if perturbation is not None:
+        return rates[perturbation]
+    if len(sources(predicted, "p")) > 1:
+        raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
+    return sum(rates.values()) / len(rates)
+
+
+def _name_formatter(probes: Iterable[str], kind: str) -> Callable[[ShiftId], str]:
+    """A function that names a change; with its source if there are several sources."""
     several = len(sources(probes, kind)) > 1
-    return lambda view: f"{view.name} ({view.source})" if several else view.name
+    return lambda shift: f"{shift.name} ({shift.source})" if several else shift.name
 
 
-def compact(array: NDArray[Any]) -> NDArray[Any]:
-    """Whole numbers in as few bytes as hold them; there are hundreds of such arrays."""
+def to_smallest_dtype(array: NDArray[Any]) -> NDArray[Any]:
+    """Integers as bytes if they fit: there are hundreds of such arrays in a file."""
     fits = array.size and array.min() >= 0 and array.max() < 256
     return array.astype(np.uint8) if fits else array

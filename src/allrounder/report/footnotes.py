@@ -1,13 +1,13 @@
-"""What a reader must know of how the numbers of some outcomes came about, in sentences.
+"""The footnotes of a table: what a reader must know about how its numbers were obtained.
 
-They tell what these facts say, where an outcome has them:
+They are derived from these facts of an outcome, where it has them:
 
-seed, lane, budget    how it was measured
-attacks               the settings of every attack, as a text or by name
-ood                   the sets of corrupted images and of perturbation sequences
-weights, selected_on  which weights were measured, and on which images they were chosen
-extra                 images besides the dataset's own that it was trained on
-flags                 sentences of doubt about the numbers; one about a threat begins with it
+seed, batch_size, budget  how it was evaluated
+attacks                   the settings of every attack, as a text or by name
+ood                       the sets of corrupted images and of perturbation sequences
+weights, selected_on      which weights were evaluated, and on which images they were selected
+extra                     training images besides the dataset's own
+flags                     warnings about the numbers; a warning about a threat begins with the threat
 """
 
 from __future__ import annotations
@@ -18,80 +18,96 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from allrounder.report.corruption_metrics import AVERAGED, by_perturbation, sources
+from allrounder.report.corruption_metrics import STANDARD_SHIFTS, metrics_by_perturbation, sources
 from allrounder.report.outcome import Outcome
-from allrounder.report.statistics import percent
+from allrounder.report.statistics import format_percent
 
 Outcomes: TypeAlias = Mapping[str, Outcome]
 
 
 def footnotes(outcomes: Outcomes) -> list[str]:
-    """The notes to a table with these rows, a sentence a line; those on some rows only name them."""
-    order = (_measured, _attacked, _shifted, _selected, _trained)
-    lines = [line for say in order for line in _grouped(outcomes, say)]
+    """The notes to a table with these rows, one sentence a line; a note on some rows only names them."""
+    describe_all = (
+        _describe_evaluation,
+        _describe_attacks,
+        _describe_shifts,
+        _describe_selection,
+        _describe_extra_data,
+    )
+    lines = [line for describe in describe_all for line in _group_by_text(outcomes, describe)]
     first, *others = (outcome.label for outcome in outcomes.values())
     if not all(np.array_equal(first, label) for label in others):
         lines.append("The rows were not measured on the same images.")
-    return lines + _grouped(outcomes, flags, "FLAGGED: ")
+    return lines + _group_by_text(outcomes, stored_flags, "FLAGGED: ")
 
 
-def flags(outcome: Outcome, threat: str | None = None) -> list[str]:
-    """The doubts about an outcome; with a threat, without those about its other threats."""
+def stored_flags(outcome: Outcome, threat: str | None = None) -> list[str]:
+    """The warnings in the facts of an outcome; with a threat, without those about other threats."""
     others = {name.partition("@")[2] for name in outcome.predicted if threat is not None} - {threat, ""}
-    said: Sequence[str] = outcome.facts.get("flags", ())
-    return [text for text in said if not text.startswith(tuple(f"{other}: " for other in others))]
+    flags: Sequence[str] = outcome.facts.get("flags", ())
+    return [flag for flag in flags if not flag.startswith(tuple(f"{other}: " for other in others))]
 
 
-def _grouped(outcomes: Outcomes, say: Callable[[Outcome], Sequence[str]], before: str = "") -> list[str]:
-    """A line for everything said, with the names of the rows it is said of, unless that is all of them."""
-    found: dict[str, list[str]] = {}
+def _group_by_text(
+    outcomes: Outcomes, describe: Callable[[Outcome], Sequence[str]], prefix: str = ""
+) -> list[str]:
+    """One line for every text, with the names of its rows unless it holds for all of them."""
+    rows: dict[str, list[str]] = {}
     for name, outcome in outcomes.items():
-        for text in say(outcome):
-            found.setdefault(text, []).append(name)
+        for text in describe(outcome):
+            rows.setdefault(text, []).append(name)
     return [
-        f"{before}{text}." if len(names) == len(outcomes) else f"{', '.join(names)}: {before}{text}."
-        for text, names in found.items()
+        f"{prefix}{text}." if len(names) == len(outcomes) else f"{', '.join(names)}: {prefix}{text}."
+        for text, names in rows.items()
     ]
 
 
-def _measured(outcome: Outcome) -> list[str]:
-    known = {"seed": "seed", "lane": "lane width", "budget": "budget"}
-    told = [f"{word} {_plain(outcome.facts[key])}" for key, word in known.items() if key in outcome.facts]
-    return ["; ".join([f"{len(outcome)} images", *told])]
+def _describe_evaluation(outcome: Outcome) -> list[str]:
+    words = {"seed": "seed", "batch_size": "batch size", "budget": "budget"}
+    facts = [
+        f"{word} {_format_fact(outcome.facts[key])}" for key, word in words.items() if key in outcome.facts
+    ]
+    return ["; ".join([f"{len(outcome)} images", *facts])]
 
 
-def _attacked(outcome: Outcome) -> list[str]:
-    return [f"{name}: {_plain(how)}" for name, how in outcome.facts.get("attacks", {}).items()]
+def _describe_attacks(outcome: Outcome) -> list[str]:
+    return [f"{name}: {_format_fact(budget)}" for name, budget in outcome.facts.get("attacks", {}).items()]
 
 
-def _shifted(outcome: Outcome) -> list[str]:
-    named = {"c": "Corruptions", "p": "Perturbations"}
-    told: list[str] = []
-    for of, about in outcome.facts.get("ood", {}).items():
-        instead = "NOT USED, though taken as official: " if of.endswith("unusable") else ""
-        told.append(f"{named[of[0]]}: {instead}{_plain(about)}")
+def _describe_shifts(outcome: Outcome) -> list[str]:
+    titles = {"c": "Corruptions", "p": "Perturbations"}
+    lines: list[str] = []
+    for set_name, description in outcome.facts.get("ood", {}).items():
+        unusable = "NOT USED, though taken as official: " if set_name.endswith("unusable") else ""
+        lines.append(f"{titles[set_name[0]]}: {unusable}{_format_fact(description)}")
+    total = len(STANDARD_SHIFTS["p"])
     for source in sources(outcome.predicted, "p"):
-        of = {name: seen for name, seen in outcome.predicted.items() if f"@p-{source}:" in name}
-        rates = [flips for _, flips in by_perturbation(of, outcome.label).values()]
-        count = f"{len(rates)} of {len(AVERAGED['p'])}" if len(rates) < len(AVERAGED["p"]) else len(rates)
-        flips = percent(sum(rates) / len(rates))
-        told.append(f"Flip rate ({source}): {flips}%, the mean over {count} perturbations")
-    return told
+        predicted = {name: array for name, array in outcome.predicted.items() if f"@p-{source}:" in name}
+        rates = [flips for _, flips in metrics_by_perturbation(predicted, outcome.label).values()]
+        count = f"{len(rates)} of {total}" if len(rates) < total else len(rates)
+        percent = format_percent(sum(rates) / len(rates))
+        lines.append(f"Flip rate ({source}): {percent}%, the mean over {count} perturbations")
+    return lines
 
 
-def _selected(outcome: Outcome) -> list[str]:
-    on, weights = outcome.facts.get("selected_on"), outcome.facts.get("weights")
-    of = "Weights" if weights is None else f"Weights {_plain(weights)!r}"
-    if on is None:
-        return [] if weights is None else [of]
-    return [f"{of} selected on {'the TEST set, so too optimistic' if on == 'test' else f'{on} images'}"]
+def _describe_selection(outcome: Outcome) -> list[str]:
+    selected_on = outcome.facts.get("selected_on")
+    weights = outcome.facts.get("weights")
+    name = "Weights" if weights is None else f"Weights {_format_fact(weights)!r}"
+    if selected_on is None:
+        return [] if weights is None else [name]
+    images = "the TEST set, so too optimistic" if selected_on == "test" else f"{selected_on} images"
+    return [f"{name} selected on {images}"]
 
 
-def _trained(outcome: Outcome) -> list[str]:
-    return [f"Trained with EXTRA DATA: {_plain(outcome.facts['extra'])}"] if "extra" in outcome.facts else []
+def _describe_extra_data(outcome: Outcome) -> list[str]:
+    if "extra" not in outcome.facts:
+        return []
+    return [f"Trained with EXTRA DATA: {_format_fact(outcome.facts['extra'])}"]
 
 
-def _plain(fact: object) -> str:
+def _format_fact(fact: object) -> str:
     if isinstance(fact, Mapping):
-        return ", ".join(f"{key} {_plain(part)}" for key, part in cast(Mapping[str, object], fact).items())
+        parts = cast(Mapping[str, object], fact)
+        return ", ".join(f"{key} {_format_fact(part)}" for key, part in parts.items())
     return fact if isinstance(fact, str) else json.dumps(fact)

@@ -1,4 +1,4 @@
-"""Per-example results of an evaluation; every number is derived from them, without torch."""
+"""The outcome of an evaluation, image by image; all numbers of reports are derived from it, without torch."""
 
 from __future__ import annotations
 
@@ -15,45 +15,52 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from allrounder.report.corruption_metrics import (
-    by_corruption,
-    by_perturbation,
-    compact,
-    group_scores,
-    groups,
-    sources,
-    view_of,
+    FloatArray,
+    accuracy_by_corruption,
+    average_columns,
+    flip_rate,
+    mean_per_image_accuracy,
+    metrics_by_perturbation,
+    parse_shift_id,
+    to_smallest_dtype,
 )
-from allrounder.report.statistics import Paired, percent, wilson
+from allrounder.report.statistics import McNemar, format_percent, wilson_interval
 
 IntArray: TypeAlias = NDArray[np.int64]
-FloatArray: TypeAlias = NDArray[np.float64]
 Facts: TypeAlias = Mapping[str, Any]
+Column: TypeAlias = tuple[str, str | None]
+"""A column of a table: (probe, None), (attack, "worst" or "mean"), or an average over corruptions."""
 
+FORMAT = 1
+"""The version of the file layout; files of another version are refused."""
+OUTCOME_FILE = "outcome.safetensors"
+"""The name of an outcome in a results folder."""
 NATURAL = "natural"
-JOINED = ("worst", "mean")
-AVERAGES = ("corruptions", "perturbations")
-TINY = 1e-12
-"""A variance that is nothing but rounding."""
+THREAT_SUMMARIES = ("worst", "mean")
+MIN_VARIANCE = 1e-12
+"""A smaller variance is nothing but rounding."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a network said about every image under every probe.
+    """The class that a network predicts for every image under every probe.
 
-    Probes are called "natural" or "attack@threat", such as "pgd-20@Linf:8/255". A point that is wrong without
-    an attack keeps its natural prediction everywhere, and so counts as not robust. Images that were changed
-    without an adversary are probes too, see `shifts`: tables show averages of them.
+    Probes are named "natural" or "attack@threat", such as "pgd-20@Linf:8/255". An image that is misclassified
+    without an attack keeps its natural prediction everywhere, and so counts as not robust. Corrupted images
+    are probes too (see corruption_metrics.py); tables show averages of them.
     """
 
     label: IntArray
     predicted: Mapping[str, IntArray]
     facts: Facts = field(default_factory=dict[str, Any])
-    """What a reader of the numbers must know: seed, lane width, how the weights were selected."""
+    """What a reader of the numbers must know: seed, batch size, how the weights were selected."""
     distance: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
-    """The norm of the perturbation that broke each image; 0 where it needs none, NaN where none did."""
+    """The norm of the perturbation that fools the network on each image; 0 where it needs none, NaN where
+    none was found."""
     stage: Mapping[str, IntArray] = field(default_factory=dict[str, IntArray])
-    """Of a cascade: the stage, from 1, that broke each image; 0 where it needs none, -1 where none did."""
+    """The stage of a cascade, from 1, that fools the network on each image; 0 where it needs none, -1 where
+    none does."""
 
     def __post_init__(self) -> None:
         for kind, arrays in self._arrays().items():
@@ -71,50 +78,56 @@ class Outcome:
         """The names of an attack's probes, one for each threat."""
         return [name for name in self.predicted if name == attack or name.startswith(f"{attack}@")]
 
-    def behind(self, attack: str, threat: str | None = None) -> list[str]:
-        """The names of the probes behind a number: one, or with "worst" or "mean" all of the attack."""
-        if parts := self._average(attack, threat):
-            return [name for part in parts for name in part]
-        names, wanted = self.probes(attack), attack if threat is None else f"{attack}@{threat}"
-        if threat not in (None, *JOINED):
+    def probe_names(self, attack: str, threat: str | None = None) -> list[str]:
+        """The names of the probes behind a number: one, or several for a summary or an average."""
+        if groups := self._average_groups(attack, threat):
+            return [name for group in groups for name in group]
+        names = self.probes(attack)
+        wanted = attack if threat is None else f"{attack}@{threat}"
+        if threat not in (None, *THREAT_SUMMARIES):
             names = [name for name in names if name == wanted or name.startswith(f"{wanted}:")]
-        if not names or (len(names) > 1 and threat not in JOINED):
+        if not names or (len(names) > 1 and threat not in THREAT_SUMMARIES):
             known = ", ".join(self.predicted)
             raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {known}")
         return names
 
-    def _average(self, attack: str, threat: str | None) -> list[list[str]]:
-        """The parts of a column of changed images, by its title or the beginning of it."""
-        titled = {title: parts for (of, title), parts in groups(self.predicted).items() if of == attack}
-        found = [parts for title, parts in titled.items() if title.startswith(threat or "")]
-        return found[0] if len(found) == 1 else []
+    def _average_groups(self, attack: str, threat: str | None) -> list[list[str]]:
+        """The groups of a column of corrupted images, given its title or the beginning of it."""
+        columns = average_columns(self.predicted)
+        matching = [
+            groups
+            for (name, title), groups in columns.items()
+            if name == attack and title.startswith(threat or "")
+        ]
+        return matching[0] if len(matching) == 1 else []
 
-    def columns(self) -> list[tuple[str, str | None]]:
-        """What a table shows: natural, the other probes, worst and mean of attacks with several threats,
-        averages over corruptions and perturbations, and corruptions that are in none."""
-        names = [name for name in self.predicted if view_of(name) is None]
+    def columns(self) -> list[Column]:
+        """The columns of a table: natural, the other probes, worst and mean of attacks with several threats,
+        averages over corruptions and perturbations, and corruptions that are in no average."""
+        names = [name for name in self.predicted if parse_shift_id(name) is None]
         attacks = dict.fromkeys(name.partition("@")[0] for name in names)
         several = [attack for attack in attacks if len(self.probes(attack)) > 1]
-        first = sorted(names, key=lambda name: name != NATURAL)
-        joined = [(attack, how) for attack in several for how in JOINED]
-        return [*((name, None) for name in first), *joined, *groups(self.predicted)]
+        natural_first = sorted(names, key=lambda name: name != NATURAL)
+        summaries = [(attack, summary) for attack in several for summary in THREAT_SUMMARIES]
+        return [*((name, None) for name in natural_first), *summaries, *average_columns(self.predicted)]
 
-    def scores(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
+    def per_image_accuracy(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
         """One number in [0, 1] for every image.
 
         `threat` is a norm ("Linf"), a full threat ("Linf:8/255"), "worst" (correct under every threat of the
         attack: the true union) or "mean" (over its threats: what Generalist++ calls Union). It may be left
-        out where there is only one. Averages are "corruptions" or "perturbations", with the title of the
-        column or its beginning ("severity 5"); so are corruptions that are in none ("spatter").
+        out if there is only one. For averages, `attack` is "corruptions" or "perturbations" and `threat` is
+        the title of the column or its beginning ("severity 5"); the same holds for corruptions that are in no
+        average ("spatter").
         """
-        if parts := self._average(attack, threat):
-            return group_scores(self.predicted, self.label, parts)
-        correct = np.stack([self.predicted[name] == self.label for name in self.behind(attack, threat)])
+        if groups := self._average_groups(attack, threat):
+            return mean_per_image_accuracy(self.predicted, self.label, groups)
+        correct = np.stack([self.predicted[name] == self.label for name in self.probe_names(attack, threat)])
         return (correct.min(0) if threat == "worst" else correct.mean(0)).astype(np.float64)
 
     def accuracy(self, attack: str = NATURAL, threat: str | None = None) -> float:
         """The share of images that stay correctly classified, in [0, 1]."""
-        return float(self.scores(attack, threat).mean())
+        return float(self.per_image_accuracy(attack, threat).mean())
 
     def mean(self, attack: str) -> float:
         """Accuracy averaged over the attack's threats: the papers' "Union"."""
@@ -126,155 +139,181 @@ class Outcome:
 
     def curve(self, attack: str, norm: str) -> list[tuple[float, float]]:
         """Accuracy against eps: (eps, accuracy) for every threat of a norm under an attack, by rising eps."""
-        start = f"{attack}@{norm}:"
-        eps = {name: _eps(name.removeprefix(start)) for name in self.predicted if name.startswith(start)}
-        if not eps:
+        prefix = f"{attack}@{norm}:"
+        names = [name for name in self.predicted if name.startswith(prefix)]
+        if not names:
             raise KeyError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
+        eps = {name: _parse_eps(name.removeprefix(prefix)) for name in names}
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
 
     def per_class(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
-        """Accuracy of every class; not a number where a class has no image."""
-        scores, classes = self.scores(attack, threat), int(self.label.max()) + 1
+        """Accuracy of every class; NaN for a class without images."""
+        accuracy = self.per_image_accuracy(attack, threat)
+        classes = int(self.label.max()) + 1
         counts = np.bincount(self.label, minlength=classes)
         with np.errstate(invalid="ignore"):
-            return np.bincount(self.label, weights=scores, minlength=classes) / counts
+            return np.bincount(self.label, weights=accuracy, minlength=classes) / counts
 
     def interval(self, attack: str = NATURAL, threat: str | None = None) -> tuple[float, float]:
-        """The 95% interval of an accuracy p over n images: Wilson's, as of so many yes or no as are as sure.
+        """Wilson's 95% interval of an accuracy p over n images.
 
-        A mean over probes scatters less from image to image than yes or no do: with the variance v of its
-        scores, n images are worth n p (1 - p) / v of them. Where v is 0 that is unknown, and n is taken.
+        The mean over several probes varies less between images than a single yes or no. With the variance v
+        of the per-image accuracies, n images are worth n p (1 - p) / v yes-or-no trials; n is used if v is 0.
         """
-        scores = self.scores(attack, threat)
-        share, variance = float(scores.mean()), float(scores.var())
-        plain = bool(((scores == 0) | (scores == 1)).all()) or variance < TINY
-        return wilson(share, len(scores) if plain else len(scores) * share * (1 - share) / variance)
+        per_image = self.per_image_accuracy(attack, threat)
+        accuracy, variance = float(per_image.mean()), float(per_image.var())
+        is_binary = bool(((per_image == 0) | (per_image == 1)).all())
+        if is_binary or variance < MIN_VARIANCE:
+            return wilson_interval(accuracy, len(per_image))
+        return wilson_interval(accuracy, len(per_image) * accuracy * (1 - accuracy) / variance)
 
     def corruptions(self) -> dict[str, dict[int, float]]:
-        """Accuracy under every corruption at every severity that was measured.
+        """Accuracy under every corruption at every severity that was evaluated.
 
-        Where there are official and generated images, names say which: "fog (official)".
+        If there are official and generated images, the names say which: "fog (official)".
         """
-        return by_corruption(self.predicted, self.label)
+        return accuracy_by_corruption(self.predicted, self.label)
 
     def perturbations(self) -> dict[str, tuple[float, float]]:
-        """Accuracy over all frames of every perturbation that was measured, and its flip rate; named as
-        corruptions are."""
-        return by_perturbation(self.predicted, self.label)
+        """Accuracy over all frames, and flip rate, of every perturbation; named as in `corruptions`."""
+        return metrics_by_perturbation(self.predicted, self.label)
 
     def flip_rate(self, perturbation: str | None = None) -> float:
-        """How often the class changes along a perturbation, or along all of them on average; see `shifts`."""
-        rates = {name: flips for name, (_, flips) in self.perturbations().items()}
-        if not rates or perturbation not in (None, *rates):
-            known = ", ".join(rates) or "none"
-            raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {known}")
-        if perturbation is None and len(sources(self.predicted, "p")) > 1:
-            raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
-        return rates[perturbation] if perturbation is not None else sum(rates.values()) / len(rates)
+        """How often the predicted class changes along a perturbation, or along all of them on average."""
+        return flip_rate(self.predicted, self.label, perturbation)
 
-    def after(self, probe: str) -> list[float]:
-        """Accuracy after each stage of a cascade; the last is the accuracy under all of it.
+    def accuracy_by_stage(self, probe: str) -> list[float]:
+        """Accuracy after each stage of a cascade; the last one is the accuracy under the whole cascade.
 
-        The fact "stages" names the stages of every probe; without it, those that break nothing at the end
-        are not known of.
+        The fact "stages" names the stages of every probe; without it, final stages that fool the network on
+        no image are missing.
         """
-        (name,) = self.behind(probe)
+        (name,) = self.probe_names(probe)
         if name not in self.stage:
             raise KeyError(f"{name} has no stages; these have: {', '.join(self.stage) or 'none'}")
-        stage, kept = self.stage[name], self.predicted[name] == self.label
+        stage = self.stage[name]
+        robust = self.predicted[name] == self.label
         count = max(len(self.facts.get("stages", {}).get(name, ())), int(stage.max(initial=0)))
-        return [float((kept | (stage > done)).mean()) for done in range(1, count + 1)]
+        return [float((robust | (stage > done)).mean()) for done in range(1, count + 1)]
 
-    def mcnemar(self, other: Outcome, attack: str = NATURAL, threat: str | None = None) -> Paired:
+    def mcnemar(self, other: Outcome, attack: str = NATURAL, threat: str | None = None) -> McNemar:
         """Compare with another network under the same probe, image by image."""
         self._check_same_images("mcnemar", other)
-        mine, theirs = self.behind(attack, threat), other.behind(attack, threat)
-        if set(mine) != set(theirs) or (threat != "worst" and len(mine) > 1):
-            raise ValueError(f"mcnemar: got {threat} of {mine} and {theirs}, expected the same yes or no")
-        a, b = (outcome.scores(attack, threat) > 0 for outcome in (self, other))
-        return Paired(*(int(cell.sum()) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)))
+        names, other_names = self.probe_names(attack, threat), other.probe_names(attack, threat)
+        if set(names) != set(other_names) or (threat != "worst" and len(names) > 1):
+            raise ValueError(
+                f"mcnemar: got {threat} of {names} and {other_names}, expected the same yes or no"
+            )
+        a, b = (outcome.per_image_accuracy(attack, threat) > 0 for outcome in (self, other))
+        return McNemar(*(int(count.sum()) for count in (a & b, a & ~b, ~a & b, ~a & ~b)))
 
-    def _check_same_images(self, who: str, other: Outcome) -> None:
+    def disagreements(self, other: Outcome) -> dict[str, list[int]]:
+        """The positions of images that another evaluation of the same images predicts differently, by probe.
+
+        Only probes that both have are compared; another batch size, for example, may change a few.
+        """
+        self._check_same_images("disagreements", other)
+        common = [name for name in self.predicted if name in other.predicted]
+        return {
+            name: np.flatnonzero(self.predicted[name] != other.predicted[name]).tolist() for name in common
+        }
+
+    def _check_same_images(self, method: str, other: Outcome) -> None:
         if not np.array_equal(self.label, other.label):
-            raise ValueError(f"{who}: got outcomes with different labels, expected the same images in order")
+            raise ValueError(
+                f"{method}: got outcomes with different labels, expected the same images in order"
+            )
         for key in ("data", "rows"):
             if key in self.facts and key in other.facts and self.facts[key] != other.facts[key]:
-                raise ValueError(f"{who}: got outcomes of different {key}, expected the same images in order")
-
-    def differences(self, other: Outcome) -> dict[str, list[int]]:
-        """The images, by position, of which another evaluation of the same ones says something else, under
-        each probe that both have: at another lane width, say."""
-        self._check_same_images("differences", other)
-        shared = [name for name in self.predicted if name in other.predicted]
-        return {
-            name: np.flatnonzero(self.predicted[name] != other.predicted[name]).tolist() for name in shared
-        }
+                raise ValueError(
+                    f"{method}: got outcomes of different {key}, expected the same images in order"
+                )
 
     @classmethod
     def merge(cls, parts: Sequence[Outcome]) -> Outcome:
-        """Join the parts of one evaluation, in this order; all facts but the number of images are equal."""
+        """Concatenate the parts of one evaluation; all facts but the number of images must be equal."""
         if not parts:
             raise ValueError("merge: got no parts, expected one or more")
-        told = [{**p.facts, "images": 0} | {k: list(a) for k, a in p._arrays().items()} for p in parts]
-        for number, facts in enumerate(told, 1):
-            for key in told[0] | facts:
-                if (one := told[0].get(key)) != (other := facts.get(key)):
-                    raise ValueError(f"merge: {key} is {one} in part 1, but {other} in part {number}")
-        joined: dict[str, Any] = {
-            kind: {name: np.concatenate([p._arrays()[kind][name] for p in parts]) for name in arrays}
-            for kind, arrays in parts[0]._arrays().items()
+        described = [
+            {**part.facts, "images": 0} | {kind: list(arrays) for kind, arrays in part._arrays().items()}
+            for part in parts
+        ]
+        first = described[0]
+        for number, facts in enumerate(described, 1):
+            for key in first | facts:
+                if first.get(key) != facts.get(key):
+                    raise ValueError(
+                        f"merge: {key} is {first.get(key)} in part 1, but {facts.get(key)} in part {number}"
+                    )
+        arrays: dict[str, Any] = {
+            kind: {name: np.concatenate([part._arrays()[kind][name] for part in parts]) for name in of_kind}
+            for kind, of_kind in parts[0]._arrays().items()
         }
         label = np.concatenate([part.label for part in parts])
-        return cls(label, facts={**parts[0].facts, "images": len(label)}, **joined)
+        return cls(label, facts={**parts[0].facts, "images": len(label)}, **arrays)
 
     def __str__(self) -> str:
         words: list[str] = []
         for attack, threat in self.columns():
-            interval = f" [{', '.join(percent(end) for end in self.interval(attack, threat))}]"
-            words.append(f"{attack} {threat or ''}".strip() + f" {percent(self.accuracy(attack, threat))}")
-            words[-1] += "" if attack == NATURAL else interval
+            word = f"{attack} {threat or ''}".strip() + f" {format_percent(self.accuracy(attack, threat))}"
+            if attack != NATURAL:
+                word += f" [{', '.join(format_percent(end) for end in self.interval(attack, threat))}]"
+            words.append(word)
         return "  ".join([*words, f"n={len(self)}"])
 
     def table(self, style: str = "markdown", about: Facts | None = None, threat: str | None = None) -> str:
-        """The numbers as text, in a style of tables.py, where `about` and `threat` are explained."""
-        from allrounder.report.tables import render  # which imports this module
+        """The numbers as a table; see `render` for the styles, `about` and `threat`."""
+        from allrounder.report.render import render  # imports this module
 
         return render({(about or {}).get("name", "network"): self}, style, about=about, threat=threat)
 
     def save(self, path: Path) -> None:
-        """Write one file without clock times: equal outcomes give equal bytes."""
-        # NaN has many forms.
-        distance = {name: np.where(np.isnan(far), np.nan, far) for name, far in self.distance.items()}
-        shifted = {name: compact(array) if view_of(name) else array for name, array in self.predicted.items()}
-        kinds = {**self._arrays(), "distance": distance, "predicted": shifted}
-        arrays = {f"{kind}/{name}": array for kind, of in kinds.items() for name, array in of.items()}
-        # The format keeps neither the order of arrays nor that of several texts.
-        facts = json.dumps({"facts": dict(self.facts), "probes": list(self.predicted)}, sort_keys=True)
-        plain = {name: np.ascontiguousarray(array) for name, array in {"label": self.label, **arrays}.items()}
-        data = save(plain, metadata={"outcome": facts})
+        """Write one file without timestamps: equal outcomes give equal bytes."""
+        # NaN has many bit patterns; one is written.
+        distance = {name: np.where(np.isnan(array), np.nan, array) for name, array in self.distance.items()}
+        predicted = {
+            name: to_smallest_dtype(array) if parse_shift_id(name) else array
+            for name, array in self.predicted.items()
+        }
+        kinds = {**self._arrays(), "distance": distance, "predicted": predicted}
+        arrays = {"label": self.label}
+        arrays |= {
+            f"{kind}/{name}": array for kind, of_kind in kinds.items() for name, array in of_kind.items()
+        }
+        # safetensors keeps neither the order of arrays nor that of several metadata texts.
+        content = {"format": FORMAT, "facts": dict(self.facts), "probes": list(self.predicted)}
+        metadata = {"outcome": json.dumps(content, sort_keys=True)}
+        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata)
         temporary = path.with_suffix(".tmp")
         temporary.write_bytes(data)
         temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Outcome:
-        """Read what `save` wrote."""
-        opened: Any = safe_open(path, framework="numpy")
-        with opened as file:
-            metadata: dict[str, str] = file.metadata() or {}
+        """Read a file that `save` wrote."""
+        file: Any = safe_open(path, framework="numpy")
+        with file as opened:
+            metadata: dict[str, str] = opened.metadata() or {}
             if "outcome" not in metadata:
-                raise ValueError(f"{path}: holds no outcome; it has: {', '.join(file.keys())}")
-            facts: dict[str, Any] = json.loads(metadata["outcome"])
-            arrays: dict[str, Any] = {key: file.get_tensor(key) for key in list(file.keys())}
-        more = {
-            kind: {name: arrays[key] for name in facts["probes"] if (key := f"{kind}/{name}") in arrays}
+                raise ValueError(f"{path}: is not an outcome; it has: {', '.join(opened.keys())}")
+            content: dict[str, Any] = json.loads(metadata["outcome"])
+            # Files without a version have the layout of version 1.
+            if (version := content.get("format", 1)) != FORMAT:
+                raise ValueError(
+                    f"{path}: has format {version}, expected {FORMAT}; it was written by another version of "
+                    "allrounder, which can read it"
+                )
+            arrays: dict[str, Any] = {key: opened.get_tensor(key) for key in list(opened.keys())}
+        names: list[str] = content["probes"]
+        optional = {
+            kind: {name: arrays[key] for name in names if (key := f"{kind}/{name}") in arrays}
             for kind in ("distance", "stage")
         }
-        predicted = {name: arrays[f"predicted/{name}"].astype(np.int64) for name in facts["probes"]}
-        return cls(arrays["label"], predicted, facts["facts"], **more)
+        predicted = {name: arrays[f"predicted/{name}"].astype(np.int64) for name in names}
+        return cls(arrays["label"], predicted, content["facts"], **optional)
 
 
-def _eps(budget: str) -> Fraction:
-    """The budget of a threat as it is written, such as 8/255 or 0.5/255."""
-    above, *below = map(Fraction, budget.split("/"))
-    return above / below[0] if below else above
+def _parse_eps(budget: str) -> Fraction:
+    """The eps of a threat as it is written, such as 8/255 or 0.5/255."""
+    numerator, *denominator = map(Fraction, budget.split("/"))
+    return numerator / denominator[0] if denominator else numerator

@@ -1,141 +1,156 @@
-"""Remarks on numbers that should not be believed as they stand, derived from an outcome without torch."""
+"""Flags: warnings about accuracies that are not reliable, derived from an outcome."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from allrounder.report.corruption_metrics import view_of
+from allrounder.report.corruption_metrics import parse_shift_id
 from allrounder.report.outcome import NATURAL, Outcome
 
-WHITE_BOX = ("apgd", "pgd", "fab", "mim", "cw")
-"""What the names of attacks by gradients begin with."""
-FALLING = 1.0
-"""Points of accuracy that more steps of the same attack may cost."""
-STRONGER = 5.0
-"""Points of accuracy that steps of chosen length (APGD) may cost over steps of fixed length (PGD)."""
-TELLING = {
-    "zero-gradient": "attacks by gradients were partly blind, so accuracies under them may be too high",
-    "random": "the network answers at random, so every accuracy is one draw, and attacks that do not average "
-    "over many passes make it too high",
+RobustByAttack: TypeAlias = Mapping[str, NDArray[np.bool_]]
+"""Which images are robust under each attack of one threat."""
+
+WHITE_BOX_PREFIXES = ("apgd", "pgd", "fab", "mim", "cw")
+"""How the names of gradient attacks begin."""
+MORE_STEPS_TOLERANCE = 1.0
+"""Percentage points that an accuracy may fall with more steps of the same attack."""
+APGD_TOLERANCE = 5.0
+"""Percentage points that APGD, with adaptive steps, may find beyond PGD, with fixed steps."""
+FINDING_FLAGS = {
+    "zero-gradient": "some gradients were zero, so accuracies under gradient attacks may be too high",
+    "random": "the network's logits are random, so every accuracy is a single sample, and too high under "
+    "attacks that do not average over many passes",
 }
 """What a finding of the preflight means for the numbers."""
 
 
-def flags(outcome: Outcome) -> list[str]:
-    """Sentences about the numbers of an outcome that are not reliable; none where all is well.
+def compute_flags(outcome: Outcome) -> list[str]:
+    """Warnings about the numbers of an outcome, one sentence each; empty if there is no doubt.
 
-    Looks at the probes "attack@threat", threat by threat, and at two facts if they are there: "findings",
-    texts that begin with the kind of a finding, such as "random: ...", and "questions" about budgets.
+    Uses the probes "attack@threat", threat by threat, and two facts if they are there: "findings", texts that
+    begin with the kind of a finding, such as "random: ...", and "questions" about budgets.
     """
     by_threat: dict[str, dict[str, NDArray[np.bool_]]] = defaultdict(dict)
     for name, predicted in outcome.predicted.items():
         attack, _, threat = name.partition("@")
-        if name != NATURAL and len(outcome) and view_of(name) is None:
+        if name != NATURAL and len(outcome) and parse_shift_id(name) is None:
             by_threat[threat][attack] = predicted == outcome.label
-    said = [
-        f"{threat}: {sentence}"
-        for threat, standing in by_threat.items()
-        for sentence in (*_queries_win(standing), *_still_falling(standing), *_fixed_steps(standing))
+    checks = (_flag_black_box_wins, _flag_not_converged, _flag_fixed_steps)
+    flags = [
+        f"{threat}: {flag}"
+        for threat, robust in by_threat.items()
+        for check in checks
+        for flag in check(robust)
     ]
-    said += [sentence for name in outcome.stage for sentence in _query_stage(outcome, name)]
+    flags += [flag for name in outcome.stage for flag in _flag_black_box_stage(outcome, name)]
     for text in map(str, outcome.facts.get("findings", ())):
         kind, _, message = text.partition(": ")
-        if kind in TELLING:
-            said.append(f"{TELLING[kind]}" + (f" ({message})" if message else ""))
-    return said + [str(question) for question in outcome.facts.get("questions", ())]
+        if kind in FINDING_FLAGS:
+            flags.append(FINDING_FLAGS[kind] + (f" ({message})" if message else ""))
+    return flags + [str(question) for question in outcome.facts.get("questions", ())]
 
 
-def _queries_win(standing: Mapping[str, NDArray[np.bool_]]) -> list[str]:
-    """Square, which sees no gradient, should find nothing that the others do not."""
-    white = {name: right for name, right in standing.items() if _plain(name).startswith(WHITE_BOX)}
-    said: list[str] = []
-    for name, right in standing.items():
-        if not white or not _plain(name).startswith("square"):
+def _flag_black_box_wins(robust: RobustByAttack) -> list[str]:
+    """Square, which uses no gradient, should fool the network on no image that the others leave robust."""
+    white = {name: mask for name, mask in robust.items() if _is_white_box(name)}
+    flags: list[str] = []
+    for name, mask in robust.items():
+        if not white or not _is_square(name):
             continue
-        best = min(white, key=lambda other: int(white[other].sum()))
+        strongest = min(white, key=lambda other: int(white[other].sum()))
         survivors = np.all([*white.values()], axis=0)
-        only = int((survivors & ~right).sum())
-        if right.sum() < white[best].sum():
-            said.append(
-                f"{name}, which sees no gradient, leaves {_percent(right)} and the white-box attacks leave "
-                f"{_percent(white[best])} ({best}): their gradients are masked, or they are too weak; "
-                f"the accuracy is at most {_percent(survivors & right)}"
+        only = int((survivors & ~mask).sum())
+        if mask.sum() < white[strongest].sum():
+            flags.append(
+                f"{name}, which uses no gradient, leaves {_format_percent(mask)} and the white-box attacks "
+                f"leave {_format_percent(white[strongest])} ({strongest}): their gradients are masked, or "
+                f"they are too weak; the accuracy is at most {_format_percent(survivors & mask)}"
             )
         elif only:
-            said.append(
-                f"{name}, which sees no gradient, breaks {only} of {len(right)} images that the white-box "
-                f"attacks ({', '.join(white)}) do not: the accuracy is at most {_percent(survivors & right)}"
+            flags.append(
+                f"{name}, which uses no gradient, fools the network on {only} of {len(mask)} images that the "
+                f"white-box attacks ({', '.join(white)}) leave robust: the accuracy is at most "
+                f"{_format_percent(survivors & mask)}"
             )
-    return said
+    return flags
 
 
-def _query_stage(outcome: Outcome, name: str) -> list[str]:
-    """Square inside a cascade gets what the stages before left standing, and should break none of it."""
+def _flag_black_box_stage(outcome: Outcome, name: str) -> list[str]:
+    """Square as a stage of a cascade should fool the network on no image that earlier stages leave robust."""
     stages = [str(stage) for stage in outcome.facts.get("stages", {}).get(name, ())]
-    said: list[str] = []
+    flags: list[str] = []
     for number, stage in enumerate(stages, start=1):
-        before = [other for other in stages[: number - 1] if _plain(other).startswith(WHITE_BOX)]
-        broken = int((outcome.stage[name] == number).sum())
-        if before and broken and _plain(stage).startswith("square"):
+        before = [other for other in stages[: number - 1] if _is_white_box(other)]
+        fooled = int((outcome.stage[name] == number).sum())
+        if before and fooled and _is_square(stage):
             attack, _, threat = name.partition("@")
-            said.append(
-                f"{threat}: in {attack}, {stage}, which sees no gradient, breaks {broken} of {len(outcome)} "
-                f"images that {', '.join(before)} leave standing: their gradients may be masked"
+            flags.append(
+                f"{threat}: in {attack}, {stage}, which uses no gradient, fools the network on {fooled} of "
+                f"{len(outcome)} images that {', '.join(before)} leave robust: their gradients may be masked"
             )
-    return said
+    return flags
 
 
-def _still_falling(standing: Mapping[str, NDArray[np.bool_]]) -> list[str]:
-    """The two longest runs of an attack that has several."""
+def _flag_not_converged(robust: RobustByAttack) -> list[str]:
+    """Compare the two longest runs of every attack that ran with several numbers of steps."""
     families: dict[str, dict[int, str]] = defaultdict(dict)
-    for name in standing:
-        if named := re.fullmatch(r"([a-z]+)(\d+)", _plain(name)):
-            families[named[1]][int(named[2])] = name
-    said: list[str] = []
-    for lengths in families.values():
-        if len(lengths) < 2:
+    for name in robust:
+        if match := re.fullmatch(r"([a-z]+)(\d+)", _normalise_name(name)):
+            families[match[1]][int(match[2])] = name
+    flags: list[str] = []
+    for by_steps in families.values():
+        if len(by_steps) < 2:
             continue
-        few, many = (lengths[steps] for steps in sorted(lengths)[-2:])
-        if _fall(standing[few], standing[many]) > FALLING:
-            said.append(
-                f"accuracy still falls with more steps, from {_percent(standing[few])} ({few}) to "
-                f"{_percent(standing[many])} ({many}): take more until it does not"
+        few, many = (by_steps[steps] for steps in sorted(by_steps)[-2:])
+        if _drop_in_points(robust[few], robust[many]) > MORE_STEPS_TOLERANCE:
+            flags.append(
+                f"accuracy still falls with more steps, from {_format_percent(robust[few])} ({few}) to "
+                f"{_format_percent(robust[many])} ({many}): use more until it no longer does"
             )
-    return said
+    return flags
 
 
-def _fixed_steps(standing: Mapping[str, NDArray[np.bool_]]) -> list[str]:
-    """The strongest APGD against the strongest PGD."""
+def _flag_fixed_steps(robust: RobustByAttack) -> list[str]:
+    """Compare the strongest APGD with the strongest PGD."""
     strongest: dict[str, str] = {}
     for family in ("pgd", "apgd"):
-        names = [name for name in standing if _plain(name).startswith(family)]
+        names = [name for name in robust if _normalise_name(name).startswith(family)]
         if not names:
             return []
-        strongest[family] = min(names, key=lambda name: int(standing[name].sum()))
+        strongest[family] = min(names, key=lambda name: int(robust[name].sum()))
     pgd, apgd = strongest["pgd"], strongest["apgd"]
-    fall = _fall(standing[pgd], standing[apgd])
-    if fall <= STRONGER:
+    drop = _drop_in_points(robust[pgd], robust[apgd])
+    if drop <= APGD_TOLERANCE:
         return []
     return [
-        f"{apgd} leaves {_percent(standing[apgd])}, {fall:.1f} points below {pgd}: steps of fixed length do "
-        f"not find the worst case here; do not quote {pgd} alone"
+        f"{apgd} leaves {_format_percent(robust[apgd])}, {drop:.1f} points below {pgd}: steps of fixed "
+        f"length do not find the worst case here; do not report {pgd} alone"
     ]
 
 
-def _plain(name: str) -> str:
-    """An attack's name without case and signs: "PGD-20" and "pgd20" are one."""
+def _is_white_box(name: str) -> bool:
+    return _normalise_name(name).startswith(WHITE_BOX_PREFIXES)
+
+
+def _is_square(name: str) -> bool:
+    return _normalise_name(name).startswith("square")
+
+
+def _normalise_name(name: str) -> str:
+    """The name of an attack without case and separators: "PGD-20" and "pgd20" are the same."""
     return re.sub(r"[-_ ]", "", name).lower()
 
 
-def _fall(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> float:
-    """Points of accuracy lost; counted first, so that one point is exactly one."""
+def _drop_in_points(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> float:
+    """Percentage points of accuracy lost, from counts, so that one point is exactly one."""
     return 100 * (int(before.sum()) - int(after.sum())) / len(before)
 
 
-def _percent(right: NDArray[np.bool_]) -> str:
-    return f"{100 * float(right.mean()):.2f}%"
+def _format_percent(robust: NDArray[np.bool_]) -> str:
+    return f"{100 * float(robust.mean()):.2f}%"

@@ -1,4 +1,4 @@
-"""Counted shares: how they are written, how sure one is, and how two on the same images compare."""
+"""Statistics of accuracies: percents, confidence intervals, and the comparison of two networks."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import final
 Z95 = 1.959963984540054
 
 
-def percent(share: float) -> str:
-    """A share in percent with two decimals, halves rounded up: a mean of two shares often ends in one."""
+def format_percent(share: float) -> str:
+    """A share in percent with two decimals, halves rounded up: the mean of two often ends in a half."""
     return f"{100 * share + 1e-9:.2f}"
 
 
-def wilson(share: float, count: int | float) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of `count` trials."""
+def wilson_interval(share: float, count: int | float) -> tuple[float, float]:
+    """Wilson's 95% confidence interval of a share of `count` trials."""
     if count == 0:
         return 0.0, 1.0
     centre = (share + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
     half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2)) / (1 + Z95**2 / count)
-    # At 0 and 1 the interval ends at the share itself, but for rounding.
+    # At 0 and 1 the interval ends at the share itself; rounding must not move it.
     return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
 
 
 @final
 @dataclass(frozen=True)
-class Paired:
-    """How many images two networks get right: both of them, only one, neither."""
+class McNemar:
+    """McNemar's test of two networks: the images that both, only one, or neither classifies correctly."""
 
     both: int
     only_self: int
@@ -38,15 +38,15 @@ class Paired:
         return self.both + self.only_self + self.only_other + self.neither
 
     @property
-    def p(self) -> float:
-        """McNemar's exact test, two-sided: the chance of so uneven a split, or worse, between equals.
+    def p_value(self) -> float:
+        """The two-sided p-value of McNemar's exact test: the probability of a split at least as uneven.
 
-        Of the images that only one network gets right, each would be a fair coin's toss.
+        Under the null hypothesis, each image that only one network classifies correctly is a fair coin toss.
         Reference: McNemar, 1947, Note on the sampling error of the difference between correlated proportions.
         """
-        tosses, fewer = self.only_self + self.only_other, min(self.only_self, self.only_other)
+        tosses = self.only_self + self.only_other
         ways = term = 1
-        for heads in range(fewer):
+        for heads in range(min(self.only_self, self.only_other)):
             term = term * (tosses - heads) // (heads + 1)
             ways += term
         return min(1.0, 2 * ways / 2**tosses)
@@ -58,7 +58,7 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95% interval of the difference: the normal one, after adding one image for each network alone.
+        """The 95% interval of the difference: the normal one, with one image added for each network alone.
 
         Reference: Bonett and Price, 2012, Adjusted Wald confidence interval for a difference of binomial
         proportions based on paired data.
@@ -69,4 +69,4 @@ class Paired:
 
     def __str__(self) -> str:
         low, high = (100 * end for end in self.interval)
-        return f"{100 * self.difference:+.2f} [{low:+.2f}, {high:+.2f}]  p={self.p:.4g}  n={len(self)}"
+        return f"{100 * self.difference:+.2f} [{low:+.2f}, {high:+.2f}]  p={self.p_value:.4g}  n={len(self)}"

@@ -1,0 +1,1 @@
+"""Files, processes, signals, memory and progress: what the package needs of the operating system."""

@@ -1,4 +1,4 @@
-"""How much memory something takes that frees it again before anybody can look."""
+"""The peak memory of a block of code, including memory that it frees again."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from pathlib import Path
 import torch
 
 STATM = Path("/proc/self/statm")
-PAUSE = 0.002
-"""Seconds between two looks."""
+POLL_SECONDS = 0.002
 
 
 @contextmanager
-def growth(device: torch.device) -> Generator[list[int]]:
-    """By how many bytes memory grew at most meanwhile, known at the end: of a CUDA device, or the process.
+def measure_peak_memory(device: torch.device) -> Generator[list[int]]:
+    """Yields a list whose only entry becomes, at the end of the block, the largest growth in bytes: of the
+    CUDA device's allocations, or of this process's resident memory.
 
-    Without Linux's account of itself, only what goes beyond every earlier peak is seen.
+    Without /proc (macOS), only growth beyond every earlier peak of the process is measured.
     """
-    found = [0]
+    peak = [0]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        yield found
-        found[0] = torch.cuda.max_memory_allocated(device) - before
+        yield peak
+        peak[0] = torch.cuda.max_memory_allocated(device) - before
         return
-    before, done = _now(), threading.Event()
+    before = _resident_bytes()
+    done = threading.Event()
 
-    def look() -> None:
-        while not done.wait(PAUSE):
-            found[0] = max(found[0], _now() - before)
+    def poll() -> None:
+        while not done.wait(POLL_SECONDS):
+            peak[0] = max(peak[0], _resident_bytes() - before)
 
-    watcher = threading.Thread(target=look, daemon=True)
-    watcher.start()
+    poller = threading.Thread(target=poll, daemon=True)
+    poller.start()
     try:
-        yield found
+        yield peak
     finally:
         done.set()
-        watcher.join()
-        found[0] = max(found[0], _now() - before)
+        poller.join()
+        peak[0] = max(peak[0], _resident_bytes() - before)
 
 
-def _now() -> int:
+def _resident_bytes() -> int:
     if STATM.exists():
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,6 +1,6 @@
-"""Several jobs at once, each in a process of one thread.
+"""Run jobs in parallel, each in its own process with one thread.
 
-A signal to the parent reaches the jobs, which save and stop; calling again goes on where they were.
+A signal to the parent is passed on to the jobs, which save their state and stop; calling again resumes them.
 """
 
 from __future__ import annotations
@@ -22,188 +22,168 @@ import torch
 from torch import Tensor
 
 from allrounder.errors import Interrupted, RunError, WorldError
-from allrounder.system.signals import stop_on_signals
+from allrounder.system.progress import ProgressCallback, ProgressEvent
+from allrounder.system.signals import EXIT_RESUMABLE, stop_on_signals
 
-SAVED = 75
-"""The exit code of a job that was stopped and can go on."""
+MAX_EVENTS_PER_TURN = 1000
+"""Events that are read from one job before those of the next."""
 
-
-MOST = 1000
-"""Notes that are taken from one job before the others are looked at."""
-
-
-@final
-@dataclass(frozen=True)
-class Note:
-    """What a job tells the parent: how far it is, and with what."""
-
-    name: str
-    done: int = 0
-    total: int = 1
-    what: str = ""
-    broken: int = 0
-    """Of what is done, in an evaluation; and the passes that took, in batches."""
-    forwards: int = 0
-    backwards: int = 0
-    failed: str = ""
+Job: TypeAlias = Callable[[str, ProgressCallback], object]
+"""Called with its name and a callback for its progress. Must be importable, because processes are spawned."""
 
 
-Send: TypeAlias = Callable[[Note], None]
-Job: TypeAlias = Callable[[str, Send], object]
-"""Gets its own name and a way to report; must be importable, because processes are spawned."""
-
-
-def run_jobs(jobs: Mapping[str, Job], workers: int, show: Send) -> None:
-    """Run all jobs, `workers` at once, in the given order; every job is tried, failures are reported
-    together."""
+def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallback) -> None:
+    """Run all jobs in the given order, `workers` at a time. A failed job stops none of the others; failures
+    are raised together at the end."""
     waiting = dict(jobs)
     running: dict[str, _Worker] = {}
     failed: dict[str, str] = {}
-    told = False
-    with _ended(running), stop_on_signals() as stop:
+    terminated = False
+    with _terminate_on_exit(running), stop_on_signals() as stop:
         while running or (waiting and stop.signal is None):
             while waiting and len(running) < workers and stop.signal is None:
                 name = next(iter(waiting))
-                running[name] = _Worker.started(name, waiting.pop(name))
-            if stop.signal is not None and not told:
-                told = True  # once: a second signal would end a job before it has saved
+                running[name] = _Worker.start(name, waiting.pop(name))
+            if stop.signal is not None and not terminated:
+                terminated = True  # only once: a second signal would end a job before it has saved
                 for worker in running.values():
                     worker.process.terminate()
-            wait([way for worker in running.values() for way in worker.ways()], timeout=0.2)
+            wait([item for worker in running.values() for item in worker.waitables()], timeout=0.2)
             for name, worker in list(running.items()):
-                ended = worker.process.exitcode is not None  # asked first: no note comes after it
-                worker.drain(show, failed)
+                ended = worker.process.exitcode is not None  # checked first: no event can follow
+                worker.drain(on_progress, failed)
                 if ended:
                     code = running.pop(name).close()
-                    if code != 0 and (code != SAVED or stop.signal is None):
+                    if code != 0 and (code != EXIT_RESUMABLE or stop.signal is None):
                         failed.setdefault(name, f"its process ended with code {code}")
         if stop.signal is not None:
-            lost = f"; not saved: {', '.join(failed)}" if failed else ""
-            raise Interrupted(f"{stop.signal}: stopped, call again to continue{lost}")
+            unsaved = f"; not saved: {', '.join(failed)}" if failed else ""
+            raise Interrupted(f"{stop.signal}: stopped, call again to continue{unsaved}")
     if failed:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
         raise RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
 
 
 @contextmanager
-def _ended(running: Mapping[str, _Worker]) -> Generator[None]:
-    """After an error here, let the jobs that still run save and end, and hear them out until they have."""
+def _terminate_on_exit(running: Mapping[str, _Worker]) -> Generator[None]:
+    """After an error in the parent, terminate the running jobs and empty their pipes until they have saved
+    and ended."""
     try:
         yield
     finally:
         for worker in running.values():
             worker.process.terminate()
-        while left := [worker for worker in running.values() if worker.process.exitcode is None]:
-            wait([way for worker in left for way in worker.ways()], timeout=0.2)
-            for worker in left:
-                worker.drain(lambda note: None, {})
+        while alive := [worker for worker in running.values() if worker.process.exitcode is None]:
+            wait([item for worker in alive for item in worker.waitables()], timeout=0.2)
+            for worker in alive:
+                worker.drain(lambda event: None, {})
 
 
 @final
 @dataclass
 class _Worker:
-    """A job's process and the pipe its notes come through.
+    """The process of a job, and the pipe that its events come through.
 
-    Each has a pipe of its own, because a process may be killed at any moment: one that dies while it writes
-    would leave the lock of a common queue closed for all.
+    Every worker has its own pipe instead of a common queue: a process that is killed while it writes would
+    leave the lock of a queue closed for all others.
     """
 
     process: BaseProcess
-    notes: Any
-    told_all: bool = False
+    pipe: Any
+    pipe_closed: bool = False
 
     @classmethod
-    def started(cls, name: str, job: Job) -> _Worker:
-        """A process that does the job."""
+    def start(cls, name: str, job: Job) -> _Worker:
+        """Start a process that runs the job."""
         context = multiprocessing.get_context("spawn")
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(job, name, there))
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_run_job, args=(job, name, sender))
         process.start()
-        there.close()  # so that the pipe ends with the process
-        return cls(process, here)
+        sender.close()  # so that the pipe ends with the process
+        return cls(process, receiver)
 
-    def ways(self) -> list[Any]:
-        """What tells that there is something to do for it."""
-        return [self.process.sentinel] if self.told_all else [self.process.sentinel, self.notes]
+    def waitables(self) -> list[Any]:
+        """The objects to wait for: the end of the process, and its next event."""
+        return [self.process.sentinel] if self.pipe_closed else [self.process.sentinel, self.pipe]
 
-    def drain(self, show: Send, failed: dict[str, str]) -> None:
-        """Pass on what has arrived; more than a pipe holds would be another turn's."""
-        for _ in range(MOST):
-            if (note := self._next()) is None:
+    def drain(self, on_progress: ProgressCallback, failed: dict[str, str]) -> None:
+        """Pass on the events that have arrived, at most MAX_EVENTS_PER_TURN; errors go to `failed`."""
+        for _ in range(MAX_EVENTS_PER_TURN):
+            if (event := self._receive()) is None:
                 break
-            if note.failed:
-                failed[note.name] = note.failed
+            if event.error:
+                failed[event.name] = event.error
             else:
-                show(note)
+                on_progress(event)
 
-    def _next(self) -> Note | None:
+    def _receive(self) -> ProgressEvent | None:
         try:
-            return self.notes.recv() if not self.told_all and self.notes.poll() else None
-        except (EOFError, OSError):  # it ended, perhaps inside a note
-            self.told_all = True
+            return self.pipe.recv() if not self.pipe_closed and self.pipe.poll() else None
+        except (EOFError, OSError):  # the process ended, perhaps while it wrote an event
+            self.pipe_closed = True
             return None
 
     def close(self) -> int:
-        """Free what it held; how it ended."""
-        self.notes.close()
+        """Close the pipe of an ended process; returns the exit code."""
+        self.pipe.close()
         assert self.process.exitcode is not None
         return self.process.exitcode
 
 
-def _work(job: Job, name: str, notes: Any) -> None:
-    os.setsid()  # signals of the terminal are the parent's to pass on
+def _run_job(job: Job, name: str, pipe: Any) -> None:
+    os.setsid()  # signals of the terminal only reach the parent, which passes them on
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # a fork would have the parent's
+        signal.signal(number, signal.SIG_DFL)  # a forked process has the handlers of its parent
     torch.set_num_threads(1)
 
-    def send(note: Note) -> None:
+    def send(event: ProgressEvent) -> None:
         try:
-            if not notes.closed:
-                notes.send(note)
-        except BrokenPipeError:  # who listened was killed, so that nobody will end this job
-            notes.close()
+            if not pipe.closed:
+                pipe.send(event)
+        except BrokenPipeError:  # the parent was killed and cannot terminate this job any more
+            pipe.close()
             signal.raise_signal(signal.SIGTERM)
 
     try:
         job(name, send)
     except Interrupted:
-        sys.exit(SAVED)
+        sys.exit(EXIT_RESUMABLE)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
-        send(Note(name, failed=str(error)))
+        send(ProgressEvent(name, error=str(error)))
     except BaseException:
-        send(Note(name, failed=traceback.format_exc()))
+        send(ProgressEvent(name, error=traceback.format_exc()))
         raise
 
 
-def check_can_travel(workers: int, **parts: Any) -> None:
-    """Other processes get copies of all this, and what pickle says of a failure helps nobody."""
+def check_picklable(workers: int, **objects: Any) -> None:
+    """Check that everything sent to worker processes can be pickled, with a readable error; no-op for one
+    worker."""
     if workers == 1:
         return
-    for what, part in parts.items():
+    for role, obj in objects.items():
         try:
-            _Weigher().dump(part)
-        except Exception as error:  # Whatever the parts of a stranger's network may raise.
-            said = f"{type(part).__name__} cannot be handed to other processes ({error})"
+            _PickleCheck().dump(obj)
+        except Exception as error:  # a user's network may raise anything
             raise WorldError(
-                f"workers: the {what}: {said}; define it at the top of a module that can be imported, "
-                "or use workers=1"
+                f"workers: the {role}: {type(obj).__name__} cannot be sent to other processes ({error}); "
+                "define it at the top level of an importable module, or use workers=1"
             ) from None
 
 
 @final
-class _Weigher(ForkingPickler):
-    """Pickles something as a new process would get it, but throws it away, and leaves tensors out."""
+class _PickleCheck(ForkingPickler):
+    """Pickles an object as for another process, but drops the bytes and skips tensors."""
 
     def __init__(self) -> None:
-        super().__init__(_Nowhere())
+        super().__init__(_NullWriter())
 
     def persistent_id(self, obj: Any) -> str | None:
-        """A tensor is shared, not copied."""
+        """Skip tensors: they are shared, not copied."""
         return "tensor" if isinstance(obj, Tensor) else None
 
 
 @final
-class _Nowhere:
+class _NullWriter:
     def write(self, data: bytes) -> int:
-        """All of it was written."""
+        """Drop the bytes."""
         return len(data)

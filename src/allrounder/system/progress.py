@@ -1,37 +1,64 @@
-"""Who is told how a training goes on."""
+"""Reports of how far a training or an evaluation is."""
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol, final, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, final, runtime_checkable
 
 LOG = logging.getLogger("allrounder")
 
 
 @runtime_checkable
 class Progress(Protocol):
-    """A listener; the terminal's lives with the command line, so that a library user hears nothing."""
+    """Receives the progress of a training or a download. The progress bars are in the command line, so that
+    library users see none."""
 
     def begin(self, total: int, done: int) -> None:
-        """The number of steps, and how many an earlier session took."""
+        """Start with the number of steps and how many of them an earlier session took."""
 
     def step(self, t: int) -> None:
         """Step t is done."""
 
-    def say(self, text: str) -> None:
-        """One line for the reader."""
+    def log(self, text: str) -> None:
+        """A message of one line for the user."""
 
 
 @final
-class Silent:
-    """Shows nothing."""
+class NullProgress:
+    """Shows no progress; messages go to the log."""
 
     def begin(self, total: int, done: int) -> None:
-        """Nothing."""
+        """No-op."""
 
     def step(self, t: int) -> None:
-        """Nothing."""
+        """No-op."""
 
-    def say(self, text: str) -> None:
-        """What concerns a reader goes to the log."""
+    def log(self, text: str) -> None:
+        """Log the message."""
         LOG.info(text)
+
+
+@final
+@dataclass(frozen=True)
+class ProgressEvent:
+    """How far a job is, as it reports to its parent process."""
+
+    name: str
+    """The job."""
+    done: int = 0
+    total: int = 1
+    stage: str = ""
+    """What the job is doing: "training", or the probe of an evaluation."""
+    fooled: int = 0
+    """In an evaluation: the number of images that are fooled so far."""
+    forwards: int = 0
+    """In an evaluation: forward passes so far, in batches."""
+    backwards: int = 0
+    """In an evaluation: backward passes so far, in batches."""
+    error: str = ""
+    """Why the job failed, if it did."""
+
+
+ProgressCallback: TypeAlias = Callable[[ProgressEvent], None]

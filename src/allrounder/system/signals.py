@@ -1,4 +1,4 @@
-"""Turn SIGINT and SIGTERM into a question the training loop asks between steps."""
+"""SIGINT and SIGTERM as a flag that loops check between two steps."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
+EXIT_RESUMABLE = 75
+"""The exit code of a process that a signal stopped after it saved its state."""
+
 
 @final
-class Stop:
-    """Whether, and by which signal, the run was asked to stop."""
+class StopRequest:
+    """The name of the signal that asked to stop, if one did."""
 
     signal: str | None = None
 
 
 @contextmanager
-def stop_on_signals() -> Generator[Stop]:
-    """Note the first signal; a second one does what it always did. Outside the main thread nothing
-    changes."""
-    stop = Stop()
+def stop_on_signals() -> Generator[StopRequest]:
+    """Yields a StopRequest that the first signal sets; a second signal has its usual effect. Outside the main
+    thread, signals are left alone."""
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         stop.signal = signal.Signals(number).name
         restore()
 
     def restore() -> None:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
-    for number in before:
-        signal.signal(number, note)
+    for number in handlers:
+        signal.signal(number, request_stop)
     try:
         yield stop
     finally:

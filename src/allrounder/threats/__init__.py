@@ -1,0 +1,1 @@
+"""What an attacker may change: norms, and threats (a norm and a budget)."""

@@ -1,6 +1,6 @@
-"""The norms as values: how long a perturbation is, which way is up, where to start, what is still allowed.
+"""The norms Linf, L2 and L1: lengths, ascent directions, random perturbations and projections.
 
-Everything is per example: a batch is only a faster way to ask the same question n times.
+All operations are per example; the result for an image does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from allrounder.config.fields import Share, fraction, nearest, value
-from allrounder.rng import Draws
+from allrounder.config.fields import Share, did_you_mean, frozen_config, parse_fraction
+from allrounder.rng import Rng
 from allrounder.types import Images, PerExample
 
 
 class Norm(ABC):
-    """A way to measure perturbations d = x' - x of images."""
+    """A norm for perturbations d = x' - x of images."""
 
     name: ClassVar[str]
 
@@ -32,23 +32,25 @@ class Norm(ABC):
 
     @abstractmethod
     def ascend(self, g: Images) -> Images:
-        """A direction of unit length along which a loss with gradient g rises; zero where g is zero. A new
-        tensor, which the caller may overwrite."""
+        """A direction of length one along which a loss with gradient g rises; zero where g is zero.
+
+        Returns a new tensor that the caller may overwrite.
+        """
 
     @abstractmethod
-    def sample(self, like: Images, eps: float, draws: Draws) -> Images:
-        """A random perturbation inside the ball of radius eps."""
+    def sample(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw a perturbation inside the ball of radius eps."""
 
     @abstractmethod
-    def boundary(self, like: Images, eps: float, draws: Draws) -> Images:
-        """A random perturbation of length eps."""
+    def sample_boundary(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw a perturbation of length eps."""
 
     @abstractmethod
     def project(self, x0: Images, x: Images, eps: float) -> Images:
-        """Bring x into the ball of radius eps around x0 and into the box [0, 1]."""
+        """Project x into the ball of radius eps around x0 and into the box [0, 1]."""
 
-    def around(self, x0: Images, eps: float) -> Callable[[Images], Images]:
-        """`project` for many points around the same images; what they share may be prepared."""
+    def projector(self, x0: Images, eps: float) -> Callable[[Images], Images]:
+        """Return `project` for fixed images x0, so that work common to all calls is done once."""
         return lambda x: self.project(x0, x, eps)
 
     def __str__(self) -> str:
@@ -56,9 +58,9 @@ class Norm(ABC):
 
 
 @final
-@value
+@frozen_config
 class Linf(Norm):
-    """The largest change of any coordinate."""
+    """The largest absolute change of any coordinate."""
 
     name: ClassVar[str] = "Linf"
 
@@ -67,31 +69,31 @@ class Linf(Norm):
         return d.abs().amax(dim=(1, 2, 3))
 
     def ascend(self, g: Images) -> Images:
-        """sign(g): the steepest direction, every coordinate at full length."""
+        """sign(g), the steepest ascent direction."""
         return _sign(g)
 
-    def sample(self, like: Images, eps: float, draws: Draws) -> Images:
-        """Uniform in the ball."""
-        return eps * (2 * draws.uniform(like) - 1)
+    def sample(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw uniformly in the ball."""
+        return eps * (2 * rng.uniform(like) - 1)
 
-    def boundary(self, like: Images, eps: float, draws: Draws) -> Images:
-        """Uniform noise stretched until its largest coordinate is eps."""
-        return eps * _unit(self, 2 * draws.uniform(like) - 1)
+    def sample_boundary(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw uniform noise and scale its largest coordinate to eps."""
+        return eps * _normalize(self, 2 * rng.uniform(like) - 1)
 
     def project(self, x0: Images, x: Images, eps: float) -> Images:
-        """The closest point of ball and box, coordinate by coordinate."""
+        """Clip every coordinate; this is the closest point in ball and box."""
         return torch.clamp(x, x0 - eps, x0 + eps).clamp(0, 1)
 
-    def around(self, x0: Images, eps: float) -> Callable[[Images], Images]:
-        """The walls of ball and box, found once; the same numbers as one after the other."""
+    def projector(self, x0: Images, eps: float) -> Callable[[Images], Images]:
+        """Precompute the bounds of ball and box; equal to `project` bit for bit."""
         low, high = (x0 - eps).clamp(0, 1), (x0 + eps).clamp(0, 1)
         return lambda x: torch.clamp(x, low, high)
 
 
 @final
-@value
+@frozen_config
 class L2(Norm):
-    """The Euclidean length of the change."""
+    """The Euclidean norm."""
 
     name: ClassVar[str] = "L2"
 
@@ -101,136 +103,138 @@ class L2(Norm):
         return largest.flatten() * (d / largest).square().sum(dim=(1, 2, 3)).sqrt()
 
     def ascend(self, g: Images) -> Images:
-        """g / ||g||: the steepest direction."""
-        return _unit(self, g)
+        """g / ||g||, the steepest ascent direction."""
+        return _normalize(self, g)
 
-    def sample(self, like: Images, eps: float, draws: Draws) -> Images:
-        """A uniform direction times a uniform radius (so small radii are as likely as large ones)."""
-        return self.boundary(like, eps, draws) * draws.at("radius").uniform(like[:, :1, :1, :1])
+    def sample(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw a uniform direction and a uniform radius (not uniform in volume)."""
+        return self.sample_boundary(like, eps, rng) * rng.fold_in("radius").uniform(like[:, :1, :1, :1])
 
-    def boundary(self, like: Images, eps: float, draws: Draws) -> Images:
-        """Uniform on the sphere."""
-        return eps * _unit(self, draws.normal(like))
+    def sample_boundary(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw uniformly on the sphere."""
+        return eps * _normalize(self, rng.normal(like))
 
     def project(self, x0: Images, x: Images, eps: float) -> Images:
-        """Scale into the ball, then clip to the box, as the whole field does.
+        """Scale into the ball, then clip to the box, as is common practice.
 
-        Clipping only shortens d, so the result is feasible; it is not the closest point where the box binds.
+        Clipping only shortens d, so the result is feasible. Where the box binds, it is not the closest point.
         """
         d = x - x0
         scale = (eps / self.length(d).clamp(min=torch.finfo(d.dtype).tiny)).clamp(max=1)
-        return (x0 + _wide(scale) * d).clamp(0, 1)
+        return (x0 + _expand(scale) * d).clamp(0, 1)
 
 
 @final
-@value
+@frozen_config
 class L1(Norm):
-    """The sum of all changes."""
+    """The sum of absolute changes."""
 
     name: ClassVar[str] = "L1"
 
     density: Annotated[Share, Field(gt=0)] = 0.05
-    """The share of coordinates that a step moves."""
+    """The share of coordinates that an ascent step moves."""
 
     def length(self, d: Images) -> PerExample:
         """sum_i |d_i|."""
         return d.abs().sum(dim=(1, 2, 3))
 
     def ascend(self, g: Images) -> Images:
-        """sign(g) / k on the k coordinates of largest |g|, zero elsewhere.
+        """sign(g) / k on the k = density * c * h * w coordinates of largest |g|, zero elsewhere.
 
-        The steepest direction moves one coordinate alone and needs a step for each; k = density * c * h * w
-        trades some slope for progress on many.
+        The steepest direction would move a single coordinate, so an attack would need one step for each.
         """
         flat = g.flatten(1)
         k = max(1, round(self.density * flat.shape[1]))
         top = flat.abs().topk(k, dim=1).indices
-        return _unit(self, torch.zeros_like(flat).scatter(1, top, _sign(flat.gather(1, top))).view_as(g))
+        return _normalize(self, torch.zeros_like(flat).scatter(1, top, _sign(flat.gather(1, top))).view_as(g))
 
-    def sample(self, like: Images, eps: float, draws: Draws) -> Images:
-        """A uniform direction times a uniform radius, as for L2."""
-        return self.boundary(like, eps, draws) * draws.at("radius").uniform(like[:, :1, :1, :1])
+    def sample(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw a uniform direction and a uniform radius, as for L2."""
+        return self.sample_boundary(like, eps, rng) * rng.fold_in("radius").uniform(like[:, :1, :1, :1])
 
-    def boundary(self, like: Images, eps: float, draws: Draws) -> Images:
-        """Laplace noise scaled to length eps: uniform on the faces of the sphere."""
-        u = 2 * draws.uniform(like) - 1
+    def sample_boundary(self, like: Images, eps: float, rng: Rng) -> Images:
+        """Draw Laplace noise and scale it to length eps: uniform on the faces of the L1 sphere."""
+        u = 2 * rng.uniform(like) - 1
         laplace = -u.sign() * (1 - u.abs()).clamp(min=torch.finfo(u.dtype).tiny).log()
-        return eps * _unit(self, laplace)
+        return eps * _normalize(self, laplace)
 
     def project(self, x0: Images, x: Images, eps: float) -> Images:
-        """The closest point of ball and box together (Croce and Hein, 2021, Mind the box).
+        """The closest point in the intersection of ball and box (Croce and Hein, 2021, Mind the box).
 
-        With room r_i up to the wall that d_i points to, the closest point keeps d_i's sign and has
-        |d'_i| = min(max(|d_i| - level, 0), r_i), with the smallest level >= 0 whose sum is at most eps.
+        With r_i the distance from x0_i to the bound of the box that d_i points to, the closest point keeps
+        the sign of d_i and has |d'_i| = min(max(|d_i| - level, 0), r_i), with the smallest level >= 0 for
+        which these sum to at most eps.
         """
         d = x - x0
-        size, room = d.abs().flatten(1), torch.where(d > 0, 1 - x0, x0).clamp(min=0).flatten(1)
-        kept = _soften(size, room, _level(size, room, eps)).view_as(d)
-        inside = _wide(self.length(d) <= eps)
+        size = d.abs().flatten(1)
+        room = torch.where(d > 0, 1 - x0, x0).clamp(min=0).flatten(1)
+        kept = _soft_threshold(size, room, _solve_threshold(size, room, eps)).view_as(d)
+        inside = _expand(self.length(d) <= eps)
         return torch.where(inside, x, x0 + d.sign() * kept).clamp(0, 1)
 
     def __str__(self) -> str:
         return self.name if self == L1() else f"{self.name}({self.density})"
 
 
-Rows = Float[Tensor, "n d"]
+FlatImages = Float[Tensor, "n d"]
 
 
-def _soften(size: Rows, room: Rows, level: Float[Tensor, "n 1"]) -> Rows:
+def _soft_threshold(size: FlatImages, room: FlatImages, level: Float[Tensor, "n 1"]) -> FlatImages:
     return torch.minimum((size - level).clamp(min=0), room)
 
 
-def _level(size: Rows, room: Rows, eps: float) -> Float[Tensor, "n 1"]:
-    """The smallest level >= 0 with sum_i min(max(size_i - level, 0), room_i) <= eps, in every row.
+def _solve_threshold(size: FlatImages, room: FlatImages, eps: float) -> Float[Tensor, "n 1"]:
+    """The smallest level >= 0 with sum_i min(max(size_i - level, 0), room_i) <= eps, for every row.
 
-    The sum falls with the level, so halving finds it, down to the last bit and always from the allowed side.
+    The sum decreases with the level, so bisection finds it to machine precision. The upper end is returned,
+    so the result is always feasible.
     """
     low, high = torch.zeros_like(size[:, :1]), size.amax(dim=1, keepdim=True)
-    high = torch.where(_soften(size, room, low).sum(dim=1, keepdim=True) <= eps, low, high)
+    high = torch.where(_soft_threshold(size, room, low).sum(dim=1, keepdim=True) <= eps, low, high)
     for _ in range(8 - round(math.log2(torch.finfo(size.dtype).eps))):
         level = (low + high) / 2
-        over = _soften(size, room, level).sum(dim=1, keepdim=True) > eps
+        over = _soft_threshold(size, room, level).sum(dim=1, keepdim=True) > eps
         low, high = torch.where(over, level, low), torch.where(over, high, level)
     return high
 
 
-def _wide(per_example: Tensor) -> Tensor:
+def _expand(per_example: Tensor) -> Tensor:
     return per_example[:, None, None, None]
 
 
 def _sign(g: Tensor) -> Tensor:
-    """sign(g), but NaN where g is not finite: torch says 0 for NaN, so a broken gradient would look flat."""
+    """sign(g), but NaN where g is not finite: torch.sign maps NaN to 0, which would hide it."""
     return g.sign().add_(0 * g)
 
 
-def _unit(norm: Norm, d: Images) -> Images:
-    """d scaled to length one; zero stays zero."""
-    return d / _wide(norm.length(d).clamp(min=torch.finfo(d.dtype).tiny))
+def _normalize(norm: Norm, d: Images) -> Images:
+    """Scale d to length one; zero stays zero."""
+    return d / _expand(norm.length(d).clamp(min=torch.finfo(d.dtype).tiny))
 
 
 NORMS: dict[str, type[Norm]] = {"Linf": Linf, "L2": L2, "L1": L1}
-EVERY_NORM = frozenset(NORMS.values())
+ALL_NORMS = frozenset(NORMS.values())
 
 _ALIASES = {"linf": "Linf", "inf": "Linf", "np.inf": "Linf", "l2": "L2", "2": "L2", "l1": "L1", "1": "L1"}
 
 
-def norm_named(text: object) -> Norm:
-    """The norm people mean by "Linf", "linf", "l_inf", "inf", float("inf"), "L2", 2, "L1", 1.
+def parse_norm(text: object) -> Norm:
+    """Parse a norm: "Linf", "linf", "l_inf", "inf", float("inf"), "L2", 2, "L1" or 1.
 
     "L1(0.1)" is L1 with a density of 0.1.
     """
-    written = (f"{text:g}" if isinstance(text, float) else str(text)).strip().lower().replace("_", "")
-    parts = re.fullmatch(r"([^()]*)(?:\(([^()]*)\))?", written)
-    word, density = parts.groups() if parts else (written, None)
+    normalized = (f"{text:g}" if isinstance(text, float) else str(text)).strip().lower().replace("_", "")
+    match = re.fullmatch(r"([^()]*)(?:\(([^()]*)\))?", normalized)
+    word, density = match.groups() if match else (normalized, None)
     name = _ALIASES.get(word)
     if name is None:
-        hint = nearest(word.capitalize(), NORMS)
+        hint = did_you_mean(word.capitalize(), NORMS)
         raise ValueError(f"unknown norm {text!r} (known: {', '.join(NORMS)}){hint}")
     if density is None:
         return NORMS[name]()
     if name != "L1":
         raise ValueError(f"norm {text!r}: only L1 has a density; write {name}")
-    share = fraction(density)
+    share = parse_fraction(density)
     if not 0 < share <= 1:
         raise ValueError(f"norm {text!r}: expected a density above 0 and up to 1, such as L1(0.05)")
     return L1(density=float(share))

@@ -1,0 +1,1 @@
+"""Training: the loop, its setup, checkpoints, run folders, pipelines and cost estimates."""

@@ -1,5 +1,4 @@
-"""One base learner: a task with a network, an optimiser, a memory, and perhaps an average of its own
-weights."""
+"""One base learner: a task with its network, optimiser and method state, and optionally a weight average."""
 
 from __future__ import annotations
 
@@ -13,132 +12,134 @@ from torch import Tensor, nn
 
 from allrounder.config.time import Clock
 from allrounder.data.augment import Augment
-from allrounder.distributed import Seat
+from allrounder.distributed import BatchShard
 from allrounder.errors import Diverged, ThreatError
-from allrounder.nn.amp import guarded, in_precision
-from allrounder.nn.nonfinite import ADVICE, Watch
-from allrounder.nn.state import Blend, Weights, copy_, snapshot, under, weights_of
-from allrounder.recipe.compute import Compute, crafting_compiled, tensor_floats
+from allrounder.nn.amp import allow_tf32, with_autocast
+from allrounder.nn.nonfinite import ADVICE, NonFiniteGuard
+from allrounder.nn.state import EmaUpdate, clone, copy_, strip_prefix, weights_of
+from allrounder.recipe.compute import Compute
 from allrounder.recipe.task import Task
-from allrounder.rng import Draws
-from allrounder.types import Batch, Context, Keep, Loss, device_of
+from allrounder.rng import Rng
+from allrounder.types import Batch, Context, KeepOrReset, Loss, Weights, device_and_dtype
 
-View: TypeAlias = tuple[Augment, str]
-"""An augmentation and the stream it draws from: the same for all who see the same images."""
-Seen: TypeAlias = dict[View, tuple[Batch, int]]
-"""What was augmented of a batch, and how often its images had been written to by then."""
+AugmentKey: TypeAlias = tuple[Augment, str]
+"""An augmentation and the random stream it draws from; learners with equal keys see the same images."""
+AugmentCache: TypeAlias = dict[AugmentKey, tuple[Batch, int]]
+"""Augmented batches, each with the version counter that its image tensor had then."""
 
 
 @final
 class Learner:
-    """Takes the steps of one task; everything it needs to go on after a stop is in `state`."""
+    """Takes the steps of one task. `state_dict` holds everything that is needed to resume."""
 
     def __init__(
         self,
         task: Task,
         model: nn.Module,
-        seat: Seat,
+        shard: BatchShard,
         seed: int,
         clock: Clock,
         compute: Compute = Compute(),
-        full: int = 0,
     ):
-        """The network is trained in channels_last, which convolutions prefer.
-
-        `full` is how many images a batch has unless it is the last one of an epoch: the ones to compile for.
-        """
-        self.task, self.seat, self.clock, self.compute = task, seat, clock, compute
-        self.draws = Draws(seed)
+        """Take over `model` and train it in channels_last format, in which convolutions are faster."""
+        self.task = task
+        self.shard = shard
+        self.clock = clock
+        self.compute = compute
+        self.rng = Rng(seed)
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
-        self.device, self.dtype = device_of(model)
+        self.device, self.dtype = device_and_dtype(model)
         self.optimizer = task.optimizer.build(model.parameters())
-        self.network = in_precision(self.model, compute)
-        self.compiled = len(seat.rows(full)) if compute.compile else None
-        remembered = task.objective.memory() | task.update.memory(self.model)
-        self.memory = {name: tensor.to(self.device) for name, tensor in remembered.items()}
-        # A loss scale asks before the watch does: it takes away what overflows, and training goes on.
-        self.memory |= guarded(self.network, self.optimizer)
-        self.watch = Watch(self.optimizer, self.device, waits=self.device.type == "cuda")
-        self.live = weights_of(model)
-        self.average = snapshot(self.live) if task.average is not None else None
-        self.blend = Blend(self.average, self.live) if self.average is not None else None
+        self.network = with_autocast(self.model, compute.autocast_dtype)
+        memory = task.objective.memory() | task.update.memory(self.model)
+        self.memory = {name: tensor.to(self.device) for name, tensor in memory.items()}
+        self.nonfinite_guard = NonFiniteGuard(
+            self.optimizer, self.device, deferred=self.device.type == "cuda"
+        )
+        self.params = weights_of(model)
+        self.average = clone(self.params) if task.average is not None else None
+        self.ema_update = EmaUpdate(self.average, self.params) if self.average is not None else None
 
-    def begin(self, members: Sequence[Mapping[str, Tensor]]) -> None:
-        """Hear what runs the training starts from, if it does, before its first step."""
-        if members:
-            self.task.update.begin_(self.memory, members)
+    def set_init(self, init_weights: Sequence[Mapping[str, Tensor]]) -> None:
+        """Pass the weights of the runs that training starts from to the update, before the first step."""
+        if init_weights:
+            self.task.update.set_init_(self.memory, init_weights)
 
-    def step(self, batch: Batch, t: int, seen: Seen | None = None) -> Loss:
-        """Take step t on a mini-batch: augment, craft, descend, average; its gradients are not kept.
+    def step(self, batch: Batch, t: int, augmented: AugmentCache | None = None) -> Loss:
+        """Take step t on a mini-batch: augment, craft, update the weights and their average.
 
-        Several ranks that share the learner augment all of it, and go on with a part each. Learners that are
-        given one `seen` augment alike together, once.
+        Ranks that share the learner augment the whole batch, and each continues with its shard. Learners that
+        are given the same `augmented` share the result of equal augmentations. Gradients are freed.
         """
-        task, self.watch.t = self.task, t
+        task = self.task
+        self.nonfinite_guard.t = t
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr(t)
-        draws, seat = self.draws.at(task.name, t), self.seat.at(len(batch))
-        seat.synchronise_(self.model)
-        if seat.count > 1:
-            draws = draws.sharded(seat.rows(len(batch)), len(batch))
-        ctx = Context(t, self.clock, draws, self.memory)
-        arithmetic = tensor_floats(self.compute.tf32)
+        rng = self.rng.fold_in(task.name, t)
+        shard = self.shard.for_batch(len(batch))
+        shard.sync_batchnorm_(self.model)
+        if shard.num_shards > 1:
+            rng = rng.for_shard(shard.indices(len(batch)), len(batch))
+        ctx = Context(t, self.clock, rng, self.memory)
         try:
-            with draws.at("ambient").ambient(), arithmetic, crafting_compiled(self.compiled):
-                shard = seat.shard(self.prepare(batch, t, seen))
-                reduce_ = partial(seat.mean_, share=len(shard) / len(batch))
-                loss = task.update.apply(self.network, self.optimizer, task.objective, shard, ctx, reduce_)
+            with rng.fold_in("ambient").seed_global(), allow_tf32(self.compute.tf32):
+                local_batch = shard.select(self.prepare_batch(batch, t, augmented))
+                reduce_ = partial(shard.allreduce_grads_, share=len(local_batch) / len(batch))
+                loss = task.update.apply(
+                    self.network, self.optimizer, task.objective, local_batch, ctx, reduce_
+                )
             self.optimizer.zero_grad(set_to_none=True)
-            self.watch.after(self.live)
+            self.nonfinite_guard.check_weights(self.params)
         except (Diverged, ThreatError) as error:
-            raise type(error)(f"{self._when(t)}: {error}") from error
-        if self.blend is not None and task.average is not None:
-            restarted = task.update.restarted(self.memory)
-            self.blend(0.0 if restarted else task.average(t, self.clock))
+            raise type(error)(f"{self._describe_step(t)}: {error}") from error
+        if self.ema_update is not None and task.average is not None:
+            rolled_back = task.update.has_rolled_back(self.memory)
+            self.ema_update(0.0 if rolled_back else task.average(t, self.clock))
         return loss
 
-    def prepare(self, batch: Batch, t: int, seen: Seen | None = None) -> Batch:
-        """The batch as this task sees it: on its device, augmented, with its label smoothing."""
-        view, seen = (self.task.augment, self.task.stream), {} if seen is None else seen
-        shown = seen.get(view)
-        # A network that changes its images in place, as a normalisation may, has spoilt them for others.
-        if shown is None or shown[0].x._version != shown[1]:
-            draws = self.draws.at("augment", self.task.stream, t)
-            new = self.task.augment.apply(batch, draws).to(self.device, self.dtype)
-            shown = seen[view] = new, new.x._version
-        return replace(shown[0], smoothing=self.task.smoothing)
+    def prepare_batch(self, batch: Batch, t: int, augmented: AugmentCache | None = None) -> Batch:
+        """Return the batch that this task trains on: augmented, on its device, with its label smoothing."""
+        cache = {} if augmented is None else augmented
+        key = (self.task.augment, self.task.augment_stream)
+        entry = cache.get(key)
+        # A network that writes to its input, such as an in-place normalisation, makes the entry useless.
+        if entry is None or entry[0].x._version != entry[1]:
+            rng = self.rng.fold_in("augment", self.task.augment_stream, t)
+            new = self.task.augment.apply(batch, rng).to(self.device, self.dtype)
+            entry = cache[key] = new, new.x._version
+        return replace(entry[0], label_smoothing=self.task.label_smoothing)
 
     def lr(self, t: int) -> float:
-        """The learning rate of step t."""
-        return self.task.lr(self.clock.reading(t), self.clock)
+        """Return the learning rate of step t."""
+        return self.task.lr(self.clock.schedule_step(t), self.clock)
 
-    def weights(self) -> Weights:
-        """What it gives to the mix: its average if it keeps one, else its live weights."""
-        return self.live if self.average is None else self.average
+    def averaged_weights(self) -> Weights:
+        """Return what the learner gives to the mix: its weight average, or its weights if it keeps none."""
+        return self.params if self.average is None else self.average
 
-    def receive(
-        self, weights: Mapping[str, Tensor], momentum: Keep = "keep", averages: Keep = "keep"
+    def load_global_weights(
+        self, weights: Mapping[str, Tensor], momentum: KeepOrReset = "keep", averages: KeepOrReset = "keep"
     ) -> None:
-        """Restart from other weights."""
-        copy_(self.live, weights)
+        """Continue from other weights; keep or reset the optimiser's momentum and the weight average."""
+        copy_(self.params, weights)
         if averages == "reset" and self.average is not None:
             copy_(self.average, weights)
         if momentum == "reset":
             self.optimizer.state.clear()
-            self.task.update.reset_(self.memory)
+            self.task.update.reset_momentum_(self.memory)
 
-    def check(self) -> None:
-        """Raise Diverged if a step since the start was bad and could not say so without waiting."""
-        if (t := self.watch.check()) is not None:
-            raise Diverged(f"{self._when(t)}: gradients or weights are not finite; {ADVICE}")
+    def raise_if_nonfinite(self) -> None:
+        """Raise Diverged if an earlier step was not finite and its check was deferred (on CUDA)."""
+        if (t := self.nonfinite_guard.first_bad_step()) is not None:
+            raise Diverged(f"{self._describe_step(t)}: gradients or weights are not finite; {ADVICE}")
 
-    def _when(self, t: int) -> str:
+    def _describe_step(self, t: int) -> str:
         return f"learner {self.task.name}, epoch {self.clock.epoch(t)}, step {t}"
 
-    def state(self) -> Weights:
-        """Everything that changes, as named tensors; nothing that is not finite is given away."""
-        self.check()
-        state = {f"model.{name}": tensor for name, tensor in self.live.items()}
+    def state_dict(self) -> Weights:
+        """Return everything that changes in training as named tensors; raise Diverged if it is not finite."""
+        self.raise_if_nonfinite()
+        state = {f"model.{name}": tensor for name, tensor in self.params.items()}
         state |= {f"average.{name}": tensor for name, tensor in (self.average or {}).items()}
         state |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         moments = cast(dict[int, dict[str, Any]], self.optimizer.state_dict()["state"])
@@ -148,19 +149,21 @@ class Learner:
                     state[f"optimizer.{number}.{name}"] = tensor
         return state
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to a saved state, in place, so that memory layout and thus rounding stay the same."""
-        copy_(self.live, under("model.", state))
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore a saved state in place, so that memory layout, and thus rounding, stays the same."""
+        copy_(self.params, strip_prefix("model.", state))
         if self.average is not None:
-            copy_(self.average, under("average.", state))
-        copy_(self.memory, under("memory.", state))
+            copy_(self.average, strip_prefix("average.", state))
+        copy_(self.memory, strip_prefix("memory.", state))
         parameters = [p for group in self.optimizer.param_groups for p in cast(list[Tensor], group["params"])]
         moments: dict[int, dict[str, Tensor]] = {}
-        for path, tensor in under("optimizer.", state).items():
+        for path, tensor in strip_prefix("optimizer.", state).items():
             number, name = path.split(".", 1)
-            like = parameters[int(number)]
-            fits = tensor.shape == like.shape
-            kept = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor) if fits else tensor.clone()
-            moments.setdefault(int(number), {})[name] = kept
+            parameter = parameters[int(number)]
+            if tensor.shape == parameter.shape:
+                moment = torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
+            else:
+                moment = tensor.clone()
+            moments.setdefault(int(number), {})[name] = moment
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})

@@ -1,4 +1,4 @@
-"""What the learners report at every step, summed up until an epoch is logged."""
+"""The losses and accuracies that learners report at every step, summed until an epoch is logged."""
 
 from __future__ import annotations
 
@@ -11,75 +11,77 @@ from torch import Tensor
 from allrounder.types import Loss
 
 Sums = dict[str, float]
-TOLD = "images."
-"""Before the name of a number: the images of the steps that told it, as a method may not tell it in all."""
-MOST_UNREAD = 1000
-"""Steps whose numbers are left on a device at most."""
+IMAGES_PREFIX = "images."
+"""Prefix of the number of images that a sum is over: a method may report a metric in some steps only."""
+MAX_PENDING = 1000
+"""The largest number of steps whose metrics stay on a device before they are read."""
 
 
 @final
-class Meter:
-    """Sums over images for every learner, in plain numbers that survive a checkpoint's JSON, and a watch."""
+class EpochMetrics:
+    """Per-learner sums over images, as plain numbers that JSON stores exactly, and a stopwatch."""
 
-    def __init__(self, names: Sequence[str], *, waits: bool = False):
-        """Everything starts at zero; a meter that waits reads a device only when it is asked for sums."""
-        self.known = {name: _nothing() for name in names}
-        self.waits = waits
-        self.unread: list[tuple[str, dict[str, Tensor], int]] = []
-        self.since = time.monotonic()
+    def __init__(self, names: Sequence[str], *, lazy: bool = False):
+        """Start at zero. With `lazy`, metrics are read from their device only when sums are asked for."""
+        self.totals = {name: _zero_sums() for name in names}
+        self.lazy = lazy
+        self.pending: list[tuple[str, dict[str, Tensor], int]] = []
+        self.lap_start = time.monotonic()
 
-    def count(self, name: str, loss: Loss, images: int) -> None:
-        """Add a learner's step, every image of it with the mean of its batch."""
-        self.unread.append((name, {"loss": loss.total.detach(), **loss.parts}, images))
-        if not self.waits or len(self.unread) == MOST_UNREAD:
-            self._read()
+    def add(self, name: str, loss: Loss, images: int) -> None:
+        """Add one step of a learner: the means over its batch, weighted by the number of images."""
+        self.pending.append((name, {"loss": loss.total.detach(), **loss.parts}, images))
+        if not self.lazy or len(self.pending) == MAX_PENDING:
+            self._flush()
 
     @property
     def sums(self) -> dict[str, Sums]:
-        """All that was counted and not asked for yet."""
-        self._read()
-        return self.known
+        """The sums of every learner since they were last popped."""
+        self._flush()
+        return self.totals
 
-    def taken(self, name: str) -> Sums:
-        """A learner's sums since the last time they were asked for."""
-        sums, self.known[name] = self.sums[name], _nothing()
+    def pop_sums(self, name: str) -> Sums:
+        """Return a learner's sums and reset them."""
+        sums = self.sums[name]
+        self.totals[name] = _zero_sums()
         return sums
 
-    def means(self, name: str) -> dict[str, float]:
-        """A learner's loss, accuracy and what else its method tells, per image since they were asked for."""
-        return means(self.taken(name))
+    def pop_means(self, name: str) -> dict[str, float]:
+        """Return a learner's metrics per image and reset its sums."""
+        return means(self.pop_sums(name))
 
-    def _read(self) -> None:
-        """Add what was left unread, in its order and step by step, so that the sums round alike."""
-        for name, told, images in self.unread:
-            sums = self.known[name]
-            for key, number in told.items():
-                sums[key] = sums.get(key, 0.0) + float(number) * images
-                sums[TOLD + key] = sums.get(TOLD + key, 0.0) + images
-        self.unread.clear()
+    def _flush(self) -> None:
+        """Add pending metrics in their order, one step at a time, so that lazy sums round like eager ones."""
+        for name, metrics, images in self.pending:
+            sums = self.totals[name]
+            for key, value in metrics.items():
+                sums[key] = sums.get(key, 0.0) + float(value) * images
+                sums[IMAGES_PREFIX + key] = sums.get(IMAGES_PREFIX + key, 0.0) + images
+        self.pending.clear()
 
-    def seconds(self) -> float:
-        """The time since the last time it was asked for."""
-        since, self.since = self.since, time.monotonic()
-        return round(self.since - since, 3)
+    def lap_seconds(self) -> float:
+        """Return the seconds since the last call."""
+        previous = self.lap_start
+        self.lap_start = time.monotonic()
+        return round(self.lap_start - previous, 3)
 
-    def restore(self, sums: Mapping[str, Mapping[str, float]]) -> None:
-        """Go back to the sums of a checkpoint; those of learners that others speak for start at zero."""
-        self.unread.clear()
-        self.known = {name: dict(sums.get(name, _nothing())) for name in self.known}
+    def load_sums(self, sums: Mapping[str, Mapping[str, float]]) -> None:
+        """Restore the sums of a checkpoint; learners that are not in `sums` start at zero."""
+        self.pending.clear()
+        self.totals = {name: dict(sums.get(name, _zero_sums())) for name in self.totals}
 
 
 def means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Loss, accuracy and what else a method tells, per image of the steps that told it; 0 where none did."""
-    numbers = {key: total for key, total in sums.items() if not key.startswith(TOLD)}
-    return {key: total / (sums.get(TOLD + key, 0.0) or 1.0) for key, total in numbers.items()}
+    """Return each metric per image of the steps that reported it; 0 if none did."""
+    totals = {key: total for key, total in sums.items() if not key.startswith(IMAGES_PREFIX)}
+    return {key: total / (sums.get(IMAGES_PREFIX + key, 0.0) or 1.0) for key, total in totals.items()}
 
 
-def total(several: Sequence[Mapping[str, float]]) -> Sums:
-    """The sums of several ranks that share a learner."""
-    keys = dict.fromkeys(key for sums in several for key in sums)
-    return {key: sum(sums.get(key, 0.0) for sums in several) for key in keys}
+def add_sums(per_rank: Sequence[Mapping[str, float]]) -> Sums:
+    """Add the sums of several ranks that share a learner."""
+    keys = dict.fromkeys(key for sums in per_rank for key in sums)
+    return {key: sum(sums.get(key, 0.0) for sums in per_rank) for key in keys}
 
 
-def _nothing() -> Sums:
+def _zero_sums() -> Sums:
     return {"loss": 0.0, "accuracy": 0.0}

@@ -1,7 +1,7 @@
-"""What a recipe will cost here, from a few steps of it: time, memory, disk and wire.
+"""Estimate what a recipe costs on this machine: time, memory, disk and communication.
 
-Steps are the real ones of every learner, in a folder that is gone after. What an evaluation takes is counted
-in passes at most, as if no image fell early, times the seconds of a pass.
+A few real steps of every learner are measured in a temporary folder. The cost of an evaluation is an upper
+bound: the passes of attacks that never succeed, times the measured seconds of a pass.
 """
 
 from __future__ import annotations
@@ -17,195 +17,290 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.attacks.autoattack import stages_of
 from allrounder.attacks.base import Attack
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.losses import LOSSES
-from allrounder.attacks.pgd import gradient
+from allrounder.attacks.pgd import loss_grad
 from allrounder.attacks.search.base import Search
 from allrounder.data.base import Data, Split
-from allrounder.data.synthetic import Noise, stand_in
+from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
 from allrounder.errors import RecipeError
-from allrounder.evaluation.evaluate import lane_for
+from allrounder.evaluation.evaluate import default_batch_size
 from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.runner import key_of
-from allrounder.inference.attack_view import lend
-from allrounder.nn.state import Weights
+from allrounder.evaluation.stages import probe_stages
+from allrounder.inference.attack_view import attack_view
+from allrounder.nn.amp import full_precision
 from allrounder.optim import Descend
-from allrounder.recipe.compute import plain
 from allrounder.recipe.init import Random
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.memory import growth
-from allrounder.system.progress import Progress, Silent
-from allrounder.training.costs import LearnerCost, Plan, SuiteCost
+from allrounder.system.memory import measure_peak_memory
+from allrounder.system.progress import NullProgress, Progress
+from allrounder.training.data import add_extra, load_data
 from allrounder.training.learner import Learner
 from allrounder.training.run import Run
-from allrounder.training.training import Training
-from allrounder.types import Passes, device_of
+from allrounder.training.setup import ModelFactory, TrainingSetup
+from allrounder.training.trainer import Trainer
+from allrounder.types import Batch, Passes, Weights, device_and_dtype
+
+
+@final
+@dataclass(frozen=True)
+class LearnerCost:
+    """The passes and seconds of one step of a learner, and the bytes that it holds all the time."""
+
+    name: str
+    passes: Passes
+    seconds: float
+    weights: int
+    momentum: int
+    average: int
+    memory: int
+    partial_sum: int
+    """Its partial sum of the global weights, which is also what it sends when they are needed."""
+
+    @property
+    def bytes(self) -> int:
+        """All bytes that the learner holds."""
+        return self.weights + self.momentum + self.average + self.memory + self.partial_sum
+
+
+@final
+@dataclass(frozen=True)
+class SuiteCost:
+    """An upper bound on the cost of a list of probes."""
+
+    images: int
+    passes: Passes
+    """Per image."""
+    seconds: float
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """The cost of a training and of the evaluation that its recipe names."""
+
+    steps_per_epoch: int
+    epochs: int
+    learners: tuple[LearnerCost, ...]
+    fetch_seconds: float
+    """Seconds to fetch a batch."""
+    activations: int
+    """Bytes by which the process grew in a step beyond what it keeps: activations, gradients, scratch."""
+    validation: SuiteCost
+    validations: int
+    checkpoint: int
+    """Bytes on disk."""
+    checkpoint_seconds: float
+    checkpoints: int
+    exchanges: int
+    evaluation: SuiteCost
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one step of all learners, one after the other."""
+        return self.fetch_seconds + sum(learner.seconds for learner in self.learners)
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Seconds of the steps of one epoch."""
+        return self.step_seconds * self.steps_per_epoch
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole training: steps, validations and checkpoints."""
+        between_steps = self.validation.seconds * self.validations
+        between_steps += self.checkpoint_seconds * self.checkpoints
+        return self.epoch_seconds * self.epochs + between_steps
+
+    @property
+    def memory(self) -> int:
+        """Bytes at the peak: what the learners hold, and what a step needs on top."""
+        return sum(learner.bytes for learner in self.learners) + self.activations
+
+    @property
+    def comm_bytes(self) -> int:
+        """Bytes sent for one exchange or validation if every learner has its own process."""
+        return sum(learner.partial_sum for learner in self.learners)
 
 
 def plan(
     recipe: Recipe,
     *,
     steps: int = 3,
-    model: Callable[[], nn.Module] | None = None,
+    model: ModelFactory | None = None,
     data: Data | None = None,
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Measure some steps of a recipe on this machine, after one that warms up; nothing is left behind.
+    """Measure `steps` steps of a recipe on this machine, after one warm-up step; no files remain.
 
-    Where its data is not here, noise of the same shape takes its place, and the remarks say so.
+    If the recipe's data is missing, noise of the same shape replaces it, and the remarks mention it.
     """
     if steps < 1:
         raise ValueError(f"steps: got {steps}, expected 1 or more")
-    if recipe.program is not None:
-        names = ", ".join(recipe.trainings())
-        raise ValueError(f"{recipe.name}: has several trainings ({names}); plan each of recipe.trainings()")
-    world, progress = world or World.from_env(), progress or Silent()
-    remarks = recipe.compute.check(world.device)
-    if recipe.compute.compile:
-        remarks = [*remarks, "compiling is part of no step, but its memory is in that of activations"]
-    data, said = _images(recipe, data)
-    # Where weights start from changes no cost, and those runs need not be here.
-    plain = tuple(replace(task, update=Descend()) if task.update.members else task for task in recipe.tasks)
-    recipe = replace(recipe, init=Random(), task=plain)
+    if recipe.pipeline is not None:
+        names = ", ".join(recipe.stage_recipes())
+        raise ValueError(
+            f"{recipe.name}: got a pipeline of several trainings ({names}), expected one training; plan each "
+            "of recipe.stage_recipes()"
+        )
+    world = world or World.from_env()
+    remarks = recipe.compute.check_device(world.device)
+    data, data_remarks = _load_images(recipe, data)
+    # The initial weights do not change the cost, and the runs that they come from may be missing.
+    tasks = tuple(
+        replace(task, update=Descend()) if task.update.num_init_runs else task for task in recipe.tasks
+    )
+    recipe = replace(recipe, init=Random(), tasks=tasks)
     with TemporaryDirectory(prefix="allrounder-plan-") as folder:
-        run = Run.begin(Path(folder) / "run", recipe, resume=False)
-        training = Training(recipe, run, model, data, world)
-        measured = _measured(training, steps, progress)
-    return replace(measured, remarks=(*remarks, *said))
+        run = Run.open_or_create(Path(folder) / "run", recipe, resume=False)
+        trainer = Trainer(TrainingSetup.build(recipe, run, model, data, world))
+        measured = _measure(trainer, steps, progress or NullProgress())
+    return replace(measured, remarks=(*remarks, *data_remarks))
 
 
-def _images(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
-    said: list[str] = []
+def _load_images(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
+    """Return the images and remarks on those that noise replaces."""
+    remarks: list[str] = []
     if data is None:
         try:
-            data = recipe.read_data()
+            data = load_data(recipe)
         except RecipeError as error:
-            data = stand_in(recipe.data)
+            data = synthetic_data(recipe.data)
             if data is None:
                 raise
-            said.append(f"measured on noise of shape {data.shape}, because {error}")
+            remarks.append(f"measured on noise of shape {data.shape}, because {error}")
     try:
-        return recipe.with_extra(data), said
+        return add_extra(recipe, data), remarks
     except RecipeError as error:
         if recipe.extra is None:
             raise
-        extra = Noise(len(data.train), len(data.classes), data.shape)
-        return replace(data, extra=extra), [*said, f"extra images are noise, because {error}"]
+        extra = NoiseSplit(len(data.train), len(data.classes), data.shape)
+        return replace(data, extra=extra), [*remarks, f"extra images are noise, because {error}"]
 
 
-def _measured(training: Training, steps: int, progress: Progress) -> Plan:
-    clock, recipe = training.clock, training.recipe
-    fetches, taken = list[float](), {learner.task.name: list[float]() for learner in training.learners}
+def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
+    clock = trainer.clock
+    recipe = trainer.recipe
+    selection = trainer.selection
+    dataset = trainer.data.dataset
+    fetch_seconds: list[float] = []
+    step_seconds = {learner.task.name: list[float]() for learner in trainer.learners}
     progress.begin(steps + 3, 0)
-    with growth(training.world.device) as grown:
+    with measure_peak_memory(trainer.world.device) as peak:
         for number in range(steps + 1):
-            t = number % clock.total + 1
-            epoch = clock.epoch(t)
-            seconds, batch = _timed(lambda t=t, e=epoch: training.batches.at(e, t - (e - 1) * clock.steps))
-            fetches.append(seconds)
-            for learner in training.learners:
-                seconds, _ = _timed(lambda who=learner, b=batch, t=t: _step(training, who, b, t))
-                taken[learner.task.name].append(seconds)
+            t = number % clock.total_steps + 1
+            seconds, batch = _timed(lambda t=t: trainer.batches.at(clock.epoch(t), clock.step_in_epoch(t)))
+            fetch_seconds.append(seconds)
+            for learner in trainer.learners:
+                seconds, _ = _timed(lambda one=learner, b=batch, t=t: _step(trainer, one, b, t))
+                step_seconds[learner.task.name].append(seconds)
             progress.step(number + 1)
-    # The first one warms up: it allocates, traces and perhaps compiles the network, and makes the momentum.
-    learners = tuple(_cost(training, who, median(taken[who.task.name][1:])) for who in training.learners)
-    saving, _ = _timed(lambda: training.save(1))
+    # The first step warms up: it allocates memory, traces the network and creates the momentum.
+    learners = tuple(
+        _learner_cost(trainer, learner, median(step_seconds[learner.task.name][1:]))
+        for learner in trainer.learners
+    )
+    checkpoint_seconds, _ = _timed(lambda: trainer.save(1))
     progress.step(steps + 2)
-    selector = training.selector
-    seen = 0 if selector.split is None else len(selector.split) + len(selector.slice or ())
-    speed = Speed.measure(training.scratch, training.data.test, steps)
+    pass_times = PassTimes.measure(trainer.scratch_model, dataset.test, steps)
     progress.step(steps + 3)
-    classes = len(training.data.classes)
+    num_classes = len(dataset.classes)
+    num_validated = 0
+    validations = 0
+    if selection.split is not None:
+        num_validated = len(selection.split) + len(selection.train_slice or ())
+        validations = _count_events(clock.total_steps, selection.settings.every.to_steps(clock))
     return Plan(
-        steps=clock.steps,
+        steps_per_epoch=clock.steps_per_epoch,
         epochs=clock.epochs,
         learners=learners,
-        fetch=median(fetches[1:]),
-        activations=max(0, grown[0] - sum(cost.momentum for cost in learners)),
-        validation=speed.suite(selector.probes, seen, classes),
-        validations=0 if selector.split is None else _times(clock.total, selector.rule.every.steps(clock)),
-        checkpoint=sum(path.stat().st_size for path in _files(training.run.latest())),
-        checkpoint_seconds=saving,
-        checkpoints=_times(clock.total, recipe.checkpoint.steps(clock)),
-        exchanges=sum(recipe.mixing.due(t, clock) for t in range(1, clock.total)),
-        evaluation=speed.suite(recipe.probes, len(training.data.test), classes),
+        fetch_seconds=median(fetch_seconds[1:]),
+        activations=max(0, peak[0] - sum(cost.momentum for cost in learners)),
+        validation=pass_times.suite_cost(selection.probes, num_validated, num_classes),
+        validations=validations,
+        checkpoint=sum(path.stat().st_size for path in _files(trainer.run.latest_checkpoint())),
+        checkpoint_seconds=checkpoint_seconds,
+        checkpoints=_count_events(clock.total_steps, recipe.checkpoint.to_steps(clock)),
+        exchanges=sum(trainer.mix.exchange_due(t, clock) for t in range(1, clock.total_steps)),
+        evaluation=pass_times.suite_cost(recipe.probes, len(dataset.test), num_classes),
     )
 
 
-def _step(training: Training, learner: Learner, batch: Any, t: int) -> None:
+def _step(trainer: Trainer, learner: Learner, batch: Batch, t: int) -> None:
     learner.step(batch, t)
-    training.mixer.observe(learner.task.name, learner.weights(), t)
-    _finish(learner.device)
+    trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
+    _synchronize(learner.device)
 
 
-def _cost(training: Training, learner: Learner, seconds: float) -> LearnerCost:
+def _learner_cost(trainer: Trainer, learner: Learner, seconds: float) -> LearnerCost:
     moments = [cast(dict[str, Any], entry).values() for entry in learner.optimizer.state.values()]
     return LearnerCost(
         name=learner.task.name,
         passes=learner.task.passes(),
         seconds=seconds,
-        weights=_bytes(learner.live),
+        weights=_bytes(learner.params),
         momentum=sum(t.nbytes for entries in moments for t in entries if isinstance(t, Tensor)),
         average=_bytes(learner.average or {}),
         memory=_bytes(learner.memory),
-        part=_bytes(training.mixer.parts[learner.task.name]),
+        partial_sum=_bytes(trainer.mixer.state_dict(learner.task.name)),
     )
 
 
 @final
 @dataclass(frozen=True)
-class Speed:
-    """Seconds of a forward and a backward pass of an evaluation's width."""
+class PassTimes:
+    """The seconds of a forward and a backward pass of one batch of an evaluation."""
 
-    width: int
+    batch_size: int
     forward: float
     backward: float
 
     @classmethod
-    def measure(cls, model: nn.Module, split: Split, times: int) -> Speed:
-        """The median of some passes, after one that warms up."""
-        width, (device, dtype) = lane_for(model, split), device_of(model)
-        rows = torch.arange(width) % len(split)
+    def measure(cls, model: nn.Module, split: Split, times: int) -> PassTimes:
+        """Return the median of `times` passes, after one warm-up pass."""
+        batch_size = default_batch_size(model, split)
+        device, dtype = device_and_dtype(model)
+        rows = torch.arange(batch_size) % len(split)
         x, y = split.fetch(rows).to(device, dtype), split.labels[rows].to(device)
-        forwards, pairs = list[float](), list[float]()
-        with torch.no_grad(), plain(device), lend(model, x, "eval") as lent:
+        forwards: list[float] = []
+        pairs: list[float] = []
+        with torch.no_grad(), full_precision(device), attack_view(model, x, "eval") as view:
             for _ in range(times + 1):
-                forwards.append(_timed(lambda: (lent(x), _finish(device)))[0])
-                pairs.append(_timed(lambda: (gradient(lent, x, y, LOSSES["ce"], None), _finish(device)))[0])
+                forwards.append(_timed(lambda: (view(x), _synchronize(device)))[0])
+                pairs.append(
+                    _timed(lambda: (loss_grad(view, x, y, LOSSES["ce"], None), _synchronize(device)))[0]
+                )
         forward = median(forwards[1:])
-        return cls(width, forward, max(0.0, median(pairs[1:]) - forward))
+        return cls(batch_size, forward, max(0.0, median(pairs[1:]) - forward))
 
-    def suite(self, probes: Sequence[Probe], images: int, classes: int) -> SuiteCost:
-        """Probes on so many images; a stage that several share is run once."""
-        stages = {
-            key_of(probe, attack, stage): attack
-            for probe in probes
-            for stage, attack in enumerate(stages_of(probe.attack, probe.threat))
-        }
-        passes = Passes(forwards=1)
-        for attack in stages.values():
-            passes = passes + at_most(attack, classes)
-        lanes = -(-images // self.width)
-        spent = passes.forwards * self.forward + passes.backwards * self.backward
-        return SuiteCost(images, passes, lanes * spent)
+    def suite_cost(self, probes: Sequence[Probe], images: int, classes: int) -> SuiteCost:
+        """Return the cost of probes on `images` images; a stage that several probes share counts once."""
+        attacks = {stage.key(): stage.attack for probe in probes for stage in probe_stages(probe)}
+        passes = sum((max_passes(attack, classes) for attack in attacks.values()), Passes(forwards=1))
+        num_batches = -(-images // self.batch_size)
+        batch_seconds = passes.forwards * self.forward + passes.backwards * self.backward
+        return SuiteCost(images, passes, num_batches * batch_seconds)
 
 
-def at_most(attack: Attack, classes: int) -> Passes:
-    """Passes of an attack on an image that does not fall, with the one that gives the verdict."""
+def max_passes(attack: Attack, classes: int) -> Passes:
+    """Return the passes of an attack on an image that stays robust, including the final prediction."""
     if not isinstance(attack, Search):
         return attack.passes() + Passes(forwards=1)
-    slopes = classes - 1 if isinstance(attack, Fab) and attack.targets == 0 else 1
-    cycles = attack.rounds(classes) * attack.questions() // len(attack.cycle)
-    asked = [Passes(attack.repeats(), attack.repeats() * slopes) if g else Passes(1) for g in attack.cycle]
-    return sum(asked, Passes()) * cycles + Passes(forwards=1)
+    num_grads = classes - 1 if isinstance(attack, Fab) and attack.targets == 0 else 1
+    num_cycles = attack.num_rounds(classes) * attack.num_queries() // len(attack.needs_grad_cycle)
+    per_query = [
+        Passes(attack.num_repeats(), attack.num_repeats() * num_grads) if needs_grad else Passes(1)
+        for needs_grad in attack.needs_grad_cycle
+    ]
+    return sum(per_query, Passes()) * num_cycles + Passes(forwards=1)
 
 
-def _times(total: int, every: int) -> int:
-    """How often something happens every so many steps, and at the end."""
+def _count_events(total: int, every: int) -> int:
+    """Return how often something happens that is due every `every` steps and at the end."""
     return -(-total // max(every, 1))
 
 
@@ -217,13 +312,13 @@ def _files(folder: Path | None) -> Iterable[Path]:
     return () if folder is None else (path for path in folder.rglob("*") if path.is_file())
 
 
-def _finish(device: torch.device) -> None:
-    """Wait for what was asked of a device that works on its own."""
+def _synchronize(device: torch.device) -> None:
+    """Wait for the work that was queued on a CUDA device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    begun = time.perf_counter()
-    found = call()
-    return time.perf_counter() - begun, found
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result

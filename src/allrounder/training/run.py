@@ -1,9 +1,10 @@
-"""The run folder: resolved recipe, provenance, metrics, checkpoints, and the weights that came out.
+"""The run folder: resolved recipe, provenance, metrics, checkpoints and trained weights.
 
-recipe.toml     everything that decides the result      env.json    versions, device, threads, per session
-metrics.jsonl   one object per event                    checkpoints/step-N   everything to resume from
-phases/NAME     the trainings of a program, each a run folder like this one
-weights/best-N  weights/last-N    global weights and every learner's, each folder with its manifest
+format.json      version of this layout                     recipe.toml  everything that decides the result
+metrics.jsonl    one JSON object per event                  env.json     versions, device, threads per session
+checkpoints/step-N                everything that is needed to resume
+weights/best-N   weights/last-N   global weights and every learner's, each folder with its manifest
+stages/NAME      the stages of a pipeline, each a run folder like this one
 """
 
 from __future__ import annotations
@@ -23,182 +24,198 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.errors import RunError
-from allrounder.nn.state import Weights, copy_, misfit, weights_of
-from allrounder.recipe.init import PHASES
+from allrounder.nn.state import copy_, first_mismatch, weights_of
+from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.files import (
-    LOCK,
-    aside,
-    locked,
-    newest,
-    prune,
-    read_facts,
-    read_tensors,
-    sync,
-    write_folder,
-    write_text,
-)
+from allrounder.system.files import LOCK_FILE, fsync, lock_folder, newest_folder, temporary_path, write_text
+from allrounder.system.tensor_folders import prune_folders, read_manifest, read_tensors, write_folder
+from allrounder.types import Weights
 
-FORMAT = 1
-RECIPE = "recipe.toml"
+FORMAT_VERSION = 2
+"""Of run folders, checkpoints and saved weights; increased by every incompatible change of them."""
+FORMAT_FILE = "format.json"
+RECIPE_FILE = "recipe.toml"
 
 
 @final
 class Run:
-    """One training's folder."""
+    """The folder of one training."""
 
     def __init__(self, folder: Path, recipe: Recipe | None = None):
-        """An existing run folder; with its recipe, one that may be on another machine."""
+        """Open a run folder. With `recipe` nothing is read: the folder may be on another machine."""
         self.folder = folder
         if recipe is not None:
             self.recipe = recipe
             return
-        if not (folder / RECIPE).is_file():
-            raise RunError(f"{folder}: no run folder, it has no {RECIPE}")
-        self.recipe = Recipe.loads((folder / RECIPE).read_text(encoding="utf-8"), str(folder / RECIPE))
+        if not (folder / RECIPE_FILE).is_file():
+            raise RunError(f"{folder}: not a run folder, it has no {RECIPE_FILE}")
+        _check_format(folder, _read_format(folder))
+        text = (folder / RECIPE_FILE).read_text(encoding="utf-8")
+        self.recipe = Recipe.loads(text, str(folder / RECIPE_FILE))
 
     @classmethod
-    def begin(cls, folder: Path, recipe: Recipe, *, resume: bool) -> Run:
-        """Make the folder, or take up the one that is there if it belongs to the same recipe."""
-        if not (folder / RECIPE).is_file():
-            _check_free(folder)
+    def open_or_create(cls, folder: Path, recipe: Recipe, *, resume: bool) -> Run:
+        """Create the run folder, or open the existing one of the same recipe."""
+        if not (folder / RECIPE_FILE).is_file():
+            _check_unused(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            with locked(folder, "training"):
-                if not (folder / RECIPE).is_file():
-                    write_text(folder / RECIPE, recipe.dump())
+            with lock_folder(folder, "training"):
+                if not (folder / RECIPE_FILE).is_file():
+                    write_text(folder / FORMAT_FILE, json.dumps({"format": FORMAT_VERSION}) + "\n")
+                    write_text(folder / RECIPE_FILE, recipe.dumps())
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
             raise RunError(
-                f"{folder}: holds a run of another recipe ({run.recipe.name} {run.recipe.fingerprint()}, "
-                f"asked for {recipe.name} {recipe.fingerprint()}); choose another --out, nothing was changed"
+                f"{folder}: holds a run of another recipe, got {_identify(recipe)}, expected "
+                f"{_identify(run.recipe)}; choose another --out (nothing was changed)"
             )
-        begun = run.latest() is not None or (folder / PHASES).exists()
-        if not resume and not run.finished and begun:
+        started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
+        if not resume and not run.finished and started:
             raise RunError(
-                f"{folder}: was begun and not finished; continue it with --resume, or choose another --out"
+                f"{folder}: holds an unfinished run; continue it with --resume, or choose another --out"
             )
         return run
 
     @property
     def finished(self) -> bool:
-        """Whether training went to its end."""
-        return self.last() is not None
+        """Whether the training is finished."""
+        return self.last_weights() is not None
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes out of the folder while it is written."""
-        return locked(self.folder, "training")
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock the folder against other processes within the context."""
+        return lock_folder(self.folder, "training")
 
     def log(self, event: str, **facts: Any) -> None:
-        """Append one object to the metrics."""
+        """Append one event to the metrics."""
         with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **facts}) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All events so far; a last line without its end is still being written."""
+        """Return all events; a last line without its end is still being written and is left out."""
         path = self.folder / "metrics.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
-    def keep_metrics(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Forget all events but some, and a line without its end."""
-        lines = [json.dumps(event) for event in self.metrics() if wanted(event)]
+    def filter_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Delete the events for which `keep` is false, and an incomplete last line."""
+        lines = [json.dumps(event) for event in self.metrics() if keep(event)]
         write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
 
-    def record_session(self, device: torch.device, **more: Any) -> list[str]:
-        """Add this process to env.json, with more facts; say what differs from earlier ones and may change
-        bits."""
+    def record_session(self, device: torch.device, **facts: Any) -> list[str]:
+        """Add this process to env.json; return warnings about changes that may change the last bits."""
         path = self.folder / "env.json"
         sessions: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        now = {**environment(device), "seed": self.recipe.seed, **more}
-        differs = [
+        now = {**describe_environment(device), "seed": self.recipe.seed, **facts}
+        warnings = [
             f"{key} was {sessions[-1].get(key)}, is {now[key]}: bits may differ from an uninterrupted run"
             for key in ("threads", "torch", "device", "processor")
             if sessions and sessions[-1].get(key) != now[key]
         ]
         write_text(path, json.dumps([*sessions, now], indent=1))
-        return differs
+        return warnings
 
     def save_checkpoint(
         self, t: int, learners: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]
     ) -> None:
-        """Save everything needed to go on after step t, unless that was done; then forget what is older."""
+        """Save everything that is needed to resume after step t, unless it is saved; delete older ones."""
         path = self.folder / "checkpoints" / f"step-{t:08d}"
         metrics = self.folder / "metrics.jsonl"
-        if path == self.latest():
+        if path == self.latest_checkpoint():
             return
         if metrics.exists():
-            sync(metrics)
+            fsync(metrics)
         length = metrics.stat().st_size if metrics.exists() else 0
-        stamp = {"format": FORMAT, "fingerprint": self.recipe.fingerprint(), "t": t, "metrics_bytes": length}
+        stamp = {
+            "format": FORMAT_VERSION,
+            "fingerprint": self.recipe.fingerprint(),
+            "t": t,
+            "metrics_bytes": length,
+        }
         write_folder(path, learners, {**stamp, **facts})
-        prune(path.parent, "step", keep=path)
+        prune_folders(path.parent, "step", keep=path)
 
-    def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
-        return newest(self.folder / "checkpoints", "step")
+    def latest_checkpoint(self) -> Path | None:
+        """Return the newest complete checkpoint."""
+        return newest_folder(self.folder / "checkpoints", "step")
 
     def resume_point(self) -> tuple[Path | None, dict[str, Any]]:
-        """The checkpoint to go on from and its facts, or the beginning."""
-        path = self.latest()
+        """Return the checkpoint to resume from and its facts; without one, the facts of step 0."""
+        path = self.latest_checkpoint()
         if path is None:
             return None, {"t": 0, "metrics_bytes": 0}
-        facts = read_facts(path)
+        facts = read_manifest(path)
+        _check_format(path, facts.get("format"))
         if facts.get("fingerprint") != self.recipe.fingerprint():
-            raise RunError(f"{path}: belongs to another recipe; it was changed by hand")
+            raise RunError(
+                f"{path}: belongs to another recipe, got {facts.get('fingerprint')}, expected "
+                f"{self.recipe.fingerprint()}; one of them was changed by hand, restore it"
+            )
         return path, facts
 
-    def rewind(self, point: Path | None, metrics_bytes: int) -> None:
-        """Forget what came after a checkpoint and before it, so that nothing appears twice in the metrics."""
+    def rewind(self, checkpoint: Path | None, metrics_bytes: int) -> None:
+        """Delete metrics after a checkpoint, so that no event appears twice, and other checkpoints."""
         metrics = self.folder / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
         if size < metrics_bytes:
-            was = f"it had {metrics_bytes} when the checkpoint was made"
-            raise RunError(f"{metrics}: has {size} bytes, {was}; put back what is missing")
+            raise RunError(
+                f"{metrics}: got {size} bytes, expected at least the {metrics_bytes} that it had at the "
+                "checkpoint; put back what is missing"
+            )
         if size > metrics_bytes:
             os.truncate(metrics, metrics_bytes)
-        prune(self.folder / "checkpoints", "step", keep=point)
+        prune_folders(self.folder / "checkpoints", "step", keep=checkpoint)
 
     def save_weights(
         self, which: str, t: int, weights: Mapping[str, Weights], facts: Mapping[str, Any]
     ) -> None:
         """Save the global weights and every learner's, as "best" or "last"."""
         stamp = {
-            "format": FORMAT,
+            "format": FORMAT_VERSION,
             "recipe": self.recipe.name,
             "fingerprint": self.recipe.fingerprint(),
             "t": t,
         }
         write_folder(self.folder / "weights" / f"{which}-{t:08d}", weights, {**stamp, **facts})
 
-    def keep_best(self, t: int | None) -> None:
-        """Forget best weights other than those of step t."""
+    def prune_best(self, t: int | None) -> None:
+        """Delete best weights other than those of step t."""
         folder = self.folder / "weights"
-        prune(folder, "best", keep=None if t is None else folder / f"best-{t:08d}")
+        prune_folders(folder, "best", keep=None if t is None else folder / f"best-{t:08d}")
 
-    def last(self) -> Path | None:
-        """The folder of the final weights."""
-        return newest(self.folder / "weights", "last")
+    def last_weights(self) -> Path | None:
+        """Return the folder of the final weights."""
+        return newest_folder(self.folder / "weights", "last")
 
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
-        """Saved weights and their facts: "global" or "last" (both the final global weights), "best" (the
-        selected global weights), a learner's name (its average if it keeps one; "linf.live" without),
-        "live" (of the only learner), or any of them at the best point ("linf@best")."""
+        """Return saved weights and their manifest; `which` as for `weights_file`."""
+        file = self.weights_file(which)
+        facts = read_manifest(file.parent)
+        _check_format(file.parent, facts.get("format"))
+        return read_tensors(file.parent, file.name.removesuffix(".safetensors")), facts
+
+    def weights_file(self, which: str = "global") -> Path:
+        """Return the file of saved weights.
+
+        `which` is "global" or "last" (both the final global weights), "best" (the selected global weights), a
+        learner's name (its average if it keeps one; without averaging "linf.live"), "live" (of the only
+        learner), or any of them at the best point ("linf@best").
+        """
         name, _, point = {"last": "global", "best": "global@best"}.get(which, which).partition("@")
-        name = self._live() if name == "live" else name
+        name = self._live_name() if name == "live" else name
         if point not in ("", "best", "last"):
             raise RunError(f"{which}: expected global, best, last, a learner's name, or NAME@best")
-        folder = newest(self.folder / "weights", point or "last")
+        folder = newest_folder(self.folder / "weights", point or "last")
         if folder is None:
-            why = (
-                "nothing was selected yet"
+            reason = (
+                "no weights were selected yet"
                 if point == "best"
-                else "training is not finished; continue with --resume"
+                else "the training is not finished; continue it with --resume"
             )
-            raise RunError(f"{self.folder}: has no {point or 'last'} weights: {why}")
-        return read_tensors(folder, name), read_facts(folder)
+            raise RunError(f"{self.folder}: has no {point or 'last'} weights: {reason}")
+        return folder / f"{name}.safetensors"
 
-    def _live(self) -> str:
-        """What the live weights of the only learner are called."""
+    def _live_name(self) -> str:
+        """Return the name of the live weights of the only learner."""
         task, *others = self.recipe.tasks
         if others:
             raise RunError(f"{self.folder}: live: has {1 + len(others)} learners; name one: NAME.live")
@@ -208,35 +225,28 @@ class Run:
 def load(
     run: str | Path, which: str = "global", *, model: Callable[[], nn.Module] | None = None
 ) -> nn.Module:
-    """A trained network in evaluation mode, from its run folder; `which` as for `Run.weights`.
+    """Load a trained network in evaluation mode from its run folder; `which` as for `Run.weights`.
 
-    A network that was given to `train` from Python is asked for again.
+    A network that was passed to `train` from Python must be passed again as `model`.
     """
-    opened = Run(Path(run))
-    weights, facts = opened.weights(which)
+    source = Run(Path(run))
+    weights, facts = source.weights(which)
     shape = cast(tuple[int, int, int], tuple(facts["shape"]))
-    network = model() if model is not None else opened.recipe.model.build(len(facts["classes"]), shape)
-    check_fits(opened.folder, weights, network)
+    network = model() if model is not None else source.recipe.model.build(len(facts["classes"]), shape)
+    check_weights_match(source.folder, weights, network)
     copy_(weights_of(network), weights)
     return network.eval()
 
 
-def check_fits(run: str | Path, weights: Mapping[str, Tensor], network: nn.Module) -> None:
-    """Raise if the weights of a run are not those of such a network."""
-    odd = misfit(weights, weights_of(network))
-    if odd is not None:
-        raise RunError(f"{run}: holds another network, {odd} does not fit; use the same model for both")
+def check_weights_match(run: str | Path, weights: Mapping[str, Tensor], network: nn.Module) -> None:
+    """Raise RunError unless the weights of a run have the names and shapes of a network's."""
+    name = first_mismatch(weights, weights_of(network))
+    if name is not None:
+        raise RunError(f"{run}: holds another network, {name} does not fit; use the same model for both")
 
 
-def _check_free(folder: Path) -> None:
-    """Raise unless nothing is there but what an interrupted beginning leaves."""
-    ours = (LOCK, aside(folder / RECIPE).name)
-    if folder.exists() and (not folder.is_dir() or any(path.name not in ours for path in folder.iterdir())):
-        raise RunError(f"{folder}: exists and is no run folder; choose another --out")
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What this process runs on."""
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Return the versions, device and threads of this process."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "allrounder": version("allrounder"),
@@ -247,16 +257,49 @@ def environment(device: torch.device) -> dict[str, Any]:
         "processor": torch.backends.cpu.get_cpu_capability(),
         "device": str(device),
         "threads": torch.get_num_threads(),
-        "commit": _commit(),
+        "commit": _source_commit(),
     }
 
 
-def _commit() -> str | None:
-    """The commit of the source tree the package runs from, if it is one."""
-    here = Path(__file__).parent
+def _identify(recipe: Recipe) -> str:
+    return f"{recipe.name} {recipe.fingerprint()}".strip()
+
+
+def _check_unused(folder: Path) -> None:
+    """Raise RunError if a folder holds anything but what an interrupted `open_or_create` leaves."""
+    files = (FORMAT_FILE, RECIPE_FILE)
+    ours = {LOCK_FILE, FORMAT_FILE, *(temporary_path(folder / file).name for file in files)}
+    if folder.exists() and (not folder.is_dir() or any(path.name not in ours for path in folder.iterdir())):
+        raise RunError(f"{folder}: exists and is not a run folder; choose another --out")
+
+
+def _read_format(folder: Path) -> object:
+    """Return the format version of a run folder, None if it has none."""
+    path = folder / FORMAT_FILE
+    if not path.is_file():
+        return None
     try:
-        asked = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+        facts: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({error}); restore it") from None
+    return cast(dict[str, Any], facts).get("format") if isinstance(facts, dict) else None
+
+
+def _check_format(path: Path, found: object) -> None:
+    """Raise RunError unless a folder has the format version that this version reads and writes."""
+    if found != FORMAT_VERSION:
+        got = "no format version" if found is None else f"format version {found}"
+        raise RunError(
+            f"{path}: got {got}, expected format version {FORMAT_VERSION}; use the version of allrounder "
+            "that wrote it, or train it again in another folder"
+        )
+
+
+def _source_commit() -> str | None:
+    """Return the commit of the source tree that the package runs from, None if it is not one."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
             capture_output=True,
             text=True,
             timeout=10,
@@ -264,4 +307,4 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return asked.stdout.strip() or None
+    return result.stdout.strip() or None

@@ -1,25 +1,213 @@
-"""Training from beginning to end: the loop, which does not know which method it is running."""
+"""The training loop: Algorithms 1 and 2 of Generalist++ for any number of learners, and `train`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, final
 
 import torch
-from torch import nn
 
 from allrounder.data.base import Data
 from allrounder.distributed import World
 from allrounder.errors import Interrupted
-from allrounder.recipe.lint import advice
+from allrounder.nn.state import strip_prefix
+from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.progress import Progress, Silent
-from allrounder.system.signals import stop_on_signals
-from allrounder.training.pipelines import Stage, perform
+from allrounder.rng import Rng
+from allrounder.system.progress import NullProgress, Progress
+from allrounder.system.signals import StopRequest, stop_on_signals
+from allrounder.training.data import TrainingData
+from allrounder.training.learner import AugmentCache, Learner
+from allrounder.training.pipelines import PipelineContext, check_pipeline, run_pipeline
+from allrounder.training.recalibrate import recalibrate
 from allrounder.training.run import Run
-from allrounder.training.setup import begun, check_alone, identity, with_given
-from allrounder.training.training import Training
+from allrounder.training.setup import (
+    ModelFactory,
+    NewRunInputs,
+    TrainingSetup,
+    check_supports_distributed,
+    load_new_run_inputs,
+    open_run,
+    override_recipe,
+    run_signature,
+)
+from allrounder.types import Weights
+
+MIX_PREFIX = "mix."
+"""Prefix of the mixer's tensors in the checkpoint of a learner."""
+
+
+@final
+class Trainer:
+    """Trains the learners of this rank and mixes them with those of the other ranks."""
+
+    def __init__(self, setup: TrainingSetup):
+        """Start at step 0; `restore` continues from a checkpoint."""
+        self.recipe = setup.recipe
+        self.run = setup.run
+        self.world = setup.world
+        self.data = setup.data
+        self.data_facts = setup.data_facts
+        self.batches = setup.data.batches
+        self.clock = setup.data.clock
+        self.placement = setup.placement
+        self.learners = setup.learners
+        self.mix = setup.recipe.effective_mix
+        self.mixer = setup.mixer
+        self.selection = setup.selection
+        self.metrics = setup.metrics
+        self.checkpoints = setup.checkpoints
+        self.scratch_model = setup.scratch_model
+        self.t = 0
+        """The last step that was taken."""
+
+    def fit(
+        self,
+        until: int | None = None,
+        *,
+        progress: Progress | None = None,
+        stop: StopRequest | None = None,
+    ) -> None:
+        """Take the steps up to `until`, by default up to the end of the run."""
+        last = self.clock.total_steps if until is None else until
+        for t in range(self.t + 1, last + 1):
+            self.world.heartbeat(t)
+            if self.learners:  # a rank without learners needs no images
+                batch = self.batches.at(self.clock.epoch(t), self.clock.step_in_epoch(t))
+                augmented: AugmentCache = {}  # learners with the same augmentation share its result
+                for learner in self.learners:
+                    self.world.heartbeat()
+                    name = learner.task.name
+                    num_images = learner.shard.for_batch(len(batch)).num_reported(len(batch))
+                    self.metrics.add(name, learner.step(batch, t, augmented), num_images)
+                    self.mixer.update(name, learner.averaged_weights(), t)
+                del batch, augmented  # frees the images before the validation
+            if self.clock.ends_epoch(t):
+                self.log_epoch(t)
+            if self.selection.is_due(t):
+                self.select_best(t)
+            # No exchange follows the last step: the learners' final weights are saved.
+            if self.mix.exchange_due(t, self.clock) and t < self.clock.total_steps:
+                self.restart_learners(self.global_weights(f"the exchange after step {t}"))
+            if self.checkpoints.is_due(t):
+                self.save(t)
+            self.t = t
+            if progress is not None:
+                progress.step(t)
+            self.stop_if_signalled(t, stop)
+
+    def global_weights(self, what: str = "the global weights") -> Weights:
+        """Return theta_g, with batch-norm statistics of its own if the recipe wants them.
+
+        All ranks call it together; `what` describes the occasion in errors about a missing rank.
+        """
+        self.checkpoints.gather_notes(what)
+        theta = self.mixer.global_weights()
+        if self.mix.buffers == "average":
+            return theta
+        rng = Rng(self.recipe.seed).fold_in("recalibrate")
+        return recalibrate(theta, self.scratch_model, self.data.train, rng, self.recipe.batch_size)
+
+    def log_epoch(self, t: int) -> None:
+        """Log losses, learning rates and shares of the epoch that ends with step t."""
+        shares = self.mix.shares_at(t, self.clock, self.recipe.names)
+        for learner in self.learners:
+            learner.raise_if_nonfinite()
+        rates = {learner.task.name: learner.lr(t) for learner in self.learners}
+        self.checkpoints.record_epoch(
+            t, {name: {"lr": lr, "share": shares[name]} for name, lr in rates.items()}
+        )
+
+    def select_best(self, t: int) -> None:
+        """Validate the global weights after step t, and save them if they are the best so far."""
+        theta = self.global_weights(f"the validation after step {t}")
+        facts = self.selection.measure(theta, t)
+        if facts["best"]:
+            self._save_weights("best", t, theta, score=facts["score"])
+        if self.world.is_main:
+            seconds = self.metrics.lap_seconds()
+            self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
+
+    def restart_learners(self, theta: Weights) -> None:
+        """Exchange: let every learner continue from the global weights."""
+        assert self.mix.exchange is not None
+        for learner in self.learners:
+            learner.load_global_weights(theta, self.mix.exchange.momentum, self.mix.exchange.averages)
+
+    def stop_if_signalled(self, t: int, stop: StopRequest | None) -> None:
+        """Save a checkpoint and raise Interrupted if a signal reached this or another rank."""
+        reason = self.world.should_stop(t, None if stop is None else stop.signal)
+        if reason is not None:
+            self.save(t)
+            # A rank that left earlier would close connections that others still use.
+            self.world.all_gather_object("the stop", None)
+            raise Interrupted(f"{self.run.folder}: {reason} after step {t}; continue with --resume")
+
+    def save(self, t: int) -> None:
+        """Save a checkpoint after step t, then delete best weights that it does not mention."""
+        states: dict[str, Weights] = {}
+        for learner in self._led_learners():
+            name = learner.task.name
+            mix_state = {f"{MIX_PREFIX}{key}": tensor for key, tensor in self.mixer.state_dict(name).items()}
+            states[name] = learner.state_dict() | mix_state
+        self.checkpoints.save_checkpoint(t, states, {"best": self.selection.best, **self.data_facts})
+
+    def restore(self) -> None:
+        """Restore the newest checkpoint, if there is one."""
+        facts, states = self.checkpoints.restore(self.data_facts)
+        learners = {learner.task.name: learner for learner in self.learners}
+        for name, state in states.items():
+            learners[name].load_state_dict(state)
+            self.mixer.load_state_dict(name, strip_prefix(MIX_PREFIX, state))
+        self.selection.best = facts.get("best")
+        self.t = facts["t"]
+
+    def finish(self) -> None:
+        """Save the final weights, which mark the run as finished."""
+        self._save_weights("last", self.clock.total_steps, self.global_weights("the final weights"))
+
+    def log_session_header(self) -> list[str]:
+        """Record this session in the run folder; return messages about it, the recipe and the placement."""
+        ranks = self.placement.ranks
+        size = self.world.size
+        facts = {"processes": size, "ranks": {name: list(on) for name, on in ranks.items()}}
+        lines = self.run.record_session(self.world.device, **(facts if size > 1 else {}))
+        if size > 1:
+            places = ", ".join(f"{name} on {', '.join(map(str, on))}" for name, on in ranks.items())
+            lines.append(f"{size} processes of {torch.get_num_threads()} threads: {places}")
+        if self.placement.followers():
+            lines.append(
+                "several ranks share a learner: its weights equal those of a single rank up to rounding, not "
+                "bit-for-bit"
+            )
+        if idle := self.placement.idle_ranks(size):
+            lines.append(f"ranks {', '.join(map(str, idle))} are idle: no learner can use more ranks")
+        lines += self.recipe.compute.check_device(self.world.device)
+        return [*lines, *warnings_for(self.recipe, self.clock)]
+
+    def _led_learners(self) -> list[Learner]:
+        """Return the learners whose state this rank saves, if several ranks share one."""
+        rank = self.world.rank
+        return [learner for learner in self.learners if self.placement.leader(learner.task.name) == rank]
+
+    def _save_weights(self, which: str, t: int, theta: Weights, **facts: float) -> None:
+        led = self._led_learners()
+        averaged = {learner.task.name: learner.averaged_weights() for learner in led}
+        live = {learner.task.name: learner.params for learner in led if learner.average is not None}
+        self.checkpoints.save_weights(which, t, theta, averaged, live, self._metadata() | facts)
+
+    def _metadata(self) -> dict[str, Any]:
+        """Return what the manifest of saved weights says about them."""
+        dataset = self.data.dataset
+        extra = {} if self.recipe.extra is None else {"extra": str(self.recipe.extra)}
+        return {
+            **extra,
+            "classes": list(dataset.classes),
+            "shape": list(dataset.shape),
+            "data": dataset.name,
+            "selected_on": self.recipe.validation.on,
+        }
 
 
 def train(
@@ -27,88 +215,74 @@ def train(
     out: str | Path,
     *,
     resume: bool = False,
-    model: Callable[[], nn.Module] | None = None,
+    model: ModelFactory | None = None,
     data: Data | None = None,
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Train a recipe into a run folder, or go on with the one that is there.
+    """Train a recipe in the run folder `out`, or resume the run that is there.
 
     `model` and `data` replace the recipe's; they are recorded by name and must be given again to resume.
     """
-    recipe = with_given(recipe, model, data)
-    with World.opened(world) as world:
-        progress = progress if progress is not None and world.chief else Silent()
-        check_alone(recipe, world)
-        recipe.compute.check(world.device)
-        world.agree("the recipe", identity(recipe))
-        run, data = begun(recipe, Path(out), resume or world.restarts > 0, model, data, world)
-        finished = world.meet("the run folder", run.finished if world.chief else None)[0]
-        if finished:
-            progress.say(f"{run.folder}: already finished")
+    recipe = override_recipe(recipe, model, data)
+    with World.open(world) as world:
+        progress = progress if progress is not None and world.is_main else NullProgress()
+        check_supports_distributed(recipe, world)
+        recipe.compute.check_device(world.device)
+        world.assert_equal_across_ranks("the recipe", run_signature(recipe))
+        inputs = load_new_run_inputs(recipe, Path(out), model, data, world)
+        if inputs is not None:
+            check_pipeline(recipe, inputs.data.dataset)
+        run = open_run(recipe, Path(out), resume or world.restarts > 0, world)
+        if _is_finished(run, world, "the run folder"):
+            progress.log(f"{run.folder}: already finished")
             return run
-        if recipe.program is None:
-            _train(recipe, run, model, data, world, progress)
-            return run
-
-        def phase(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
-            run, _ = begun(recipe, out, True, model, data, world)
-            finished = world.meet(f"the folder of {out.name}", run.finished if world.chief else None)[0]
-            signal = None if finished else _train(recipe, run, model, data, world, progress)
-            # It came while the last weights were written.
-            for told in filter(None, world.meet(f"the end of {out.name}", signal)):
-                raise Interrupted(f"{run.folder}: {told} after its end; continue with --resume")
+        if recipe.pipeline is None:
+            _train_run(recipe, run, model, data, inputs, world, progress)
             return run
 
-        with run.locked() if world.chief else nullcontext():
-            for line in run.record_session(world.device) if world.chief else ():
-                progress.say(line)
-            data = recipe.with_extra(data or recipe.read_data())
-            perform(Stage(recipe, run, model, data, world, progress, phase))
+        def train_stage(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
+            inputs = load_new_run_inputs(recipe, out, model, data, world)
+            run = open_run(recipe, out, True, world)
+            finished = _is_finished(run, world, f"the folder of {out.name}")
+            signal = None if finished else _train_run(recipe, run, model, data, inputs, world, progress)
+            # A signal may arrive while the final weights are written.
+            for name in filter(None, world.all_gather_object(f"the end of {out.name}", signal)):
+                raise Interrupted(f"{run.folder}: {name} after its end; continue with --resume")
+            return run
+
+        with run.lock() if world.is_main else nullcontext():
+            for line in run.record_session(world.device) if world.is_main else ():
+                progress.log(line)
+            training_data = TrainingData.load(recipe, data) if inputs is None else inputs.data
+            run_pipeline(PipelineContext(recipe, run, model, training_data, world, progress, train_stage))
         return run
 
 
-def _train(
+def _train_run(
     recipe: Recipe,
     run: Run,
-    model: Callable[[], nn.Module] | None,
+    model: ModelFactory | None,
     data: Data | None,
+    inputs: NewRunInputs | None,
     world: World,
     progress: Progress,
 ) -> str | None:
-    """Take the steps that a plain recipe's run still lacks; the signal that came after the last one."""
-    with run.locked() if world.chief else nullcontext(), stop_on_signals() as stop:
-        data = recipe.with_extra(data or recipe.read_data())
-        training = Training(recipe, run, model, data, world)
-        done = training.resume()
-        for line in _opening(training) if world.chief else ():
-            progress.say(line)
-        progress.begin(training.clock.total, done)
-        for t in range(done + 1, training.clock.total + 1):
-            training.step(t)
-            progress.step(t)
-            reason = world.stops(t, stop.signal)
-            if reason is not None:
-                training.save(t)
-                world.meet("the stop", None)  # who leaves earlier cuts the lines that others still use
-                raise Interrupted(f"{run.folder}: {reason} after step {t}; continue with --resume")
-        training.finish()
+    """Take the remaining steps of a run; return the signal that arrived after the last one, if any."""
+    with run.lock() if world.is_main else nullcontext(), stop_on_signals() as stop:
+        training_data = TrainingData.load(recipe, data) if inputs is None else inputs.data
+        network = None if inputs is None else inputs.take_network()
+        trainer = Trainer(TrainingSetup.build(recipe, run, model, training_data, world, network))
+        del network
+        trainer.restore()
+        for line in trainer.log_session_header() if world.is_main else ():
+            progress.log(line)
+        progress.begin(trainer.clock.total_steps, trainer.t)
+        trainer.fit(progress=progress, stop=stop)
+        trainer.finish()
         return stop.signal
 
 
-def _opening(training: Training) -> list[str]:
-    """Record the session; what to say of it, of the recipe, and of who trains what."""
-    world, ranks = training.world, training.placement.ranks
-    several = {"processes": world.size, "ranks": {name: list(of) for name, of in ranks.items()}}
-    lines = training.run.record_session(world.device, **(several if world.size > 1 else {}))
-    if world.size > 1:
-        seats = ", ".join(f"{name} on {', '.join(map(str, of))}" for name, of in ranks.items())
-        lines.append(f"{world.size} processes of {torch.get_num_threads()} threads: {seats}")
-    if training.placement.followers():
-        lines.append(
-            "ranks share a learner: its weights are those of one rank up to rounding, not to the bit"
-        )
-    if idle := training.placement.idle(world.size):
-        lines.append(f"ranks {', '.join(map(str, idle))} have nothing to do: no learner can share more ranks")
-    lines += training.recipe.compute.check(world.device)
-    return [*lines, *advice(training.recipe, training.clock)]
+def _is_finished(run: Run, world: World, what: str) -> bool:
+    """Whether rank 0 finds the run finished."""
+    return bool(world.all_gather_object(what, run.finished if world.is_main else None)[0])

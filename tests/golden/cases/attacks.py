@@ -18,24 +18,24 @@ from allrounder.attacks import (
     Cascade,
     CustomLoss,
     Cw,
+    EarlyStopPgd,
     Fab,
-    Friendly,
     Mim,
-    MultiSteepest,
+    Msd,
     Pgd,
     Restarts,
     Square,
     Transfer,
-    attack_named,
+    parse_attack,
     perturb,
 )
-from allrounder.attacks.apgd_schedule import ENLARGED
-from allrounder.attacks.pixel_budget_pgd import Weighted
-from allrounder.attacks.search.base import Question, Search
-from allrounder.attacks.worst_of import Hardest
-from allrounder.rng import Draws
+from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.pixel_budget_pgd import PixelBudgetPgd
+from allrounder.attacks.search.base import RoundInit, Search
+from allrounder.attacks.worst_of import WorstOf
+from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import NormLayers
+from allrounder.types import BatchNormMode
 from tests.golden.results import Result, hash_arrays, make_result
 from tests.golden.subjects import Random, Small, make_images, make_network
 
@@ -61,11 +61,11 @@ FIXED: dict[str, Attack] = {
     "pgd-own": Pgd(steps=3, loss=OWN),
     "mim": Mim(steps=4),
     "cw": Cw(steps=4),
-    "friendly": Friendly(steps=4, tau=1),
-    "msd": MultiSteepest(steps=4),
+    "friendly": EarlyStopPgd(steps=4, tau=1),
+    "msd": Msd(steps=4),
     "apgd-train": ApgdTrain(steps=6),
     "restarts": Restarts(attack=Pgd(steps=2), count=3),
-    "hardest": Hardest(attack=Pgd(steps=3)),
+    "hardest": WorstOf(attack=Pgd(steps=3)),
 }
 SEARCHES: dict[str, Attack] = {
     "apgd-ce": Apgd(steps=12),
@@ -73,7 +73,7 @@ SEARCHES: dict[str, Attack] = {
     "apgd-t": Apgd(steps=8, surrogate="dlr", targets=3),
     "apgd-ce-t": Apgd(steps=5, targets=2),
     "apgd-restarts": Apgd(steps=6, restarts=2, rho=0.6),
-    "apgd-enlarged": Apgd(steps=12, schedule=ENLARGED),
+    "apgd-enlarged": Apgd(steps=12, schedule=L1_SCHEDULE),
     "apgd-own": Apgd(steps=6, surrogate=OWN),
     "fab": Fab(steps=6, targets=0),
     "fab-t": Fab(steps=5, targets=3),
@@ -97,11 +97,11 @@ def run_attack(
     *,
     alone: bool = False,
     network: Small | None = None,
-    norm_layers: NormLayers = "eval",
+    norm_layers: BatchNormMode = "eval",
 ) -> Result:
     """Attack a few images; `alone` draws random numbers per example."""
     x, y = make_images(IMAGES)
-    draws = Draws(3).at("golden")
+    draws = Rng(3).fold_in("golden")
     draws = draws.per_example(torch.arange(IMAGES) * 7 % IMAGES) if alone else draws
     model = network or make_network()
     found = perturb(attack, model, x, y, threat, draws, norm_layers=norm_layers)
@@ -129,8 +129,8 @@ def begin_search(name: str, norm: str) -> Result:
         natural = make_network()(x)
     states: dict[str, Tensor] = {}
     for number in range(2):
-        draws = Draws(3).at("round", number).per_example(torch.arange(IMAGES))
-        state = search.begin(Question(x, y, natural, threat, draws, number))
+        draws = Rng(3).fold_in("round", number).per_example(torch.arange(IMAGES))
+        state = search.begin(RoundInit(x, y, natural, threat, draws, number))
         # In the order of their digests, so that names in the state may change.
         states |= {f"{number} {hash_arrays({'': tensor})}": tensor for tensor in state.values()}
     return make_result(states)
@@ -141,7 +141,7 @@ def run_union(name: str, *, alone: bool) -> Result:
     return run_attack(ATTACKS[name], AnyOf(tuple(map(Threat.parse, NORMS.values()))), alone=alone)
 
 
-def run_in_mode(mode: NormLayers) -> Result:
+def run_in_mode(mode: BatchNormMode) -> Result:
     """Run PGD on a network that trains, with one treatment of batch-norm."""
     network = make_network()
     network.train()
@@ -151,8 +151,8 @@ def run_in_mode(mode: NormLayers) -> Result:
 def run_weighted(*, alone: bool) -> Result:
     """Run PGD with a budget for every pixel."""
     x, _ = make_images(IMAGES)
-    budgets = 0.05 * Draws(5).uniform(x)
-    return run_attack(Weighted(Pgd(steps=3), budgets), Threat.parse(NORMS["linf"]), alone=alone)
+    budgets = 0.05 * Rng(5).uniform(x)
+    return run_attack(PixelBudgetPgd(Pgd(steps=3), budgets), Threat.parse(NORMS["linf"]), alone=alone)
 
 
 def run_on_random(attack: Attack) -> Result:
@@ -184,7 +184,7 @@ def list_stages(norm: str) -> Result:
     """List the stages of all versions of AutoAttack and the attacks of all names, as they are written."""
     of = Threat.parse(NORMS[norm]).norm
     names = ("pgd-20", "mim", "cw", "apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
-    attacks = [attack_named(name, of) for name in names]
+    attacks = [parse_attack(name, of) for name in names]
     for version in ("standard", "plus", "rand"):
         attacks += AutoAttack(version=version).stages(of)
     return make_result({}, [number for attack in attacks for number in _list_numbers(attack)])

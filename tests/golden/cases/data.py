@@ -9,18 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allrounder.config.fields import Kind
-from allrounder.config.schedules import Constant, Cosine, Cyclic, Horizon, Linear, Ramp, Schedule, Step
+from allrounder.config.fields import OneOf
+from allrounder.config.schedules import (
+    Constant,
+    Cosine,
+    Cyclic,
+    EmaWarmup,
+    Linear,
+    Schedule,
+    Step,
+    TimeConstant,
+)
 from allrounder.config.time import Clock, Time
 from allrounder.data import Embedded
 from allrounder.data.augment import AUGMENTS, Augment
-from allrounder.data.base import Batches, Tensors
+from allrounder.data.base import TensorSplit
+from allrounder.data.batches import Batches, ExtraBatches
 from allrounder.data.corruptions import corrupt
 from allrounder.data.corruptions.perturbations import perturb_sequence
-from allrounder.data.extra import ExtraBatches
-from allrounder.data.splits import balanced, hold_out
-from allrounder.rng import Draws
-from allrounder.threats.norms import norm_named
+from allrounder.data.splits import hold_out, stratified_indices
+from allrounder.rng import Rng
+from allrounder.threats.norms import parse_norm
 from allrounder.types import Batch
 from tests.golden.results import Result, make_result
 from tests.golden.subjects import CLASSES, make_bytes, make_images
@@ -68,24 +77,24 @@ PERTURBATIONS = (
 )
 SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(value=0.3),
-    "linear": Linear(at=(Time.read(0), Time.read("30%"), Time.read("100/3%")), to=(0.1, 0.3, 0.01)),
-    "step": Step(at=(Time.read(0), Time.read(2), Time.read("62.5%")), to=(1.0, 0.1, 0.01)),
-    "cyclic": Cyclic(peak=0.2, top=Time.read("40%")),
-    "cosine": Cosine(start=0.1, end=0.001, warmup=Time.read("20%")),
-    "ramp": Ramp(limit=0.99),
-    "horizon": Horizon(over=Time.read("7%")),
+    "linear": Linear(at=(Time.parse(0), Time.parse("30%"), Time.parse("100/3%")), to=(0.1, 0.3, 0.01)),
+    "step": Step(at=(Time.parse(0), Time.parse(2), Time.parse("62.5%")), to=(1.0, 0.1, 0.01)),
+    "cyclic": Cyclic(peak=0.2, top=Time.parse("40%")),
+    "cosine": Cosine(start=0.1, end=0.001, warmup=Time.parse("20%")),
+    "ramp": EmaWarmup(limit=0.99),
+    "horizon": TimeConstant(over=Time.parse("7%")),
 }
 
 
 def augment(name: str) -> Result:
     """Augment a batch of colour images at two addresses."""
     x, y = make_images(12, 3, 16)
-    reader = Kind(lambda: AUGMENTS)
-    value = reader.read(AUGMENTATIONS[name])
+    reader = OneOf(lambda: AUGMENTS)
+    value = reader.decode(AUGMENTATIONS[name])
     assert isinstance(value, Augment)
     arrays: dict[str, Tensor] = {}
     for t in (1, 2):
-        found = value.apply(Batch(x, y, torch.arange(12)), Draws(4).at("augment", "shared", t))
+        found = value.apply(Batch(x, y, torch.arange(12)), Rng(4).fold_in("augment", "shared", t))
         arrays[f"x {t}"] = found.x
         arrays |= {} if found.partner is None else {f"partner {t}": found.partner}
         arrays |= {} if found.weight is None else {f"weight {t}": found.weight}
@@ -106,22 +115,22 @@ def perturb_images(name: str) -> Result:
     return make_result({"frames": frames}, [frames.mean() / 255])
 
 
-def make_split(count: int, seed: int = 0) -> Tensors:
+def make_split(count: int, seed: int = 0) -> TensorSplit:
     """Make images whose classes differ in size."""
     x, y = make_images(count, seed=seed)
-    return Tensors(x, torch.where(torch.arange(count) % 7 == 0, 0, y), CLASSES)
+    return TensorSplit(x, torch.where(torch.arange(count) % 7 == 0, 0, y), CLASSES)
 
 
 def list_batches() -> Result:
     """List the images of all batches of three epochs."""
-    batches = Batches(make_split(53), 8, Draws(6))
+    batches = Batches(make_split(53), 8, Rng(6))
     found = [batches.at(epoch, step) for epoch in (1, 2, 3) for step in range(1, batches.steps + 1)]
     return make_result({"index": torch.cat([b.index for b in found]), "x": torch.cat([b.x for b in found])})
 
 
 def list_extra_batches() -> Result:
     """List the images of all batches of three epochs with a second set of images."""
-    batches = ExtraBatches(make_split(53), make_split(31, seed=1), 3, 8, Draws(6))
+    batches = ExtraBatches(make_split(53), make_split(31, seed=1), 3, 8, Rng(6))
     found = [batches.at(epoch, step) for epoch in (1, 2, 3) for step in range(1, batches.steps + 1)]
     extra = [b.extra for b in found if b.extra is not None]
     parts = {"index": [b.index for b in found], "x": [b.x for b in found], "extra": extra}
@@ -130,21 +139,21 @@ def list_extra_batches() -> Result:
 
 def cut_validation() -> Result:
     """Cut a validation set from a training set."""
-    rest, held_out = hold_out(make_split(53), 17, Draws(6).at("validation"))
+    rest, held_out = hold_out(make_split(53), 17, Rng(6).fold_in("validation"))
     every = {"rest": rest, "validation": held_out}
     return make_result({name: part.fetch(torch.arange(len(part))) for name, part in every.items()})
 
 
 def choose_part() -> Result:
     """Choose balanced parts of a split."""
-    return make_result({str(seed): balanced(make_split(53), 20, seed) for seed in (0, 1)})
+    return make_result({str(seed): stratified_indices(make_split(53), 20, seed) for seed in (0, 1)})
 
 
 def draw_numbers() -> Result:
     """Draw random numbers of every kind, at several addresses."""
-    draws = Draws(9).at("golden", 3, "address")
+    draws = Rng(9).fold_in("golden", 3, "address")
     rows = draws.per_example(torch.tensor([4, 0, 11]))
-    shard = draws.sharded(range(1, 4), 6)
+    shard = draws.for_shard(range(1, 4), 6)
     like, wide = torch.empty(3, 5), torch.empty(3, 40)
     arrays = {"uniform": draws.uniform(like), "normal": draws.normal(wide), "order": draws.permutation(20)}
     arrays |= {
@@ -152,22 +161,24 @@ def draw_numbers() -> Result:
         "rows": rows.uniform(like),
         "row normal": rows.normal(wide),
     }
-    arrays |= {"some": rows.of_rows(torch.tensor([2, 0])).normal(wide[:2]), "shard": shard.normal(wide)}
+    arrays |= {"some": rows.select(torch.tensor([2, 0])).normal(wide[:2]), "shard": shard.normal(wide)}
     arrays |= {"shard integers": shard.integers(3, 0, 99), "double": draws.normal(wide.double())}
-    with draws.at("ambient").ambient():
+    with draws.fold_in("ambient").seed_global():
         arrays["ambient"] = torch.rand(7)
-    return make_result(arrays, [float(draws.number() % 2**50), float(draws.at(1).number() % 2**50)])
+    return make_result(
+        arrays, [float(draws.derive_seed() % 2**50), float(draws.fold_in(1).derive_seed() % 2**50)]
+    )
 
 
 def compute_norms(name: str) -> Result:
     """Compute lengths, directions, random perturbations and projections in one norm."""
-    norm, eps = norm_named(name), {"Linf": 0.1, "L2": 0.9, "L1": 6.0, "L1(0.2)": 6.0}[name]
+    norm, eps = parse_norm(name), {"Linf": 0.1, "L2": 0.9, "L1": 6.0, "L1(0.2)": 6.0}[name]
     x, _ = make_images(6)
-    draws = Draws(1).at("start")
-    d = draws.at("far").normal(x)
+    draws = Rng(1).fold_in("start")
+    d = draws.fold_in("far").normal(x)
     arrays = {"length": norm.length(d), "ascend": norm.ascend(d), "sample": norm.sample(x, eps, draws)}
-    arrays |= {"boundary": norm.boundary(x, eps, draws), "project": norm.project(x, x + d, eps)}
-    arrays |= {"around": norm.around(x, eps)(x + 0.1 * d)}
+    arrays |= {"boundary": norm.sample_boundary(x, eps, draws), "project": norm.project(x, x + d, eps)}
+    arrays |= {"around": norm.projector(x, eps)(x + 0.1 * d)}
     arrays |= {"alone": norm.sample(x, eps, draws.per_example(torch.arange(6)))}
     return make_result(arrays, [float(array.double().abs().mean()) for array in arrays.values()])
 
@@ -175,7 +186,9 @@ def compute_norms(name: str) -> Result:
 def compute_schedule(name: str) -> Result:
     """Compute the values of a schedule at all steps of a run, at both paces."""
     clocks = Clock(7, 5), Clock(7, 5, "step")
-    return make_result({}, [SCHEDULES[name](c.reading(t), c) for c in clocks for t in range(1, c.total + 1)])
+    return make_result(
+        {}, [SCHEDULES[name](c.schedule_step(t), c) for c in clocks for t in range(1, c.total_steps + 1)]
+    )
 
 
 def load_embedded() -> Result:

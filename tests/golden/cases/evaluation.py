@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from allrounder.attacks import Apgd, Cascade, Fab, Pgd, Restarts, Square
-from allrounder.data.base import Tensors
-from allrounder.data.files.cache import VARIABLE
+from allrounder.data.base import TensorSplit
+from allrounder.data.files.cache import CACHE_VARIABLE
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.report.outcome import Outcome
@@ -36,9 +36,9 @@ CASCADE = Cascade(
 """AutoAttack with a small budget, and one attack more."""
 
 
-def make_split(count: int = 20, channels: int = 1, size: int = 12) -> Tensors:
+def make_split(count: int = 20, channels: int = 1, size: int = 12) -> TensorSplit:
     """Make images to evaluate on."""
-    return Tensors(*make_images(count, channels, size, seed=2), CLASSES)
+    return TensorSplit(*make_images(count, channels, size, seed=2), CLASSES)
 
 
 def summarise(outcome: Outcome) -> Result:
@@ -55,14 +55,14 @@ def run_probes(probes: Sequence[Probe], model: nn.Module | None = None, **option
     """Evaluate a small network under some probes."""
     split = options.pop("split", None) or make_split()
     network = model or make_network()
-    return summarise(evaluate(network, split, probes=probes, lane=LANE, check="skip", **options))
+    return summarise(evaluate(network, split, probes=probes, batch_size=LANE, check="skip", **options))
 
 
-def keep_examples(probes: Sequence[Probe], split: Tensors | None = None, seed: int = 0) -> Result:
+def keep_examples(probes: Sequence[Probe], split: TensorSplit | None = None, seed: int = 0) -> Result:
     """Evaluate a small network under some probes; the digest is also one of the adversarial images."""
     with TemporaryDirectory() as folder:
         out, images = Path(folder) / "eval", split or make_split()
-        options: dict[str, Any] = {"lane": LANE, "check": "skip", "out": out, "keep_examples": True}
+        options: dict[str, Any] = {"batch_size": LANE, "check": "skip", "out": out, "keep_examples": True}
         found = summarise(evaluate(make_network(), images, probes=probes, seed=seed, **options))
         files = sorted(out.glob("examples/*.safetensors"))
         kept = {f"{file.stem} {key}": tensor for file in files for key, tensor in load_file(file).items()}
@@ -88,14 +88,14 @@ def run_autoattack(norm: str) -> Result:
 
 def run_part() -> Result:
     """Evaluate a balanced part of the images."""
-    return run_probes([Probe.read("pgd-3@Linf:0.05")], n=11, seed=4)
+    return run_probes([Probe.parse("pgd-3@Linf:0.05")], n=11, seed=4)
 
 
 def run_wide() -> Result:
     """Evaluate a network whose convolutions have quick forms, in lanes of the default width."""
     network, (x, _) = make_wide_network(), make_images(10, 3, 8, seed=2)
-    split = Tensors(x, network(x).argmax(1), CLASSES)
-    probes = [Probe.read("pgd-3@Linf:0.04"), Probe("apgd", Apgd(steps=5), Threat.parse("L2:0.3"))]
+    split = TensorSplit(x, network(x).argmax(1), CLASSES)
+    probes = [Probe.parse("pgd-3@Linf:0.04"), Probe("apgd", Apgd(steps=5), Threat.parse("L2:0.3"))]
     return summarise(evaluate(network, split, probes=probes, check="skip"))
 
 
@@ -103,7 +103,7 @@ def run_checked() -> Result:
     """Evaluate with the checks before it, into a folder, in two calls."""
     with TemporaryDirectory() as folder:
         model, split = make_network(), make_split()
-        options: dict[str, Any] = {"lane": LANE, "out": Path(folder) / "eval", "check": "note"}
+        options: dict[str, Any] = {"batch_size": LANE, "out": Path(folder) / "eval", "check": "note"}
         evaluate(model, split, probes=["pgd-2@Linf:0.05"], n=10, **options)
         return summarise(evaluate(model, split, probes=["pgd-2@Linf:0.05", "pgd-3@L2:0.5"], **options))
 
@@ -111,14 +111,14 @@ def run_checked() -> Result:
 @contextmanager
 def use_empty_cache():
     """Let corrupted images be generated, whatever sets this machine has."""
-    before = os.environ.get(VARIABLE)
+    before = os.environ.get(CACHE_VARIABLE)
     with TemporaryDirectory() as folder:
-        os.environ[VARIABLE] = folder
+        os.environ[CACHE_VARIABLE] = folder
         try:
             yield
         finally:
-            os.environ.pop(VARIABLE)
-            os.environ |= {} if before is None else {VARIABLE: before}
+            os.environ.pop(CACHE_VARIABLE)
+            os.environ |= {} if before is None else {CACHE_VARIABLE: before}
 
 
 def run_corruptions(ood: str) -> Result:
@@ -126,8 +126,8 @@ def run_corruptions(ood: str) -> Result:
     with use_empty_cache():
         network, split = make_network(channels=3), make_split(12, 3)
         # Corrupted images are made of bytes.
-        split = Tensors((split.images * 255).round().to(torch.uint8), split.labels, CLASSES)
-        return summarise(evaluate(network, split, lane=LANE, check="skip", ood=ood))
+        split = TensorSplit((split.images * 255).round().to(torch.uint8), split.labels, CLASSES)
+        return summarise(evaluate(network, split, batch_size=LANE, check="skip", ood=ood))
 
 
 CASES: dict[str, Callable[[], Result]] = {

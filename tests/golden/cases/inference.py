@@ -8,16 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from allrounder.data.base import Tensors
-from allrounder.inference.fold import Folded, frozen
-from allrounder.inference.quick import quickened
-from allrounder.inference.stem import Stem
-from allrounder.inference.winograd import Winograd
+from allrounder.data.base import TensorSplit
+from allrounder.inference.fast_conv import StemConv, WinogradConv, with_fast_convs
+from allrounder.inference.fold import Folded, folded_copy
 from allrounder.models import MODELS, ModelSpec
 from allrounder.models.resnet import ResNet18
 from allrounder.models.small_cnn import SmallCnn
-from allrounder.nn.batchnorm import recalibrate_, some_images
-from allrounder.rng import Draws
+from allrounder.nn.batchnorm import recalibrate_
+from allrounder.rng import Rng
+from allrounder.training.recalibrate import sample_batches
 from tests.golden.results import Result, make_result
 from tests.golden.subjects import CLASSES, make_images, make_network
 
@@ -34,7 +33,7 @@ NETWORKS: dict[str, dict[str, int]] = {
 
 def make_wide_network() -> nn.Module:
     """Make a network with 128 channels, whose convolutions have quick forms."""
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         network = nn.Sequential(
             *(nn.Conv2d(3, 128, 3, padding=1), nn.BatchNorm2d(128), nn.ReLU()),
             *(nn.Conv2d(128, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()),
@@ -54,7 +53,7 @@ def ask(network: nn.Module | Folded, x: Tensor) -> tuple[dict[str, Tensor], list
 
 def fold(network: nn.Module, x: Tensor) -> Folded:
     """Fold a network, which must be possible."""
-    folded = frozen(network, x)
+    folded = folded_copy(network, x)
     assert folded is not None
     return folded
 
@@ -64,18 +63,18 @@ def ask_folded(*, quick: bool) -> Result:
     x, _ = make_images(6, 3, 8)
     folded = fold(make_wide_network(), x)
     if quick:
-        folded = quickened(folded, x)
+        folded = with_fast_convs(folded, x)
         kinds = set(map(type, folded.network.modules()))
-        assert {Stem, Winograd} <= kinds
+        assert {StemConv, WinogradConv} <= kinds
     return make_result(*ask(folded, x))
 
 
 def ask_resnet(*, quick: bool) -> Result:
     """Ask the folded copy of a residual network."""
     x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         folded = fold(ResNet18(width=32).build(10, (3, 32, 32)), x)
-    return make_result(*ask(quickened(folded, x) if quick else folded, x))
+    return make_result(*ask(with_fast_convs(folded, x) if quick else folded, x))
 
 
 def ask_refreshed() -> Result:
@@ -94,7 +93,7 @@ def build_fresh(kind: str) -> Result:
     """Build a network with fresh weights, and ask it."""
     shape = (1, 28, 28) if kind == "small-cnn" else (3, 32, 32)
     spec: ModelSpec = MODELS[kind](**NETWORKS[kind])
-    with Draws(2).at("init").ambient():
+    with Rng(2).fold_in("init").seed_global():
         network = spec.build(10, shape)
     weights = {f"weights {name}": tensor for name, tensor in network.state_dict().items()}
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(1))
@@ -104,9 +103,9 @@ def build_fresh(kind: str) -> Result:
 
 def recalibrate() -> Result:
     """Measure batch-norm statistics again, over images in the order that training draws."""
-    split = Tensors(*make_images(50), CLASSES)
+    split = TensorSplit(*make_images(50), CLASSES)
     network = make_network()
-    recalibrate_(network, some_images(split, 37, Draws(1).at("recalibrate"), 12))
+    recalibrate_(network, sample_batches(split, 37, Rng(1).fold_in("recalibrate"), 12))
     buffers = dict(network.named_buffers())
     return make_result(
         buffers, [float(buffers["bn1.running_mean"].mean()), float(buffers["bn2.running_var"].mean())]
@@ -115,7 +114,7 @@ def recalibrate() -> Result:
 
 def recalibrate_small_cnn() -> Result:
     """Measure the statistics of the network of the embedded recipes."""
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         network = SmallCnn(width=4).build(CLASSES, (1, 12, 12))
     x, _ = make_images(32)
     recalibrate_(network, x.split(8))

@@ -20,7 +20,7 @@ EMBEDDED: dict[str, tuple[str, ...]] = {
     "iat": (),
     "rst-a": (),
     "rst-b": ("epochs=2",),
-    "rst-c": ("epochs=2", "batch=8"),
+    "rst-c": ("epochs=2", "batch_size=8"),
     "score": (),
     "agr": (),
     "part": (),
@@ -32,7 +32,7 @@ EMBEDDED: dict[str, tuple[str, ...]] = {
     "e-at": (),
     "e-at-linf-l2": (),
     "ramp": (),
-    "rmc": ("epochs=2", "program.points=3"),
+    "rmc": ("epochs=2", "pipeline.points=3"),
     "soup": ("epochs=2",),
     "generalist-d-nt-linf": (),
     "generalist-d-nt-linf-released": (),
@@ -74,7 +74,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "recalibrate": ("mix.buffers='recalibrate'", ADAM),
     "resets": (AVERAGE, RESETS, "mix.decay={ kind = 'ramp' }"),
     "every-step": (AVERAGE, EVERY_STEP, "pace='epoch'", "mix.decay=0.9"),
-    "streams": ("task.linf.stream='own'", "task.l2.smoothing=0.1", "seed=3"),
+    "streams": ("task.linf.augment_stream='own'", "task.l2.label_smoothing=0.1", "seed=3"),
     "mixup": ("task.linf.augment={ kind = 'mixup' }", "task.l2.augment={ kind = 'cutmix' }"),
     "extra": (EXTRA,),
     "normal-layers": (
@@ -98,11 +98,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "part/trades": ("task.linf.objective.outer='trades'", *PLAIN_MASKS),
     "part/mart": ("task.linf.objective.outer='mart'",),
     "ramp/trades": ("task.ramp.objective.variant='trades'",),
-    "soup/recalibrate": ("program.buffers='recalibrate'", "program.which='best'", "epochs=1"),
-    "rmc/mean": ("program.points=3", "program.choose='mean'", "program.which='best'", "epochs=1"),
+    "soup/recalibrate": ("pipeline.buffers='recalibrate'", "pipeline.which='best'", "epochs=1"),
+    "rmc/mean": ("pipeline.points=3", "pipeline.choose='mean'", "pipeline.which='best'", "epochs=1"),
 }
 """Variants of methods, by recipe."""
-GUARDS = ("task.linf.update.fall=0.01", "task.linf.objective.step=4", "task.linf.lr=1.0")
+GUARDS = ("task.linf.update.fall=0.01", "task.linf.objective.attack.step=4", "task.linf.lr=1.0")
 
 CASES: dict[str, Callable[[], Result]] = {
     **{f"methods/{name}": partial(train_grey, f"embedded/{name}", *sets) for name, sets in EMBEDDED.items()},

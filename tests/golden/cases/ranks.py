@@ -16,7 +16,7 @@ import torch
 from allrounder.distributed import World
 from allrounder.evaluation.probes import Probe
 from allrounder.threats.threat import Threat
-from tests.distributed.processes import ranks
+from tests.distributed import ranks
 from tests.golden.cases.evaluation import CASCADE, run_probes
 from tests.golden.cases.training import GREY, load_grey_images, run_recipe, summarise_run
 from tests.golden.results import Result
@@ -42,7 +42,7 @@ class Strike:
         if t == self.last:
             os.kill(os.getpid(), self.number)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Do nothing."""
 
 
@@ -53,8 +53,8 @@ def train_alone(out: Path, resume: bool = False, listener: Strike | None = None,
 
 def evaluate_alone(out: Path, rank: int) -> None:
     """Evaluate one rank's images."""
-    probes = [Probe("all", CASCADE, Threat.parse("L2:0.5")), Probe.read("pgd-3@Linf:0.05")]
-    with World.opened() as world:
+    probes = [Probe("all", CASCADE, Threat.parse("L2:0.5")), Probe.parse("pgd-3@Linf:0.05")]
+    with World.open() as world:
         found = run_probes(probes, world=world)
     if rank == 0:
         out.write_text(json.dumps(found))
@@ -62,7 +62,7 @@ def evaluate_alone(out: Path, rank: int) -> None:
 
 def run_ranks(size: int, body: Callable[[int], object], out: Path, expected: int = 0) -> None:
     """Run a body in every rank of a world, in processes of their own, and check how they end."""
-    codes, messages = ranks(size, body, out.with_name(f"{out.name} messages"))
+    codes, messages = ranks.run_ranks(size, body, out.with_name(f"{out.name} messages"))
     assert codes == [expected] * size, (codes, messages)
 
 

@@ -21,12 +21,18 @@ from tests.golden.results import Result, make_result
 from tests.golden.subjects import make_bytes
 
 GREY = (
-    *("epochs=3", "batch=16", "model.width=4", "validation.images=8", "validation.train_images=6"),
+    *("epochs=3", "batch_size=16", "model.width=4", "validation.images=8", "validation.train_images=6"),
     *("validation.every='60%'", "validation.attack={ kind = 'pgd', steps = 2 }", "checkpoint='100%'"),
 )
 """Three epochs of two steps on embedded images."""
 COLOUR = (
-    *("epochs=1", "batch=10", "validation.images=10", "validation.train_images=0", "validation.every='100%'"),
+    *(
+        "epochs=1",
+        "batch_size=10",
+        "validation.images=10",
+        "validation.train_images=0",
+        "validation.every='100%'",
+    ),
     *("validation.attack={ kind = 'pgd', steps = 1 }", "model.width=8", "checkpoint='100%'"),
 )
 """An epoch of two steps on colour images of CIFAR's size."""
@@ -45,7 +51,7 @@ def make_colour_images() -> Data:
     """Make thirty training and ten test images in colour, 32x32 pixels, of ten classes."""
     images = torch.from_numpy(make_bytes(40, (32, 32, 3)))
     labels = torch.arange(40) % 10
-    return Data.of("colours", images[:30], labels[:30], images[30:], labels[30:], layout="nhwc")
+    return Data.from_arrays("colours", images[:30], labels[:30], images[30:], labels[30:], layout="nhwc")
 
 
 def run_recipe(
@@ -98,7 +104,7 @@ def summarise_run(folder: Path) -> Result:
                     [] if train_part is None else [train_part["natural"], *train_part["robust"].values()]
                 )
             elif event["event"] == "point":
-                numbers += [event["place"], event["natural"], event["worst"], event["mean"]]
+                numbers += [event["position"], event["natural"], event["worst"], event["mean"]]
         for which in _name_weights(run):
             for name, tensor in run.weights(which)[0].items():
                 tensors[f"{place} {which} {name}"] = tensor

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 
 from allrounder.attacks import Pgd, perturb
 from allrounder.attacks.apgd import Apgd
-from allrounder.attacks.apgd_schedule import ENLARGED
-from allrounder.attacks.losses import dlr, dlr_towards
-from allrounder.attacks.search.base import Question, inquire
+from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.losses import dlr, targeted_dlr
+from allrounder.attacks.search.base import RoundInit, query_model
 from allrounder.data import Embedded
 from allrounder.models import SmallCnn
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from tests.unit.attacks.test_apgd import OneByOne, follow, images, natural
 
@@ -39,7 +39,7 @@ def test_the_ratios_of_logits_and_their_gradients_are_the_public_ones():
     other.y_target = target = (y + 1) % 6
     for ours, theirs in (
         (dlr(z, y), other.dlr_loss(z, y)),
-        (dlr_towards(z, y, target), other.dlr_loss_targeted(z, y)),
+        (targeted_dlr(z, y, target), other.dlr_loss_targeted(z, y)),
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
         gradients = [torch.autograd.grad(loss.sum(), z)[0] for loss in (ours, theirs)]
@@ -54,7 +54,7 @@ def public_points(text, start, steps, model, x, y):
         points.append(x.detach().clone())
         return model(x)
 
-    threat = Threat.read(text)
+    threat = Threat.parse(text)
     search = public.APGDAttack(
         watched, n_iter=steps, norm=threat.norm.name, eps=threat.eps, device="cpu", seed=0
     )
@@ -69,9 +69,9 @@ def public_points(text, start, steps, model, x, y):
 
 @pytest.mark.parametrize(("text", "shared"), [("Linf:1/255", 101), ("L2:1/20", 58)])
 def test_points_from_the_same_start_are_the_public_ones(text, shared):
-    model, x, threat = OneByOne(), images(), Threat.read(text)
+    model, x, threat = OneByOne(), images(), Threat.parse(text)
     asked, states = follow(Apgd(), model, x, threat)
-    points = public_points(text, states[0]["now"], 100, model, x, natural(model, x)[1])
+    points = public_points(text, states[0]["point"], 100, model, x, natural(model, x)[1])
     assert len(points) == len(asked) == 101
     # In L2, rounding decides at later checkpoints whether a loss has risen.
     for ours, theirs in zip(asked[:shared], points, strict=False):
@@ -79,9 +79,9 @@ def test_points_from_the_same_start_are_the_public_ones(text, shared):
 
 
 def test_points_in_l1_are_the_public_ones_up_to_the_accuracy_of_its_projection():
-    model, x, threat = OneByOne(), images(), Threat.read("L1:1/4")
+    model, x, threat = OneByOne(), images(), Threat.parse("L1:1/4")
     asked, _ = follow(Apgd(), model, x, threat)
-    noise = Draws(0).at("round", 0, "start").normal(x)
+    noise = Rng(0).fold_in("round", 0, "start").normal(x)
     points = public_points("L1:1/4", noise, 100, model, x, natural(model, x)[1])
     # At a checkpoint it also counts coordinates that its projection leaves a little off.
     for ours, theirs in zip(asked[:5], points, strict=False):
@@ -91,15 +91,15 @@ def test_points_in_l1_are_the_public_ones_up_to_the_accuracy_of_its_projection()
 @cache
 def trained():
     """A network after two epochs of adversarial training, and test images that it gets right."""
-    data, threat = Embedded().load(), Threat.read("L2:1")
+    data, threat = Embedded().load(), Threat.parse("L2:1")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = SmallCnn(width=8).build(10, data.shape)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for t in range(2 * 40):
-        rows = Draws(0).at(t // 40).permutation(4000).view(40, 100)[t % 40]
+        rows = Rng(0).fold_in(t // 40).permutation(4000).view(40, 100)[t % 40]
         x, y = data.train.fetch(rows), data.train.labels[rows]
-        x_adv = perturb(Pgd(steps=4), model, x, y, threat, Draws(t)).x
+        x_adv = perturb(Pgd(steps=4), model, x, y, threat, Rng(t)).x
         optimiser.zero_grad()
         F.cross_entropy(model.train()(x_adv), y).backward()
         optimiser.step()
@@ -114,12 +114,12 @@ def broken_by_ours(search, threat):
     """Which images are broken, and how many points were asked about."""
     model, x, y = trained()
     logits, broken, asked = model(x), torch.zeros(IMAGES, dtype=torch.bool), 0
-    for number in range(search.rounds(10)):
+    for number in range(search.num_rounds(10)):
         rows = (~broken).nonzero().squeeze(1)
-        draws = Draws(0).at("round", number).per_example(rows)
-        state = search.begin(Question(x[rows], y[rows], logits[rows], threat, draws, number))
-        while len(rows) and not search.finished(state).all():
-            answer = inquire(search, model, state, threat, True)
+        rng = Rng(0).fold_in("round", number).per_example(rows)
+        state = search.begin(RoundInit(x[rows], y[rows], logits[rows], threat, rng, number))
+        while len(rows) and not search.is_finished(state).all():
+            answer = query_model(search, model, state, threat, True)
             asked += len(rows)
             inside = threat.contains(x[rows], answer.x, slack=1e-6)
             left = ~((answer.logits.argmax(1) != y[rows]) & inside)
@@ -147,7 +147,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "ce": ({}, "APGDAttack", {"loss": "ce"}),
     "dlr": ({"surrogate": "dlr"}, "APGDAttack", {"loss": "dlr"}),
     "targeted": ({"surrogate": "dlr", "targets": 3}, "APGDAttack_targeted", {"n_target_classes": 3}),
-    "enlarged": ({"schedule": ENLARGED}, "APGDAttack", {"loss": "ce", "use_largereps": True}),
+    "enlarged": ({"schedule": L1_SCHEDULE}, "APGDAttack", {"loss": "ce", "use_largereps": True}),
 }
 
 
@@ -159,7 +159,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 )
 def test_verdicts_are_not_weaker_than_the_public_ones(text, case):
     fields, kind, other = CASES[case]
-    threat = Threat.read(text)
+    threat = Threat.parse(text)
     ours, asked = broken_by_ours(Apgd(**fields), threat)
     theirs, counted = broken_by_theirs(getattr(public, kind), threat, **other)
     only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())

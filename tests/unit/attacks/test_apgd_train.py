@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks import ApgdTrain, perturb
-from allrounder.attacks.apgd_schedule import checkpoints
-from allrounder.rng import Draws
+from allrounder.attacks.apgd_schedule import checkpoint_periods
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 from tests.reference import apgd_train as twin
@@ -21,7 +21,7 @@ THREATS = pytest.mark.parametrize("text", ["Linf:0.1", "L2:0.8", "L1:4"])
 
 
 def network(scale: float = 3.0) -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         model = Tiny().double().eval()
     for parameter in model.parameters():
         parameter.data.mul_(scale)
@@ -36,8 +36,8 @@ def images(n: int = 9) -> tuple[Tensor, Tensor]:
 @THREATS
 @pytest.mark.parametrize("steps", [1, 10, 30])
 def test_it_finds_what_the_slow_twin_finds(text: str, steps: int):
-    threat, model, (x, y) = Threat.read(text), network(), images()
-    found = perturb(ApgdTrain(steps=steps), model, x, y, threat, Draws(0))
+    threat, model, (x, y) = Threat.parse(text), network(), images()
+    found = perturb(ApgdTrain(steps=steps), model, x, y, threat, Rng(0))
     assert found.loss is not None and found.ever_fooled is not None
     for i in range(len(x)):
         best, loss, fooled = twin.search(model, x[i].numpy(), int(y[i]), threat.norm.name, threat.eps, steps)
@@ -47,14 +47,14 @@ def test_it_finds_what_the_slow_twin_finds(text: str, steps: int):
 
 
 def test_ten_steps_have_checkpoints_from_the_second_on():
-    assert list(checkpoints(10, sparse=False)) == list(range(2, 11))
-    assert list(checkpoints(10, sparse=True)) == list(range(1, 11))
+    assert list(checkpoint_periods(10, sparse=False)) == list(range(2, 11))
+    assert list(checkpoint_periods(10, sparse=True)) == list(range(1, 11))
 
 
 @THREATS
 def test_loss_and_fooled_are_those_of_the_best_point(text: str):
-    threat, model, (x, y) = Threat.read(text), network(), images(30)
-    found = perturb(ApgdTrain(), model, x, y, threat, Draws(0))
+    threat, model, (x, y) = Threat.parse(text), network(), images(30)
+    found = perturb(ApgdTrain(), model, x, y, threat, Rng(0))
     with torch.no_grad():
         at_best, at_start = (F.cross_entropy(model(one), y, reduction="none") for one in (found.x, x))
         wrong = model(found.x).argmax(1) != y
@@ -72,7 +72,7 @@ def test_an_image_may_be_fooled_on_the_way_and_not_at_the_point_of_highest_loss(
         return torch.stack([0 * u, 0.5 - 1.5 * u, *[3 * u - 3.05] * 40], 1)
 
     x, y = torch.full((1, 1, 4, 4), 0.5, dtype=torch.float64), torch.tensor([0])
-    found = perturb(ApgdTrain(), model, x, y, Threat.read("Linf:0.05"), Draws(0))
+    found = perturb(ApgdTrain(), model, x, y, Threat.parse("Linf:0.05"), Rng(0))
     assert model(x).argmax(1) != y and model(found.x).argmax(1) == y
     assert found.fooled is not None and not found.fooled.any()
     assert found.ever_fooled is not None and found.ever_fooled.all()
@@ -84,7 +84,7 @@ def test_the_image_itself_counts_where_nothing_is_harder():
         return torch.stack([z + 0 * x.sum(), torch.zeros_like(z)], 1)
 
     x, y = torch.full((2, 1, 4, 4), 0.5, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
-    found = perturb(ApgdTrain(), bowl, x, y, Threat.read("L2:0.3"), Draws(0))
+    found = perturb(ApgdTrain(), bowl, x, y, Threat.parse("L2:0.3"), Rng(0))
     assert torch.equal(found.x, x)
 
 
@@ -101,7 +101,7 @@ def test_all_images_take_all_steps_and_the_last_needs_no_gradient(text: str):
 
     # Labels that are wrong from the start: there is nothing left to fool.
     wrong = (model(x).argmax(1) + 1) % 3
-    found = perturb(ApgdTrain(), counted, x, wrong, Threat.read(text), Draws(0))
+    found = perturb(ApgdTrain(), counted, x, wrong, Threat.parse(text), Rng(0))
     assert forwards == [len(x)] * 11 and backwards == [len(x)] * 10
     assert found.passes == ApgdTrain().passes() == Passes(11, 10)
 
@@ -115,6 +115,6 @@ def test_the_first_step_in_l1_moves_a_twentieth_of_the_coordinates():
         return torch.stack([torch.zeros_like(rise), rise], 1)
 
     x = torch.full((1, 1, 10, 10), 0.5, dtype=torch.float64)
-    threat = Threat.read("L1:1")
-    found = perturb(ApgdTrain(steps=1), linear, x, torch.zeros(1, dtype=torch.long), threat, Draws(0))
+    threat = Threat.parse("L1:1")
+    found = perturb(ApgdTrain(steps=1), linear, x, torch.zeros(1, dtype=torch.long), threat, Rng(0))
     assert int((found.x != x).sum()) == 5

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Pgd, Square, attack_named, perturb
-from allrounder.attacks.apgd_schedule import ENLARGED
+from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Pgd, Square, parse_attack, perturb
+from allrounder.attacks.apgd_schedule import L1_SCHEDULE
 from allrounder.attacks.autoattack import stages_of
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import SUITES, Probe, suite
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf
 from allrounder.threats.threat import Threat
 from tests.support.networks import blobs, tiny
@@ -28,8 +28,8 @@ def test_the_standard_version_has_its_published_budget(norm):
 
 def test_the_version_for_l1_has_restarts_fewer_targets_and_a_shrinking_ball():
     ce, targeted, fab, square = AutoAttack().stages(L1())
-    assert ce == Apgd(restarts=5, schedule=ENLARGED)
-    assert targeted == Apgd(surrogate="dlr", targets=5, schedule=ENLARGED)
+    assert ce == Apgd(restarts=5, schedule=L1_SCHEDULE)
+    assert targeted == Apgd(surrogate="dlr", targets=5, schedule=L1_SCHEDULE)
     assert (fab, square) == (Fab(targets=9), Square())
 
 
@@ -57,13 +57,13 @@ def test_the_other_versions_are_as_published():
     ],
 )
 def test_attacks_go_by_the_names_people_type(name: str, attack):
-    assert attack_named(name) == attack
+    assert parse_attack(name) == attack
 
 
 @pytest.mark.parametrize("name", ["aa-20", "apgd", "squares", "pgd-0"])
 def test_a_name_that_would_promise_something_else_is_refused(name: str):
     with pytest.raises(ValueError, match="unknown attack"):
-        attack_named(name)
+        parse_attack(name)
 
 
 def test_suites_have_the_columns_of_the_papers():
@@ -76,7 +76,7 @@ def test_suites_have_the_columns_of_the_papers():
 
 def trained() -> nn.Module:
     """Taught for a moment, so that some images are classified correctly with a margin."""
-    with Draws(1).ambient():
+    with Rng(1).seed_global():
         model = tiny()
     data, step = blobs(120, 6).train, torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(15):
@@ -101,18 +101,18 @@ def test_the_verdict_of_a_cascade_is_that_of_its_parts_together(threat: str):
     split, where = blobs(6, 60).test, Threat.parse(threat)
     whole = Probe("all", Cascade(attacks=PARTS), where)
     alone = [Probe(f"part{i}", part, where) for i, part in enumerate(PARTS)]
-    outcome = evaluate(model, split, probes=[whole, *alone], lane=8)
-    together = np.min([outcome.scores(p.name) for p in alone], axis=0)
-    assert np.array_equal(outcome.scores("all"), together)
+    outcome = evaluate(model, split, probes=[whole, *alone], batch_size=8)
+    together = np.min([outcome.per_image_accuracy(p.name) for p in alone], axis=0)
+    assert np.array_equal(outcome.per_image_accuracy("all"), together)
     assert 0 < outcome.accuracy("all") < outcome.accuracy()
-    after = outcome.after(str(whole))
+    after = outcome.accuracy_by_stage(str(whole))
     assert after == sorted(after, reverse=True) and after[-1] == outcome.accuracy("all")
 
 
 def test_evaluation_by_searches_repeats_and_does_not_depend_on_the_rest_of_the_split():
     model = trained()
     probe = Probe("all", Cascade(attacks=PARTS), Threat.parse("Linf:0.02"))
-    full, again = (evaluate(model, blobs(6, 60).test, probes=[probe], lane=8) for _ in range(2))
+    full, again = (evaluate(model, blobs(6, 60).test, probes=[probe], batch_size=8) for _ in range(2))
     assert np.array_equal(full.predicted[str(probe)], again.predicted[str(probe)])
     assert stages_of(probe.attack, probe.threat) == PARTS
 
@@ -121,6 +121,6 @@ def test_autoattack_through_the_gateway_stays_in_the_ball():
     model = trained()
     x, y = blobs(6, 12).test.fetch(torch.arange(12)), blobs(6, 12).test.labels
     threat = Threat.parse("L2:0.8")
-    found = perturb(Cascade(attacks=PARTS), model, x, y, threat, Draws(0))
+    found = perturb(Cascade(attacks=PARTS), model, x, y, threat, Rng(0))
     assert found.fooled is not None and found.fooled.any()
     assert threat.contains(x, found.x).all()

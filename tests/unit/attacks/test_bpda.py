@@ -9,8 +9,8 @@ from torch import nn
 
 from allrounder.attacks import Apgd, Bpda, Pgd, craft
 from allrounder.attacks.losses import cross_entropy
-from allrounder.attacks.pgd import gradient
-from allrounder.data.base import Tensors
+from allrounder.attacks.pgd import loss_grad
+from allrounder.data.base import TensorSplit
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.inference import fold as folding
@@ -62,10 +62,10 @@ def test_the_gradient_of_bpda_is_that_of_the_substitute(function, backward):
 @QUANTISERS
 def test_a_network_behind_bpda_is_differentiated_where_it_is_evaluated(function):
     body, (x, y) = network(), batch()
-    behind = gradient(body, quantise(x), y, cross_entropy, None)
-    through = gradient(nn.Sequential(Bpda(function), body), x, y, cross_entropy, None)
+    behind = loss_grad(body, quantise(x), y, cross_entropy, None)
+    through = loss_grad(nn.Sequential(Bpda(function), body), x, y, cross_entropy, None)
     torch.testing.assert_close(through, behind, rtol=1e-12, atol=0)
-    bent = gradient(nn.Sequential(Bpda(function, torch.sin), body), x, y, cross_entropy, None)
+    bent = loss_grad(nn.Sequential(Bpda(function, torch.sin), body), x, y, cross_entropy, None)
     torch.testing.assert_close(bent, behind * x.cos(), rtol=1e-12, atol=0)
 
 
@@ -84,12 +84,12 @@ def test_a_network_with_bpda_folds_where_it_can_be_traced_and_is_used_as_it_is_w
             )
             model = model.double().eval()
             with caplog.at_level(logging.INFO, "allrounder"):
-                folded = folding.frozen(model, x)
+                folded = folding.folded_copy(model, x)
             assert (folded is not None) == foldable
             if folded is not None:
                 assert len(folded.pairs) == 1
                 torch.testing.assert_close(folded(x), model(x), rtol=0, atol=1e-12)
-                ways = (gradient(way, x, torch.arange(3), cross_entropy, None) for way in (folded, model))
+                ways = (loss_grad(way, x, torch.arange(3), cross_entropy, None) for way in (folded, model))
                 torch.testing.assert_close(*ways, rtol=0, atol=1e-12)
     assert len(caplog.records) == 3
     assert all("cannot be traced" in record.message for record in caplog.records)
@@ -98,14 +98,14 @@ def test_a_network_with_bpda_folds_where_it_can_be_traced_and_is_used_as_it_is_w
 @pytest.mark.parametrize(
     ("function", "backward", "said"),
     [
-        (lambda x: x[:, :1], None, r"function returned torch.float64 of shape \(3, 1, 6, 6\), the way back "),
+        (lambda x: x[:, :1], None, r"function returned torch.float64 of shape \(3, 1, 6, 6\), backward "),
         (
             lambda x: x.float(),
             None,
-            "function returned torch.float32 of shape .* convert one, or give another",
+            "function returned torch.float32 of shape .* convert one of them, or pass another",
         ),
-        (lambda x: x.numpy(), None, "function returned a ndarray, the way back torch.float64 of"),
-        (quantise, lambda x: x.mean(), r"the way back torch.float64 of shape \(\), expected the same"),
+        (lambda x: x.numpy(), None, "function returned a ndarray, backward torch.float64 of"),
+        (quantise, lambda x: x.mean(), r"backward torch.float64 of shape \(\), expected the same"),
     ],
     ids=["shape", "type", "array", "backward"],
 )
@@ -138,7 +138,7 @@ def test_attacks_break_through_bpda_what_rounding_hides_from_them(function, atta
     # Every pixel is 4.3 eighths and counts as 4, together 54; from 4.5 on, which is within reach, it counts
     # as 5, together 67.5. So chance, which lifts half of them, does not help.
     x, y = torch.full((2, 3, 6, 6), 4.3 / 8), torch.ones(2, dtype=torch.long)
-    threat = Threat.read("Linf:0.04")
+    threat = Threat.parse("Linf:0.04")
     bare, wrapped = nn.Sequential(Plain(function), Sums()), nn.Sequential(Bpda(function), Sums())
     for model in (bare, wrapped):
         assert torch.equal(model(x).argmax(1), y) and torch.equal(
@@ -146,8 +146,8 @@ def test_attacks_break_through_bpda_what_rounding_hides_from_them(function, atta
         )
     x_adv = craft(wrapped, x, y, attack=attack, threat=threat)
     assert torch.equal(wrapped(x_adv).argmax(1), 1 - y)
-    split = Tensors(x, y, 2)
-    outcome = evaluate(wrapped, split, probes=[Probe("hook", attack, threat)], lane=2)
+    split = TensorSplit(x, y, 2)
+    outcome = evaluate(wrapped, split, probes=[Probe("hook", attack, threat)], batch_size=2)
     assert outcome.accuracy() == 1 and outcome.accuracy("hook") == 0
 
 
@@ -156,7 +156,9 @@ def test_without_bpda_the_same_break_is_hidden_or_refused():
     hidden, attack = nn.Sequential(Plain(quantise), Sums()), Pgd(steps=5, start="zero")
     assert torch.equal(craft(hidden, x, y, attack=attack, threat="Linf:0.04"), x)
     assert torch.equal(craft(hidden, x, y, attack=Apgd(steps=5), threat="Linf:0.04"), x)
-    with pytest.raises(ValueError, match=r"no gradient reaches the images; .* wrap what needs them in Bpda"):
+    with pytest.raises(
+        ValueError, match=r"no gradient reaches the images; .* wrap the steps that need them in Bpda"
+    ):
         craft(nn.Sequential(Plain(quantise_elsewhere), Sums()), x, y, attack=attack, threat="Linf:0.04")
 
 

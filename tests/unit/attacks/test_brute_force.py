@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks import Apgd, Attack, AutoAttack, Cascade, Fab, Square, perturb
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import NORMS
 from allrounder.threats.threat import Threat
 from tests.reference import square as twin
@@ -96,7 +96,7 @@ def broken(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threa
     """Whether the images that the attack hands out are misclassified; the gateway checks that they are inside
     the threat."""
     assert torch.equal(model(x).argmax(1), y)
-    found = perturb(attack, model, x, y, threat, Draws(0))
+    found = perturb(attack, model, x, y, threat, Rng(0))
     wrong = model(found.x).argmax(1) != y
     assert found.fooled is not None and torch.equal(found.fooled, wrong)
     return wrong
@@ -156,7 +156,7 @@ def test_in_some_problems_the_box_is_in_the_way_and_in_some_it_is_not(name: str)
 def test_apgd_decides_between_two_classes(name: str, classes: int, loss: str, search: Apgd):
     # In L1 its steps stop at a wall and do not tell apart the two steepest pixels, so there it is exact only
     # where that does not matter.
-    assert search.loss_used(classes) == loss
+    assert search.loss_name(classes) == loss
     decides(replace(search, steps=STEPS[name]), problem(name, classes, duel=True, plain=name == "L1"))
 
 

@@ -17,18 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks import AutoAttack
-from allrounder.evaluation.evaluate import OUTCOME, evaluate
-from allrounder.evaluation.store import Ledger
+from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.store import ResultStore
 from allrounder.recipe.recipe import Recipe
-from allrounder.report.outcome import NATURAL, Outcome
+from allrounder.report.outcome import NATURAL, OUTCOME_FILE, Outcome
 from allrounder.threats.norms import NORMS
 from allrounder.threats.threat import Threat
+from allrounder.training.data import load_data
 from allrounder.training.run import load
 from allrounder.training.trainer import train
-from tests.support.parity import SUITE, WHY, Duel, standing_by_theirs, table
+from tests.support.parity import PARITY_ATTACKS, SKIP_REASON, Comparison, robust_under_public, table
 from tests.unit.attacks.test_brute_force import PAIRS, problem
 
-pytest.importorskip("pyautoattack", reason=WHY)
+pytest.importorskip("pyautoattack", reason=SKIP_REASON)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -53,23 +54,23 @@ def trained(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     with TemporaryDirectory() as folder:
         train(recipe, Path(folder) / "run")
         model = load(Path(folder) / "run").requires_grad_(False)
-    test = recipe.read_data().test
+    test = load_data(recipe).test
     # The first images of the embedded data hold every class as often.
     return model, test.fetch(torch.arange(IMAGES)), test.labels[:IMAGES]
 
 
 def standing(outcome: Outcome, attack: str) -> Tensor:
-    return torch.from_numpy(outcome.scores(attack) > 0)
+    return torch.from_numpy(outcome.per_image_accuracy(attack) > 0)
 
 
 def conjunction(folder: Path, threat: Threat, y: Tensor) -> Tensor:
     """Which images stand under all parts of the ensemble, by the lines on disk, each part on its own."""
-    ledger = Ledger(len(y), folder)
-    stand = ledger.lines(NATURAL).predicted == y
+    ledger = ResultStore(len(y), folder)
+    stand = ledger.results(NATURAL).predicted == y
     for stage in AutoAttack().stages(threat.norm):
-        lines = ledger.lines(f"{stage}@{threat}")
+        lines = ledger.results(f"{stage}@{threat}")
         # Each part was asked about every image that is classified right, not only what others left over.
-        assert torch.equal(lines.settled, ledger.lines(NATURAL).predicted == y)
+        assert torch.equal(lines.done, ledger.results(NATURAL).predicted == y)
         stand = stand & (lines.predicted == y)
     return stand
 
@@ -79,18 +80,22 @@ def test_no_attack_is_weaker_than_the_public_one_and_the_ensembles_agree(
     name: str, text: str, tmp_path: Path
 ):
     model, x, y = trained(name)
-    threat = Threat.read(text)
-    evaluate(model, x, y, threats=[threat], attacks=SUITE, out=tmp_path)
-    outcome = Outcome.load(tmp_path / OUTCOME)
-    duels = [
-        Duel(attack, standing(outcome, attack), standing_by_theirs(model, x, y, threat, attack))
-        for attack in SUITE
+    threat = Threat.parse(text)
+    evaluate(model, x, y, threats=[threat], attacks=PARITY_ATTACKS, out=tmp_path)
+    outcome = Outcome.load(tmp_path / OUTCOME_FILE)
+    comparisons = [
+        Comparison(attack, standing(outcome, attack), robust_under_public(model, x, y, threat, attack))
+        for attack in PARITY_ATTACKS
     ]
-    print(table(f"{name}, {text}, {len(y)} images, natural {100 * outcome.accuracy():.1f} %", duels))
-    whole = duels[-1]
+    print(table(f"{name}, {text}, {len(y)} images, natural {100 * outcome.accuracy():.1f} %", comparisons))
+    whole = comparisons[-1]
     assert torch.equal(whole.ours, conjunction(tmp_path, threat, y))
     assert 0.2 <= float(whole.theirs.double().mean()) <= 0.8
-    weaker = [str(duel) for duel in duels if duel.p < 0.05 or duel.weaker_by > 0.015 * len(y)]
+    weaker = [
+        str(comparison)
+        for comparison in comparisons
+        if comparison.p < 0.05 or comparison.weaker_by > 0.015 * len(y)
+    ]
     assert not weaker, "\n".join(weaker)
     assert abs(whole.weaker_by) <= 0.01 * len(y)
 
@@ -130,7 +135,7 @@ def test_both_ensembles_are_exact_on_linear_networks(name: str, classes: int):
     model, x, y, threat = linear(name, classes)
     outcome = evaluate(model, x, y, threats=[threat], attacks=["aa"])
     change = for_two_classes if classes == 2 else lambda side: None
-    theirs = standing_by_theirs(model, x, y, threat, "aa", change)
+    theirs = robust_under_public(model, x, y, threat, "aa", change)
     broken = [(~stand).tolist() for stand in (standing(outcome, "aa"), theirs)]
     assert broken == [[True] * PAIRS + [False] * PAIRS] * 2
 
@@ -139,7 +144,7 @@ def test_both_ensembles_are_exact_on_linear_networks(name: str, classes: int):
 def test_the_public_standard_version_is_exact_on_two_classes_if_it_runs(name: str):
     model, x, y, threat = linear(name, 2)
     try:
-        theirs = standing_by_theirs(model, x, y, threat, "aa")
+        theirs = robust_under_public(model, x, y, threat, "aa")
     except IndexError as error:
         pytest.skip(f"the public standard version needs ten classes; with two it ends in: {error}")
     assert (~theirs).tolist() == [True] * PAIRS + [False] * PAIRS

@@ -7,9 +7,9 @@ from torch import nn
 
 from allrounder.attacks.base import perturb
 from allrounder.attacks.fab import Fab
-from allrounder.attacks.fab_projection import displace, gap
-from allrounder.attacks.search.base import Question, inquire
-from allrounder.rng import Draws
+from allrounder.attacks.fab_projection import displace, plane_distance
+from allrounder.attacks.search.base import RoundInit, query_model
+from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
@@ -34,16 +34,16 @@ def images(n=3, dtype=torch.float64, seed=1):
     return (1.2 * x - 0.1).clamp(0, 1).to(dtype)
 
 
-def question(model, x, y, threat, number=0, draws=None):
-    return Question(x, y, model(x), threat, draws or Draws(0).at("round", number), number)
+def question(model, x, y, threat, number=0, rng=None):
+    return RoundInit(x, y, model(x), threat, rng or Rng(0).fold_in("round", number), number)
 
 
 def follow(search, model, state, threat):
     """Every state from the beginning to the end of a round, and the answers between them."""
     states, answers = [state], []
-    while not search.finished(state).all():
-        for gradient in search.cycle:
-            answers.append(inquire(search, model, state, threat, gradient))
+    while not search.is_finished(state).all():
+        for gradient in search.needs_grad_cycle:
+            answers.append(query_model(search, model, state, threat, gradient))
             state = search.tell(state, answers[-1], threat)
             states.append(state)
     return states, answers
@@ -61,15 +61,15 @@ def test_every_step_equals_its_twin(norm, number):
     start = search.begin(question(model, x, y, threat, number or 0))
     states, _ = follow(search, model, start, threat)
     for i in range(len(x)):
-        target = None if number is None else int(start["aims"][i, 0])
+        target = None if number is None else int(start["targets"][i, 0])
         points, best = twin.fab(
             model, x[i].numpy(), int(y[i]), norm.name, target=target, steps=steps,
             start=start["point"][i].numpy(),
         )  # fmt: skip
-        reached = [s["point"][i].numpy() for s in states if s["judged"][i] < s["moves"][i]]
+        reached = [s["point"][i].numpy() for s in states if s["steps_checked"][i] < s["steps_taken"][i]]
         assert len(reached) == steps
         np.testing.assert_allclose(reached, points, rtol=0, atol=1e-8)
-        np.testing.assert_allclose(float(states[-1]["best"][i]), best, rtol=1e-8)
+        np.testing.assert_allclose(float(states[-1]["best_length"][i]), best, rtol=1e-8)
 
 
 @THREE
@@ -78,7 +78,7 @@ def test_a_round_makes_exactly_its_steps(norm, targets):
     model, x, threat = network(), images(4), Threat(norm, "0.1")
     y, search = model(x).argmax(1), Fab(steps=5, targets=targets)
     states, answers = follow(search, model, search.begin(question(model, x, y, threat)), threat)
-    assert (states[-1]["moves"] == 5).all() and len(answers) == 10
+    assert (states[-1]["steps_taken"] == 5).all() and len(answers) == 10
     # Planes are seen and points judged in turn; without a target there is a plane for every wrong class.
     assert [answer.passes for answer in answers] == [Passes(1, 1 if targets else 3), Passes(1)] * 5
 
@@ -105,10 +105,10 @@ def test_the_distance_in_a_linear_network_is_exact_within_one_percent(norm, wall
     slope = w[1 - y] - w[y]
     exact = norm.length(displace(x, slope, other, norm))
     if not walls and norm != L1():
-        torch.testing.assert_close(exact, gap(slope, other, norm))
+        torch.testing.assert_close(exact, plane_distance(slope, other, norm))
     model, threat = linear(w.to(dtype), torch.zeros(2, dtype=dtype)), Threat(norm, "0.1")
     search, x = Fab(steps=15), x.to(dtype)
-    best = follow(search, model, search.begin(question(model, x, y, threat)), threat)[0][-1]["best"]
+    best = follow(search, model, search.begin(question(model, x, y, threat)), threat)[0][-1]["best_length"]
     assert (best >= exact * (1 - 1e-5)).all() and (best <= exact * 1.01).all()
 
 
@@ -124,7 +124,7 @@ def test_without_targets_the_closest_of_all_boundaries_is_found(norm):
         length = norm.length(displace(x, w[k] - w[y], rise, norm))
         exact = torch.where(y == k, exact, torch.minimum(exact, length))
     search = Fab(steps=15, targets=0)
-    best = follow(search, model, search.begin(question(model, x, y, threat)), threat)[0][-1]["best"]
+    best = follow(search, model, search.begin(question(model, x, y, threat)), threat)[0][-1]["best_length"]
     # The gap that chooses the boundary does not see the box, so where walls bind another one may be closest.
     assert (best >= exact * (1 - 1e-9)).all()
     assert (best <= exact * 1.01).sum() >= 5 and (best <= exact * 1.2).all()
@@ -133,9 +133,9 @@ def test_without_targets_the_closest_of_all_boundaries_is_found(norm):
 @THREATS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_found_is_wrong_and_inside_the_threat(text, dtype):
-    model, x, threat = network(dtype=dtype), images(12, dtype), Threat.read(text)
+    model, x, threat = network(dtype=dtype), images(12, dtype), Threat.parse(text)
     y = model(x).argmax(1)
-    found = perturb(Fab(steps=10, targets=2), model, x, y, threat, Draws(0))
+    found = perturb(Fab(steps=10, targets=2), model, x, y, threat, Rng(0))
     assert found.fooled is not None and found.fooled.any()
     assert torch.equal(model(found.x).argmax(1) != y, found.fooled)
     assert threat.contains(x, found.x, slack=1e-6).all() and found.x.dtype == dtype
@@ -145,23 +145,23 @@ def test_what_is_found_is_wrong_and_inside_the_threat(text, dtype):
 @pytest.mark.parametrize("classes", [2, 3, 4, 5, 10, 100])
 @pytest.mark.parametrize("targets", [9, 0])
 def test_any_number_of_classes_will_do(classes, targets):
-    model, x, threat = network(classes), images(4), Threat.read("Linf:0.2")
+    model, x, threat = network(classes), images(4), Threat.parse("Linf:0.2")
     y, search = model(x).argmax(1), Fab(steps=8, targets=targets)
-    assert search.rounds(classes) == (min(9, classes - 1) if targets else 1)
-    found = perturb(search, model, x, y, threat, Draws(0))
+    assert search.num_rounds(classes) == (min(9, classes - 1) if targets else 1)
+    found = perturb(search, model, x, y, threat, Rng(0))
     assert found.fooled is not None and found.fooled.all()
 
 
 def test_rounds_go_through_targets_by_natural_logit_and_through_starts_within():
-    model, x, threat = network(6), images(5), Threat.read("L2:1/2")
+    model, x, threat = network(6), images(5), Threat.parse("L2:1/2")
     y, search = model(x).argmax(1), Fab(targets=3, restarts=2)
     ranked = model(x).argsort(dim=1, descending=True)
-    assert search.rounds(6) == 6
+    assert search.num_rounds(6) == 6
     for number in range(6):
         state = search.begin(question(model, x, y, threat, number))
-        assert torch.equal(state["aims"][:, 0], ranked[:, 1 + number // 2])
+        assert torch.equal(state["targets"][:, 0], ranked[:, 1 + number // 2])
         assert torch.equal(state["point"], x) == (number % 2 == 0)
-    assert Fab().rounds(1) == 0 and Fab(targets=0, restarts=3).rounds(2) == 3
+    assert Fab().num_rounds(1) == 0 and Fab(targets=0, restarts=3).num_rounds(2) == 3
 
 
 @THREE
@@ -183,5 +183,5 @@ def test_the_scale_of_the_logits_does_not_matter(norm):
         follow(search, scaled, search.begin(question(scaled, x, y, threat)), threat)[0][-1]
         for scaled in (model, lambda x: 1e-12 * model(x))
     )
-    assert plain["best"].isfinite().any()
-    torch.testing.assert_close(small["best"], plain["best"], rtol=1e-6, atol=0)
+    assert plain["best_length"].isfinite().any()
+    torch.testing.assert_close(small["best_length"], plain["best_length"], rtol=1e-6, atol=0)

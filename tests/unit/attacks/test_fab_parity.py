@@ -13,10 +13,10 @@ from torch import nn
 from allrounder.attacks.base import perturb
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.pgd import Pgd
-from allrounder.attacks.search.base import Question, inquire
+from allrounder.attacks.search.base import RoundInit, query_model
 from allrounder.data.datasets.embedded import Embedded
 from allrounder.models.small_cnn import SmallCnn
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import NORMS
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
@@ -37,7 +37,7 @@ NETWORKS = pytest.mark.parametrize("name", list(NORMS))
 @pytest.fixture(scope="module")
 def trained():
     """A network after an epoch of adversarial training, and test images that it gets right."""
-    data, threat = Embedded().load(), Threat.read("Linf:0.05")
+    data, threat = Embedded().load(), Threat.parse("Linf:0.05")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = SmallCnn(width=8).build(10, (1, 28, 28))
@@ -45,7 +45,7 @@ def trained():
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for t, index in enumerate(order.split(50)):
         x, y = data.train.fetch(index), data.train.labels[index]
-        x_adv = perturb(Pgd(steps=3, step=0.5), model, x, y, threat, Draws(t)).x
+        x_adv = perturb(Pgd(steps=3, step=0.5), model, x, y, threat, Rng(t)).x
         optimiser.zero_grad()
         F.cross_entropy(model.train()(x_adv), y).backward()
         optimiser.step()
@@ -74,13 +74,13 @@ class Counted(nn.Module):
 def ours(search, model, x, y, threat):
     """The length of the shortest perturbation found for every image, and the passes it took."""
     best, natural, passes = torch.full((len(x),), float("inf")), model(x), Passes()
-    for number in range(search.rounds(natural.shape[1])):
-        state = search.begin(Question(x, y, natural, threat, Draws(0).at("round", number), number))
-        while not search.finished(state).all():
-            for gradient in search.cycle:
-                answer = inquire(search, model, state, threat, gradient)
+    for number in range(search.num_rounds(natural.shape[1])):
+        state = search.begin(RoundInit(x, y, natural, threat, Rng(0).fold_in("round", number), number))
+        while not search.is_finished(state).all():
+            for gradient in search.needs_grad_cycle:
+                answer = query_model(search, model, state, threat, gradient)
                 state, passes = search.tell(state, answer, threat), passes + answer.passes
-        best = torch.minimum(best, state["best"])
+        best = torch.minimum(best, state["best_length"])
     return best, passes
 
 
@@ -135,7 +135,7 @@ def test_decisions_inside_a_budget_agree(trained, theirs, name):
     model, x, y = trained
     other, _, _ = theirs(name)
     threat = Threat(NORMS[name](), f"{float(other.median()):.6g}")
-    found = perturb(Fab(steps=STEPS, targets=TARGETS), model, x, y, threat, Draws(0))
+    found = perturb(Fab(steps=STEPS, targets=TARGETS), model, x, y, threat, Rng(0))
     assert found.fooled is not None
     attack = public.FABAttack_PT(
         model, norm=name, n_iter=STEPS, eps=threat.eps, device="cpu", targeted=True, n_target_classes=TARGETS

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.attacks.fab_projection import displace, gap
+from allrounder.attacks.fab_projection import displace, plane_distance
 from allrounder.threats.norms import L1, L2, Linf, Norm
 from tests.reference import fab as twin
 
@@ -116,7 +116,9 @@ def test_only_the_ratio_of_slope_and_offset_matters(norm, dtype, scale):
     x, w, c = case(1, 0.3, dtype=dtype)
     plain, scaled = displace(x, w, c, norm), displace(x, scale * w, scale * c, norm)
     torch.testing.assert_close(scaled, plain, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(gap(scale * w, scale * c, norm), gap(w, c, norm), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        plane_distance(scale * w, scale * c, norm), plane_distance(w, c, norm), rtol=1e-4, atol=0
+    )
 
 
 @THREE
@@ -127,7 +129,7 @@ def test_degenerate_planes_give_finite_displacements(norm, dtype):
     nothing = torch.zeros_like(c)
     for slope, offset in ((zero, c), (w, nothing), (zero, nothing)):
         assert torch.equal(displace(x, slope, offset, norm), torch.zeros_like(x))
-        assert not gap(slope, offset, norm).isnan().any()
+        assert not plane_distance(slope, offset, norm).isnan().any()
     far = displace(x, w * tiny, c, norm)
     assert far.isfinite().all()
     walls = x + far
@@ -167,11 +169,13 @@ def test_the_gap_is_the_length_where_the_box_is_far(norm):
         torch.full((5,), 1e-3, dtype=torch.float64),
     )
     x = torch.full_like(w, 0.5)
-    torch.testing.assert_close(norm.length(displace(x, w, c, norm)), gap(w, c, norm), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        norm.length(displace(x, w, c, norm)), plane_distance(w, c, norm), rtol=1e-12, atol=0
+    )
 
 
 def test_other_norms_are_refused():
-    hollow = dict.fromkeys(("length", "ascend", "sample", "boundary", "project"))
+    hollow = dict.fromkeys(("length", "ascend", "sample", "sample_boundary", "project"))
     other = type("Other", (Norm,), {"name": "other", **hollow})()
-    with pytest.raises(AssertionError, match="not in other"):
+    with pytest.raises(AssertionError, match="not for other"):
         displace(*case(0, 0.3), other)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from allrounder import L1, Draws, Pgd, craft
+from allrounder import L1, Pgd, Rng, craft
 from allrounder.threats.threat import Threat
 
 with warnings.catch_warnings():
@@ -55,7 +55,7 @@ def agree(model, x, y, ours, found, success):
 
 @TWO
 def test_from_the_image_itself_every_step_is_the_same(text):
-    model, x, threat = network(), images(), Threat.read(text)
+    model, x, threat = network(), images(), Threat.parse(text)
     y, ours, broken = model(x).argmax(1), x, []
     for steps in STEPS:
         ours = craft(model, x, y, attack=Pgd(steps=steps, step=0.25, start="zero"), threat=threat)
@@ -71,8 +71,8 @@ def test_from_the_image_itself_every_step_is_the_same(text):
 
 @TWO
 def test_from_the_same_random_start_every_step_is_the_same(text):
-    model, x, threat = network(), images(), Threat.read(text)
-    y, start = model(x).argmax(1), threat.norm.sample(x, threat.eps, Draws(3).at("start"))
+    model, x, threat = network(), images(), Threat.parse(text)
+    y, start = model(x).argmax(1), threat.norm.sample(x, threat.eps, Rng(3).fold_in("start"))
     for steps in STEPS:
         ours = craft(model, x, y, attack=Pgd(steps=steps, step=0.25), threat=threat, seed=3)
         agree(model, x, y, ours, *theirs(model, x, y, threat, steps, start))

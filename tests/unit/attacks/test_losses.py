@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from allrounder.attacks.losses import LOSSES, cross_entropy, drift, hinge, kl, margin
+from allrounder.attacks.losses import LOSSES, cross_entropy, hinge, kl, kl_from_natural, margin
 from tests.reference import attacks as twin
 
 
@@ -30,7 +30,7 @@ def test_the_hinge_is_flat_beyond_kappa():
 
 def test_drift_is_zero_and_flat_at_the_natural_prediction():
     z = torch.randn(3, 4, requires_grad=True)
-    loss = drift(z, torch.zeros(3, dtype=torch.long), z.detach())
+    loss = kl_from_natural(z, torch.zeros(3, dtype=torch.long), z.detach())
     (g,) = torch.autograd.grad(loss.sum(), z)
     assert loss.abs().max() < 1e-6 and g.abs().max() < 1e-6
 

@@ -11,22 +11,22 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from allrounder.attacks import MultiSteepest, perturb
-from allrounder.attacks.msd import k_hot, onto_l1
+from allrounder.attacks import Msd, perturb
+from allrounder.attacks.msd import k_hot, project_l1_ball
 from allrounder.config.time import Clock
-from allrounder.objectives import Msd
-from allrounder.rng import Draws
+from allrounder.objectives import Adversarial
+from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import Batch, Context, NormLayers, Passes
+from allrounder.types import Batch, BatchNormMode, Context, Passes
 from tests.reference import msd as twin
 from tests.support.networks import Tiny, blobs
 
-LINF, L2, L1 = (Threat.read(text) for text in ("Linf:0.1", "L2:0.6", "L1:3"))
+LINF, L2, L1 = (Threat.parse(text) for text in ("Linf:0.1", "L2:0.6", "L1:3"))
 DATA = blobs()
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().double().eval()
 
 
@@ -41,12 +41,12 @@ def images(n: int = 8) -> tuple[Tensor, Tensor]:
     "union", [(LINF, L2), (LINF, L2, L1), (L1, LINF)], ids=lambda u: "-".join(map(str, u))
 )
 def test_it_finds_what_the_slow_twin_finds(union: tuple[Threat, ...]):
-    attack = MultiSteepest(steps=7, linf_step=0.3, l2_step=0.2, l1_step=1 / 3)
-    model, (x, y), draws = network(), images(), Draws(5)
+    attack = Msd(steps=7, linf_step=0.3, l2_step=0.2, l1_step=1 / 3)
+    model, (x, y), rng = network(), images(), Rng(5)
     for parameter in model.parameters():
         parameter.data.mul_(3)
-    found = perturb(attack, model, x, y, AnyOf(union), draws)
-    ks = [int(draws.at("step", t, "coordinates").integers(1, 5, 21)) for t in range(7)]
+    found = perturb(attack, model, x, y, AnyOf(union), rng)
+    ks = [int(rng.fold_in("step", t, "coordinates").integers(1, 5, 21)) for t in range(7)]
     assert all(5 <= k <= 20 for k in ks) and len(set(ks)) > 1
     budgets = {str(one.norm): one.eps for one in union}
     share = {"Linf": 0.3, "L2": 0.2, "L1": 1 / 3}
@@ -59,7 +59,7 @@ def test_it_finds_what_the_slow_twin_finds(union: tuple[Threat, ...]):
 
 def test_images_end_in_more_than_one_ball():
     model, (x, y) = network(), images(30)
-    found = perturb(MultiSteepest(), model, x, y, AnyOf((LINF, L2)), Draws(0))
+    found = perturb(Msd(), model, x, y, AnyOf((LINF, L2)), Rng(0))
     assert not LINF.contains(x, found.x).all() and not L2.contains(x, found.x).all()
 
 
@@ -67,7 +67,7 @@ def test_the_best_loss_never_falls_with_more_steps():
     model, (x, y) = network(), images()
     losses = torch.stack(
         [
-            perturb(MultiSteepest(steps=n), model, x, y, AnyOf((L1, L2, LINF)), Draws(0)).loss  # pyright: ignore[reportArgumentType]
+            perturb(Msd(steps=n), model, x, y, AnyOf((L1, L2, LINF)), Rng(0)).loss  # pyright: ignore[reportArgumentType]
             for n in range(1, 12)
         ]
     )
@@ -85,11 +85,11 @@ def test_of_equal_candidates_the_later_norm_is_kept():
         return torch.stack([z, torch.zeros_like(z)], 1)
 
     x, y = torch.full((2, 1, 8, 8), 0.5, dtype=torch.float64), torch.tensor([1, 1])
-    found = perturb(MultiSteepest(steps=1), slope, x, y, AnyOf((LINF, L2, L1)), Draws(0))
+    found = perturb(Msd(steps=1), slope, x, y, AnyOf((LINF, L2, L1)), Rng(0))
     expected = x.clone()
     expected[:, 0, 4, 4] += LINF.eps / 4
     assert torch.allclose(found.x, expected)
-    still = perturb(MultiSteepest(steps=2), flat, x, y, AnyOf((LINF, L2)), Draws(0))
+    still = perturb(Msd(steps=2), flat, x, y, AnyOf((LINF, L2)), Rng(0))
     assert torch.equal(still.x, x)
 
 
@@ -105,11 +105,11 @@ def test_an_l1_step_moves_the_steepest_coordinates_that_have_room():
 
 @pytest.mark.parametrize("eps", [0.5, 3.0, 100.0])
 def test_the_projection_on_the_l1_ball_is_the_closest_point(eps: float):
-    d = Draws(2).normal(torch.empty(4, 2, 3, 3, dtype=torch.float64))
-    found = onto_l1(d, eps)
+    d = Rng(2).normal(torch.empty(4, 2, 3, 3, dtype=torch.float64))
+    found = project_l1_ball(d, eps)
     for mine, given in zip(found, d, strict=True):
         assert np.allclose(mine.numpy(), twin.l1_ball(given.numpy(), eps), atol=1e-12)
-    assert torch.allclose(onto_l1(found, eps), found, atol=1e-12)
+    assert torch.allclose(project_l1_ball(found, eps), found, atol=1e-12)
 
 
 def test_small_images_have_fewer_coordinates_to_move():
@@ -118,20 +118,20 @@ def test_small_images_have_fewer_coordinates_to_move():
     def linear(x: Tensor) -> Tensor:
         return x.flatten(1)
 
-    found = perturb(MultiSteepest(), linear, x, y, AnyOf((Threat.read("L1:0.5"), LINF)), Draws(0))
+    found = perturb(Msd(), linear, x, y, AnyOf((Threat.parse("L1:0.5"), LINF)), Rng(0))
     assert (found.x != x).any(dim=(1, 2, 3)).all()
 
 
 @pytest.mark.parametrize(
-    ("layers", "moves"), [(None, True), ("train", True), ("eval", False), ("train_frozen", False)]
+    ("layers", "moves"), [(None, False), ("train", True), ("eval", False), ("train_frozen", False)]
 )
-def test_crafting_moves_running_statistics_as_released(layers: NormLayers | None, moves: bool):
+def test_crafting_moves_running_statistics_in_training_mode(layers: BatchNormMode | None, moves: bool):
     fields: dict[str, Any] = {} if layers is None else {"norm_layers": layers}
-    objective = Msd(against=(LINF, L2), attack=MultiSteepest(steps=3), **fields)
+    objective = Adversarial(threat=AnyOf((LINF, L2)), attack=Msd(steps=3), **fields)
     model, (x, y) = network().train(), images()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     given = Batch(x, y, torch.arange(len(x)))
-    objective.craft(model, given, Context(1, Clock(2, 2), Draws(0), {}))
+    objective.craft(model, given, Context(1, Clock(2, 2), Rng(0), {}))
     count = int(model.bn.num_batches_tracked)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     assert count == (3 * (1 + 2) if moves else 0)
     changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
@@ -139,8 +139,9 @@ def test_crafting_moves_running_statistics_as_released(layers: NormLayers | None
 
 
 def test_the_loss_is_the_cross_entropy_at_what_was_found():
-    objective, model, (x, y) = Msd(against=(LINF, L2)), network().train(), images()
-    ctx, given = Context(1, Clock(2, 2), Draws(0), {}), Batch(x, y, torch.arange(len(x)))
+    objective = Adversarial(threat=AnyOf((LINF, L2)), attack=Msd(), norm_layers="train")
+    model, (x, y) = network().train(), images()
+    ctx, given = Context(1, Clock(2, 2), Rng(0), {}), Batch(x, y, torch.arange(len(x)))
     crafted = objective.craft(model, given, ctx)
     assert torch.equal(
         objective.loss(model, given, crafted, ctx).total, F.cross_entropy(network().train()(crafted.x), y)
@@ -150,4 +151,4 @@ def test_the_loss_is_the_cross_entropy_at_what_was_found():
 
 def test_one_threat_is_refused():
     with pytest.raises(ValidationError, match="two or more different threats, got Linf"):
-        Msd(against=(LINF,))
+        Adversarial(threat=AnyOf((LINF,)), attack=Msd())

@@ -4,35 +4,35 @@ import pytest
 import torch
 from torch import nn
 
-from allrounder.attacks import Attack, Crafted, Cw, Pgd, perturb
+from allrounder.attacks import Attack, AttackResult, Cw, Pgd, perturb
 from allrounder.errors import ThreatError
 from allrounder.inference import fold as folding
-from allrounder.rng import Draws
-from allrounder.threats.norms import EVERY_NORM, Linf
+from allrounder.rng import Rng
+from allrounder.threats.norms import ALL_NORMS, Linf
 from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import Passes
 
-THREAT = Threat.read("Linf:8/255")
+THREAT = Threat.parse("Linf:8/255")
 
 
 class Careless(Attack):
     """Returns whatever it is told to, after making a mess of the network."""
 
-    norms = EVERY_NORM
+    norms = ALL_NORMS
 
     def __init__(self, make):
         self.make = make
 
-    def run(self, model, x, y, threat, draws):
+    def run(self, model, x, y, threat, rng):
         model(x)
-        return Crafted(x=self.make(x), passes=Passes(1, 0))
+        return AttackResult(x=self.make(x), passes=Passes(1, 0))
 
     def __repr__(self):
         return "Careless"
 
 
 class Union(Careless):
-    unions = True
+    supports_unions = True
 
 
 class LinfOnly(Careless):
@@ -54,7 +54,7 @@ def go(attack: Attack = Pgd(steps=2), model=None, x=None, y=None, threat: Threat
     images, labels = batch()
     model = network() if model is None else model
     return perturb(
-        attack, model, images if x is None else x, labels if y is None else y, threat, Draws(0), **kwargs
+        attack, model, images if x is None else x, labels if y is None else y, threat, Rng(0), **kwargs
     )
 
 
@@ -160,11 +160,11 @@ def test_an_attack_is_refused_under_a_norm_it_does_not_know():
     with pytest.raises(
         ValueError, match=r"Careless works in Linf, got the threat L2:1/2; change one of them"
     ):
-        go(LinfOnly(torch.clone), threat=Threat.read("L2:1/2"))
+        go(LinfOnly(torch.clone), threat=Threat.parse("L2:1/2"))
 
 
 def test_a_union_needs_an_attack_that_searches_unions():
-    union = AnyOf((Threat.read("Linf:1/10"), Threat.read("L2:1")))
+    union = AnyOf((Threat.parse("Linf:1/10"), Threat.parse("L2:1")))
     with pytest.raises(ValueError, match=r"searches one ball, got the union Linf:1/10 or L2:1"):
         go(Pgd(), threat=union)
     x, _ = batch()
@@ -210,7 +210,9 @@ def test_an_illegal_result_is_an_error_and_never_repaired(make, said, norm_layer
 
 def test_the_worst_excess_is_named():
     x = torch.full((2, 3, 6, 6), 0.5)
-    with pytest.raises(ThreatError, match=r"2 of 2 images outside of it; the worst is 0.1 beyond the ball"):
+    with pytest.raises(
+        ThreatError, match=r"2 of 2 images outside the threat; the worst is 0.1 beyond the ball"
+    ):
         go(Careless(lambda x: x + 0.1 + 8 / 255), x=x, y=torch.tensor([0, 1]))
 
 
@@ -235,7 +237,7 @@ def test_results_have_the_layout_of_the_images(monkeypatch):
     def folded(x):
         return copy(x.contiguous(memory_format=torch.channels_last))
 
-    monkeypatch.setattr(folding, "frozen", lambda model, example: folded)
+    monkeypatch.setattr(folding, "folded_copy", lambda model, example: folded)
     assert go(model=model, x=x).x.stride() == x.stride()
     last = x.contiguous(memory_format=torch.channels_last)
     assert go(model=model, x=last).x.stride() == last.stride()
@@ -249,20 +251,20 @@ def test_an_empty_batch_comes_back_empty_without_touching_the_network():
 @pytest.mark.parametrize("threat", ["Linf:0", "L2:0", "L1:0"])
 @pytest.mark.parametrize("start", ["random", "boundary", "gaussian", "zero"])
 def test_a_budget_of_zero_returns_the_images_exactly(threat, start):
-    assert torch.equal(go(Pgd(steps=2, start=start), threat=Threat.read(threat)).x, batch()[0])
+    assert torch.equal(go(Pgd(steps=2, start=start), threat=Threat.parse(threat)).x, batch()[0])
 
 
 @pytest.mark.parametrize("threat", ["Linf:1e6", "L2:1e30", "L1:1e30"])
 def test_a_huge_budget_still_ends_in_the_box(threat):
     x, _ = batch()
-    found = go(Pgd(steps=3), threat=Threat.read(threat)).x
+    found = go(Pgd(steps=3), threat=Threat.parse(threat)).x
     assert (found >= 0).all() and (found <= 1).all() and (found - x).abs().max() > 0.5
 
 
 @pytest.mark.parametrize("threat", ["Linf:8/255", "L2:1/2", "L1:3"])
 def test_a_batch_of_one_works(threat):
     x, y = batch(1)
-    assert go(x=x, y=y, threat=Threat.read(threat)).x.shape == x.shape
+    assert go(x=x, y=y, threat=Threat.parse(threat)).x.shape == x.shape
 
 
 def test_one_class_is_enough_for_cross_entropy_but_not_for_a_margin():
@@ -274,5 +276,7 @@ def test_one_class_is_enough_for_cross_entropy_but_not_for_a_margin():
 
 def test_the_norm_of_a_threat_may_carry_its_own_density():
     x, _ = batch()
-    few, many = (go(Pgd(steps=1, start="zero"), threat=Threat.read(t)).x for t in ("L1(0.01):1", "L1(0.5):1"))
+    few, many = (
+        go(Pgd(steps=1, start="zero"), threat=Threat.parse(t)).x for t in ("L1(0.01):1", "L1(0.5):1")
+    )
     assert ((few - x) != 0).flatten(1).sum(1).max() <= 1 < ((many - x) != 0).flatten(1).sum(1).min()

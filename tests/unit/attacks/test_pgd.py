@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from allrounder.attacks import ATTACKS, Cw, Mim, Pgd, Restarts, attack_named, craft, perturb
+from allrounder.attacks import ATTACKS, Cw, Mim, Pgd, Restarts, craft, parse_attack, perturb
 from allrounder.attacks.losses import LOSSES, cross_entropy
-from allrounder.attacks.pgd import climb, start_at
-from allrounder.config.fields import Kind
-from allrounder.rng import Draws
+from allrounder.attacks.pgd import initial_perturbation, pgd_loop
+from allrounder.config.fields import OneOf
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 from tests.reference import attacks as twin
 
 THREATS = pytest.mark.parametrize(
-    "threat", [Threat.read(t) for t in ("Linf:8/255", "L2:1/2", "L1:3")], ids=str
+    "threat", [Threat.parse(t) for t in ("Linf:8/255", "L2:1/2", "L1:3")], ids=str
 )
 
 
@@ -49,10 +49,10 @@ def iterates(model, x, y, threat, start, steps, **kwargs):
 @pytest.mark.parametrize("loss", list(LOSSES))
 def test_pgd_equals_its_twin_step_by_step(threat, loss):
     model, (x, y) = network(), batch()
-    start = threat.norm.sample(x, threat.eps, Draws(0).at("start"))
+    start = threat.norm.sample(x, threat.eps, Rng(0).fold_in("start"))
     path = iterates(model, x, y, threat, start, 4, step=0.25, loss=loss)
     for steps in range(1, 5):
-        found = Pgd(steps=steps, loss=loss).run(model, x, y, threat, Draws(0))
+        found = Pgd(steps=steps, loss=loss).run(model, x, y, threat, Rng(0))
         torch.testing.assert_close(found.x, path[steps], rtol=0, atol=1e-10)
 
 
@@ -60,10 +60,10 @@ def test_pgd_equals_its_twin_step_by_step(threat, loss):
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_mim_equals_its_twin_step_by_step(threat, decay):
     model, (x, y) = network(), batch()
-    start = threat.norm.sample(x, threat.eps, Draws(0).at("start"))
+    start = threat.norm.sample(x, threat.eps, Rng(0).fold_in("start"))
     path = iterates(model, x, y, threat, start, 4, step=0.3, decay=decay)
     for steps in range(1, 5):
-        found = Mim(steps=steps, step=0.3, decay=decay).run(model, x, y, threat, Draws(0))
+        found = Mim(steps=steps, step=0.3, decay=decay).run(model, x, y, threat, Rng(0))
         torch.testing.assert_close(found.x, path[steps], rtol=0, atol=1e-10)
 
 
@@ -71,28 +71,31 @@ def test_mim_equals_its_twin_step_by_step(threat, decay):
 @pytest.mark.parametrize("kappa", [50.0, 0.05])
 def test_cw_equals_its_twin_step_by_step(threat, kappa):
     model, (x, y) = network(), batch()
-    start = threat.norm.sample(x, threat.eps, Draws(0).at("start"))
+    start = threat.norm.sample(x, threat.eps, Rng(0).fold_in("start"))
     path = iterates(model, x, y, threat, start, 4, step=0.25, loss="cw", kappa=kappa)
     for steps in range(1, 5):
-        found = Cw(steps=steps, kappa=kappa).run(model, x, y, threat, Draws(0))
+        found = Cw(steps=steps, kappa=kappa).run(model, x, y, threat, Rng(0))
         torch.testing.assert_close(found.x, path[steps], rtol=0, atol=1e-10)
 
 
 def test_mim_without_memory_is_pgd():
     model, (x, y) = network(), batch()
-    threat = Threat.read("L2:1/2")
-    found = [a.run(model, x, y, threat, Draws(0)).x for a in (Mim(steps=5, decay=0.0), Pgd(steps=5))]
+    threat = Threat.parse("L2:1/2")
+    found = [a.run(model, x, y, threat, Rng(0)).x for a in (Mim(steps=5, decay=0.0), Pgd(steps=5))]
     torch.testing.assert_close(*found)
 
 
 @THREATS
 def test_starts_are_what_they_say(threat):
     x, _ = batch()
-    length = {s: threat.norm.length(start_at(s, x, threat, Draws(0))) for s in ("random", "boundary", "zero")}
+    length = {
+        s: threat.norm.length(initial_perturbation(s, x, threat, Rng(0)))
+        for s in ("random", "boundary", "zero")
+    }
     assert (length["random"] <= threat.eps).all() and (length["random"] > 0).all()
     torch.testing.assert_close(length["boundary"], torch.full((3,), threat.eps, dtype=x.dtype))
     assert (length["zero"] == 0).all()
-    gaussian = start_at("gaussian", x, threat, Draws(0))
+    gaussian = initial_perturbation("gaussian", x, threat, Rng(0))
     assert 0.0007 < gaussian.std() < 0.0013
 
 
@@ -102,16 +105,16 @@ def test_kl_from_the_image_itself_is_refused_because_it_would_never_move():
 
 
 def test_pgd_counts_its_passes_and_asks_for_natural_logits_only_when_needed():
-    (x, y), threat, model, calls = batch(), Threat.read("Linf:8/255"), network(), []
+    (x, y), threat, model, calls = batch(), Threat.parse("Linf:8/255"), network(), []
 
     def counted(x):
         calls.append(torch.is_grad_enabled())
         return model(x)
 
-    assert perturb(Pgd(steps=3), counted, x, y, threat, Draws(0)).passes == Passes(3, 3)
+    assert perturb(Pgd(steps=3), counted, x, y, threat, Rng(0)).passes == Passes(3, 3)
     assert calls == [True] * 3
     calls.clear()
-    found = perturb(Pgd(steps=3, loss="kl"), counted, x, y, threat, Draws(0))
+    found = perturb(Pgd(steps=3, loss="kl"), counted, x, y, threat, Rng(0))
     assert found.passes == Passes(4, 3) and calls == [False, True, True, True]
     assert found.loss is None and found.fooled is None
 
@@ -124,8 +127,8 @@ def test_a_flat_loss_keeps_the_start(threat):
         return x.flatten(1)[:, :4] * 0
 
     for attack in (Pgd(steps=3), Mim(steps=3), Cw(steps=3)):
-        found = perturb(attack, flat, x, y, threat, Draws(0)).x
-        start = threat.project(x, x + threat.norm.sample(x, threat.eps, Draws(0).at("start")))
+        found = perturb(attack, flat, x, y, threat, Rng(0)).x
+        start = threat.project(x, x + threat.norm.sample(x, threat.eps, Rng(0).fold_in("start")))
         torch.testing.assert_close(found, start, rtol=0, atol=1e-12)
 
 
@@ -149,13 +152,13 @@ def test_fields_are_checked(bad):
 
 
 def test_a_step_may_be_written_as_a_fraction():
-    assert Kind(lambda: ATTACKS).read({"kind": "pgd", "step": "7/31"}) == Pgd(step=7 / 31)
+    assert OneOf(lambda: ATTACKS).decode({"kind": "pgd", "step": "7/31"}) == Pgd(step=7 / 31)
 
 
 def test_climb_projects_the_start_too():
     x, y = batch()
-    threat = Threat.read("L2:1/10")
-    found = climb(network(), x, y, threat, cross_entropy, torch.full_like(x, 5.0), steps=1, step=1e-6)
+    threat = Threat.parse("L2:1/10")
+    found = pgd_loop(network(), x, y, threat, cross_entropy, torch.full_like(x, 5.0), steps=1, step=1e-6)
     assert threat.contains(x, found.x).all()
 
 
@@ -163,12 +166,12 @@ def test_climb_projects_the_start_too():
 
 
 def test_attacks_are_read_from_tables_and_written_back():
-    kind = Kind(lambda: ATTACKS)
+    kind = OneOf(lambda: ATTACKS)
     attack = Restarts(attack=Restarts(attack=Mim(steps=3), count=2), count=4)
-    written: Any = kind.write(attack)
+    written: Any = kind.encode(attack)
     assert written["kind"] == "restarts" and written["attack"]["attack"]["kind"] == "mim"
-    assert kind.read(written) == attack
-    assert hash(attack) == hash(kind.read(written))
+    assert kind.decode(written) == attack
+    assert hash(attack) == hash(kind.decode(written))
 
 
 @pytest.mark.parametrize(
@@ -186,21 +189,21 @@ def test_attacks_are_read_from_tables_and_written_back():
     ],
 )
 def test_evaluations_name_attacks_as_people_do(text, attack):
-    assert attack_named(text) == attack
+    assert parse_attack(text) == attack
 
 
 @pytest.mark.parametrize("text", ["", "20", "pgd-0", "psd-20", "restarts", "pgd-20x"])
 def test_unknown_names_are_refused_with_the_known_ones(text):
     with pytest.raises(ValueError, match=r"unknown attack .* \(known: pgd, mim"):
-        attack_named(text)
+        parse_attack(text)
 
 
 def test_crafting_takes_one_line():
     model, (x, y) = network(), batch()
     x_adv = craft(model, x, y, attack="pgd-20", threat="L2:128/255", seed=3)
-    expected = perturb(Pgd(steps=20), model, x, y, Threat.read("L2:128/255"), Draws(3)).x
+    expected = perturb(Pgd(steps=20), model, x, y, Threat.parse("L2:128/255"), Rng(3)).x
     assert torch.equal(x_adv, expected)
-    assert torch.equal(craft(model, x, y, attack=Cw(steps=1), threat=Threat.read("L2:0")), x)
+    assert torch.equal(craft(model, x, y, attack=Cw(steps=1), threat=Threat.parse("L2:0")), x)
 
 
 @pytest.mark.parametrize("cls", ATTACKS.values())

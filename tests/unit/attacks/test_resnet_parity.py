@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks import Apgd, Attack, Fab, Square
-from allrounder.data.inputs.by_name import data_of
+from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
-from allrounder.models.external import network_of
+from allrounder.models.external import load_network
 from allrounder.threats.threat import Threat
-from tests.support.parity import WHY, Duel, standing_by_theirs, table
+from tests.support.parity import SKIP_REASON, Comparison, robust_under_public, table
 from tests.support.paths import SHARED_DATA
 
-public = pytest.importorskip("pyautoattack", reason=WHY)
+public = pytest.importorskip("pyautoattack", reason=SKIP_REASON)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -42,7 +42,7 @@ CASES = [
 ]
 """Budgets at which some images break and others stand."""
 DATA = SHARED_DATA
-FILES = ("cifar10_test_head.npz", "cifar10_test.npz")
+FILE = "cifar10_test_head.npz"
 
 
 def ours() -> dict[str, Attack]:
@@ -69,10 +69,9 @@ def cut_short(side: Any) -> None:
 @cache
 def images() -> tuple[Tensor, Tensor]:
     """The first test images of CIFAR-10."""
-    files = [DATA / name for name in FILES if (DATA / name).is_file()]
-    if not files:
-        pytest.skip(f"no test images of CIFAR-10 ({' or '.join(FILES)}) in {DATA}")
-    test = data_of(str(files[0])).test
+    if not (DATA / FILE).is_file():
+        pytest.skip(f"no test images of CIFAR-10 ({FILE}) in {DATA}")
+    test = load_eval_data(str(DATA / FILE)).test
     return test.fetch(torch.arange(NATURAL)), test.labels[:NATURAL]
 
 
@@ -86,7 +85,7 @@ def weights() -> Path:
 @cache
 def network() -> nn.Module:
     """Its weights in our ResNet-18."""
-    return network_of("resnet18", weights(), classes=10, shape=(3, 32, 32)).requires_grad_(False)
+    return load_network("resnet18", weights(), classes=10, shape=(3, 32, 32)).requires_grad_(False)
 
 
 @cache
@@ -111,17 +110,19 @@ def test_natural_accuracy_is_that_of_the_public_network():
 
 @pytest.mark.parametrize(("text", "attacks"), CASES)
 def test_short_attacks_agree_with_the_public_ones(text: str, attacks: tuple[str, ...]):
-    (x, y), model, threat = easy(), network(), Threat.read(text)
+    (x, y), model, threat = easy(), network(), Threat.parse(text)
     probes = [Probe(name, ours()[name], threat) for name in attacks]
     # A lane as wide as there are images: all passes of both sides have one shape.
-    outcome = evaluate(model, x, y, probes=probes, lane=len(y))
-    duels: list[Duel] = []
+    outcome = evaluate(model, x, y, probes=probes, batch_size=len(y))
+    comparisons: list[Comparison] = []
     for probe in probes:
-        mine = torch.from_numpy(outcome.scores(probe.name) > 0)
-        duels.append(Duel(probe.name, mine, standing_by_theirs(model, x, y, threat, probe.name, cut_short)))
+        mine = torch.from_numpy(outcome.per_image_accuracy(probe.name) > 0)
+        comparisons.append(
+            Comparison(probe.name, mine, robust_under_public(model, x, y, threat, probe.name, cut_short))
+        )
     budgets = f"{STEPS} steps, {TARGETS} targets, {QUERIES} queries"
-    print(table(f"ResNet-18, {text}, {len(y)} images, {budgets}", duels))
-    standing = int(torch.stack([duel.theirs for duel in duels]).all(0).sum())
+    print(table(f"ResNet-18, {text}, {len(y)} images, {budgets}", comparisons))
+    standing = int(torch.stack([duel.theirs for duel in comparisons]).all(0).sum())
     assert SOME <= standing <= len(y) - SOME
-    apart = [str(duel) for duel in duels if duel.agreeing < len(y) - APART or duel.weaker_by > 1]
+    apart = [str(duel) for duel in comparisons if duel.num_agreeing < len(y) - APART or duel.weaker_by > 1]
     assert not apart, "\n".join(apart)

@@ -4,31 +4,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from allrounder.attacks import Attack, Crafted, Pgd, Restarts, perturb
+from allrounder.attacks import Attack, AttackResult, Pgd, Restarts, perturb
 from allrounder.errors import ThreatError
-from allrounder.rng import Draws
-from allrounder.threats.norms import EVERY_NORM, Linf
+from allrounder.rng import Rng
+from allrounder.threats.norms import ALL_NORMS, Linf
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 from tests.unit.attacks.test_pgd import batch, network
 
-L2_HALF = Threat.read("L2:1/2")
+L2_HALF = Threat.parse("L2:1/2")
 
 
 class Scripted(Attack):
     """Returns prepared results, one after the other."""
 
-    norms = EVERY_NORM
+    norms = ALL_NORMS
 
     def __init__(self, *results):
         self.results = list(results)
-        self.draws = []
+        self.rng = []
 
     def __repr__(self):
         return "Scripted"
 
-    def run(self, model, x, y, threat, draws):
-        self.draws.append(draws.path)
+    def run(self, model, x, y, threat, rng):
+        self.rng.append(rng.path)
         return self.results.pop(0)
 
 
@@ -41,7 +41,7 @@ def restarts(attack, count):
 
 def result(value, loss, fooled):
     x = torch.full((3, 1, 2, 2), value)
-    return Crafted(x=x, passes=Passes(1, 1), loss=torch.tensor(loss), fooled=torch.tensor(fooled))
+    return AttackResult(x=x, passes=Passes(1, 1), loss=torch.tensor(loss), fooled=torch.tensor(fooled))
 
 
 def test_restarts_keep_the_first_that_fools_else_the_highest_loss():
@@ -51,20 +51,20 @@ def test_restarts_keep_the_first_that_fools_else_the_highest_loss():
         result(0.3, [9.0, 9.0, 2.0], [True, True, False]),
     )
     x, y = torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
-    found = restarts(attack, 3).run(lambda x: x, x, y, Threat.read("Linf:1"), Draws(0, ("a",)))
+    found = restarts(attack, 3).run(lambda x: x, x, y, Threat.parse("Linf:1"), Rng(0, ("a",)))
     assert found.x[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.2])
     assert found.loss is not None and found.loss.tolist() == [5.0, 0.5, 3.0]
     assert found.fooled is not None and found.fooled.tolist() == [True, True, False]
     assert found.passes == Passes(3, 3)
-    assert attack.draws == [("a", "restart", i) for i in range(3)]
+    assert attack.rng == [("a", "restart", i) for i in range(3)]
 
 
 def test_restarts_work_where_their_attack_works():
     attack = Scripted()
     attack.norms = frozenset({Linf})  # pyright: ignore[reportAttributeAccessIssue]
-    restarts(attack, 2).check_supports(Threat.read("Linf:1"))
+    restarts(attack, 2).check_supports(Threat.parse("Linf:1"))
     with pytest.raises(ValueError, match="Scripted works in Linf, got the threat L2:1"):
-        restarts(attack, 2).check_supports(Threat.read("L2:1"))
+        restarts(attack, 2).check_supports(Threat.parse("L2:1"))
 
 
 def test_restarts_do_not_hide_a_broken_network():
@@ -76,14 +76,14 @@ def test_restarts_do_not_hide_a_broken_network():
             x,
             y * 0,
             L2_HALF,
-            Draws(0),
+            Rng(0),
         )
 
 
 def test_restarts_stop_once_everything_is_fooled():
     attack = Scripted(result(0.1, [1.0] * 3, [True] * 3))
     x, y = torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
-    found = restarts(attack, 9).run(lambda x: x, x, y, Threat.read("Linf:1"), Draws(0))
+    found = restarts(attack, 9).run(lambda x: x, x, y, Threat.parse("Linf:1"), Rng(0))
     assert found.passes == Passes(1, 1)
 
 
@@ -91,12 +91,12 @@ def test_restarts_judge_silent_attacks_by_cross_entropy_and_pay_for_it():
     model, (x, y) = network(), batch()
     y = model(x).argmax(1)
     found = Restarts(attack=Pgd(steps=1, step=1e-3), count=4).run(
-        model, x, y, Threat.read("L2:1/100"), Draws(0)
+        model, x, y, Threat.parse("L2:1/100"), Rng(0)
     )
     assert found.passes == Passes(8, 4)
     torch.testing.assert_close(found.loss, F.cross_entropy(model(found.x), y, reduction="none"))
     single = [
-        Pgd(steps=1, step=1e-3).run(model, x, y, Threat.read("L2:1/100"), Draws(0).at("restart", i))
+        Pgd(steps=1, step=1e-3).run(model, x, y, Threat.parse("L2:1/100"), Rng(0).fold_in("restart", i))
         for i in range(4)
     ]
     best = torch.stack([F.cross_entropy(model(s.x), y, reduction="none") for s in single]).amax(0)

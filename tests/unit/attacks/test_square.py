@@ -9,18 +9,18 @@ from pydantic import ValidationError
 from torch import nn
 
 from allrounder.attacks import perturb
-from allrounder.attacks.search.base import Answer, Question, succeeded
-from allrounder.attacks.square import Square, sides
-from allrounder.attacks.square_patches import _patterns
+from allrounder.attacks.search.base import QueryResult, RoundInit, is_adversarial
+from allrounder.attacks.square import Square, window_sides
+from allrounder.attacks.square_patches import _pattern_table
 from allrounder.config.fields import adapter
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 from tests.reference import square as twin
 
 TEXTS = ("Linf:8/255", "L2:1/2", "L1:3")
-THREATS = pytest.mark.parametrize("threat", [Threat.read(text) for text in TEXTS], ids=str)
+THREATS = pytest.mark.parametrize("threat", [Threat.parse(text) for text in TEXTS], ids=str)
 ONE = Passes(forwards=1)
 SHAPES = [(1, 8, 8), (3, 12, 12), (2, 9, 16), (1, 16, 7), (3, 24, 24), (1, 28, 28), (3, 32, 32)]
 
@@ -42,7 +42,7 @@ def network(shape, classes=4, dtype=torch.float64):
 def question(x, y, threat, seed=0, rows=None, classes=4):
     rows = torch.arange(len(x)) if rows is None else rows
     natural = torch.zeros(len(x), classes, dtype=x.dtype)
-    return Question(x, y, natural, threat, Draws(seed, ("t",)).per_example(rows), 0)
+    return RoundInit(x, y, natural, threat, Rng(seed, ("t",)).per_example(rows), 0)
 
 
 def drive(search, model, asked, steps):
@@ -51,7 +51,7 @@ def drive(search, model, asked, steps):
     states = [state]
     for _ in range(steps):
         x = search.ask(state, asked.threat)
-        path.append(Answer(x, model(x), ONE))
+        path.append(QueryResult(x, model(x), ONE))
         state = search.tell(state, path[-1], asked.threat)
         states.append(state)
     return path, states
@@ -61,19 +61,23 @@ def drive(search, model, asked, steps):
 
 
 def test_sides_of_the_windows_are_the_published_ones():
-    assert sides(32, 32, 0.8, Linf()) == (29, 20, 14, 10, 7, 5, 4, 3, 2, 1)
-    assert sides(32, 32, 0.8, L2()) == sides(32, 32, 0.8, L1()) == (29, 21, 15, 11, 7, 5, 5, 3, 3, 3)
-    assert sides(28, 28, 0.8, Linf()) == (25, 18, 13, 9, 6, 4, 3, 2, 2, 1)
-    assert sides(8, 30, 0.8, Linf())[:3] == (8, 8, 7)
-    assert sides(8, 30, 1.0, L2())[:3] == (8, 8, 8)
-    assert sides(2, 2, 0.8, L2())[-1] == 2 and sides(1, 9, 0.1, Linf()) == (1,) * 10
+    assert window_sides(32, 32, 0.8, Linf()) == (29, 20, 14, 10, 7, 5, 4, 3, 2, 1)
+    assert (
+        window_sides(32, 32, 0.8, L2())
+        == window_sides(32, 32, 0.8, L1())
+        == (29, 21, 15, 11, 7, 5, 5, 3, 3, 3)
+    )
+    assert window_sides(28, 28, 0.8, Linf()) == (25, 18, 13, 9, 6, 4, 3, 2, 2, 1)
+    assert window_sides(8, 30, 0.8, Linf())[:3] == (8, 8, 7)
+    assert window_sides(8, 30, 1.0, L2())[:3] == (8, 8, 8)
+    assert window_sides(2, 2, 0.8, L2())[-1] == 2 and window_sides(1, 9, 0.1, Linf()) == (1,) * 10
 
 
 @THREATS
 def test_the_schedule_of_p_does_not_depend_on_the_number_of_queries(threat):
     x = images(1, (1, 32, 32))
     plans = [
-        Square(queries=queries).begin(question(x, torch.zeros(1, dtype=torch.long), threat))["plan"]
+        Square(queries=queries).begin(question(x, torch.zeros(1, dtype=torch.long), threat))["moves"]
         for queries in (40, 8100)
     ]
     assert torch.equal(plans[0], plans[1][:, :40])
@@ -86,11 +90,11 @@ def test_the_schedule_of_p_does_not_depend_on_the_number_of_queries(threat):
 
 def numbers(asked, search):
     """The random numbers of a question, drawn again."""
-    (n, c, h, w), draws = asked.x.shape, asked.draws
+    (n, c, h, w), rng = asked.x.shape, asked.rng
     linf = isinstance(asked.threat.norm, Linf)
     s = max(min(h, w) // 5, 1)
-    start = draws.at("start").uniform(torch.empty((n, c, 1, w) if linf else (n, h // s, w // s, c + 1)))
-    moves = draws.at("moves").uniform(torch.empty(n, search.queries, (2 if linf else 5) + c))
+    start = rng.fold_in("start").uniform(torch.empty((n, c, 1, w) if linf else (n, h // s, w // s, c + 1)))
+    moves = rng.fold_in("moves").uniform(torch.empty(n, search.queries, (2 if linf else 5) + c))
     return (start.squeeze(2) if linf else start).numpy(), moves.numpy()
 
 
@@ -105,7 +109,7 @@ def margin_of(model, y):
 TWINS = pytest.mark.parametrize(
     ("threat", "short", "close"),
     [
-        pytest.param(Threat.read(text), short, close, id=f"{text}-{short}")
+        pytest.param(Threat.parse(text), short, close, id=f"{text}-{short}")
         for text, short, close in [*((text, 2e-6, 1e-9) for text in TEXTS), ("L1:3", 0.0, 1e-4)]
     ],
 )
@@ -136,9 +140,9 @@ def test_every_phase_equals_the_twin(threat, short, close):
     x, search = images(10, (2, 12, 12)), Square(queries=9000)
     asked = question(x, torch.zeros(10, dtype=torch.long), threat)
     moves = torch.tensor([0, 10, 11, 51, 201, 501, 1001, 2001, 4001, 8999])
-    d = threat.norm.sample(x, 0.9 * threat.eps, Draws(3))
+    d = threat.norm.sample(x, 0.9 * threat.eps, Rng(3))
     best = threat.norm.project(x, x + d, threat.eps)
-    new = search.ask(search.begin(asked) | {"best": best, "asked": moves + 1}, threat)
+    new = search.ask(search.begin(asked) | {"best": best, "query": moves + 1}, threat)
     _, u = numbers(asked, search)
     for i, move in enumerate(moves.tolist()):
         given = x[i].numpy(), best[i].numpy(), threat.eps, 0.8, move, u[i, move], short
@@ -151,7 +155,9 @@ def test_every_phase_equals_the_twin(threat, short, close):
 
 @pytest.mark.parametrize("norm", ["L2", "L1"])
 def test_patterns_equal_the_twins(norm):
-    table = _patterns((1, 2, 3, 4, 5, 9, 14), 2 if norm == "L2" else 1, torch.float64, torch.device("cpu"))
+    table = _pattern_table(
+        (1, 2, 3, 4, 5, 9, 14), 2 if norm == "L2" else 1, torch.float64, torch.device("cpu")
+    )
     for i, s in enumerate((1, 2, 3, 4, 5, 9, 14)):
         for turned in (0, 1):
             np.testing.assert_allclose(table[i, turned, :s, :s], twin.pattern(norm, s, turned), atol=1e-12)
@@ -170,17 +176,17 @@ def test_patterns_equal_the_twins(norm):
     ],
 )
 def test_everything_asked_is_in_ball_and_box(text, shape):
-    threat, x = Threat.read(text), images(4, shape, torch.float32)
+    threat, x = Threat.parse(text), images(4, shape, torch.float32)
     search = Square(queries=8200)
     asked = question(x, torch.tensor([0, 1, 2, 3]), threat)
     state, generator = search.begin(asked), torch.Generator().manual_seed(1)
     for t in [0, *range(1, 7), 12, 52, 202, 502, 1002, 2002, 4002, 6002, 8002, 8200, 8201, 9000]:
-        state = state | {"asked": torch.full((4,), t)}
+        state = state | {"query": torch.full((4,), t)}
         new = search.ask(state, threat)
         assert new.dtype == x.dtype and new.min() >= 0 and new.max() <= 1
         assert (threat.norm.length((new - x).double()) <= threat.eps + 1e-6 * max(1, threat.eps)).all()
-        answer = Answer(new, torch.randn(4, 4, generator=generator), ONE)
-        assert torch.equal(succeeded(answer, x, asked.y, threat), answer.logits.argmax(1) != asked.y)
+        answer = QueryResult(new, torch.randn(4, 4, generator=generator), ONE)
+        assert torch.equal(is_adversarial(answer, x, asked.y, threat), answer.logits.argmax(1) != asked.y)
         state = search.tell(state, answer, threat)
 
 
@@ -188,7 +194,7 @@ def test_everything_asked_is_in_ball_and_box(text, shape):
 def test_the_first_image_asked_about_is_the_start(shape):
     x, y = 0.25 + images(5, shape) / 2, torch.zeros(5, dtype=torch.long)
     for text in ("Linf:1/10", "L2:1/10", "L1:1"):
-        threat, search = Threat.read(text), Square(queries=3)
+        threat, search = Threat.parse(text), Square(queries=3)
         state = search.begin(question(x, y, threat))
         d = search.ask(state, threat) - x
         torch.testing.assert_close(
@@ -204,14 +210,14 @@ def test_the_first_image_asked_about_is_the_start(shape):
 
 
 def test_linf_repaints_one_window_with_one_sign_for_each_channel():
-    threat, search = Threat.read("Linf:1/10"), Square(queries=300)
+    threat, search = Threat.parse("Linf:1/10"), Square(queries=300)
     x = 0.25 + images(6, (3, 16, 16)) / 2
     state = search.begin(question(x, torch.zeros(6, dtype=torch.long), threat))
-    state["asked"] = torch.tensor([1, 12, 30, 60, 100, 250])
+    state["query"] = torch.tensor([1, 12, 30, 60, 100, 250])
     change = (search.ask(state, threat) - state["best"]).abs() > 1e-9
     corners = set()
     for i, s in enumerate([14, 10, 10, 7, 7, 5]):
-        plan = state["plan"][i, int(state["asked"][i]) - 1].tolist()
+        plan = state["moves"][i, int(state["query"][i]) - 1].tolist()
         assert plan[0] == s and 0 <= plan[1] <= 16 - s and 0 <= plan[2] <= 16 - s
         outside = change[i].clone()
         outside[:, plan[1] : plan[1] + s, plan[2] : plan[2] + s] = False
@@ -234,7 +240,7 @@ def test_the_margin_only_rises_and_belongs_to_the_best_image(threat):
     logits = model(states[-1]["best"])
     others = logits.scatter(1, y[:, None], float("-inf")).amax(1)
     torch.testing.assert_close(margins[-1], others - logits.gather(1, y[:, None])[:, 0])
-    assert states[-1]["asked"].tolist() == [81] * 5
+    assert states[-1]["query"].tolist() == [81] * 5
 
 
 @THREATS
@@ -246,7 +252,7 @@ def test_states_are_not_changed_after_the_fact(threat):
         before = {name: tensor.clone() for name, tensor in state.items()}
         x = search.ask(state, threat)
         shown = x.clone()
-        after = search.tell(state, Answer(x, network(shape)(x), ONE), threat)
+        after = search.tell(state, QueryResult(x, network(shape)(x), ONE), threat)
         assert torch.equal(x, shown)
         assert all(torch.equal(state[name], before[name]) for name in before)
         assert {name: (t.shape, t.dtype) for name, t in after.items()} == {
@@ -256,12 +262,12 @@ def test_states_are_not_changed_after_the_fact(threat):
 
 
 def test_answers_that_are_not_numbers_are_not_kept():
-    threat, search = Threat.read("L2:1"), Square(queries=9)
+    threat, search = Threat.parse("L2:1"), Square(queries=9)
     asked = question(images(2, (1, 8, 8)), torch.tensor([0, 1]), threat)
     state = search.begin(asked)
     for logits in ([[0.0, 1.0], [0.0, 1.0]], [[float("nan"), 9.0], [5.0, 0.0]]):
         x = search.ask(state, threat)
-        old, state = state, search.tell(state, Answer(x, torch.tensor(logits).double(), ONE), threat)
+        old, state = state, search.tell(state, QueryResult(x, torch.tensor(logits).double(), ONE), threat)
     assert torch.equal(state["best"][0], old["best"][0]) and state["margin"].tolist() == [1.0, 5.0]
     assert torch.equal(state["best"][1], x[1])
 
@@ -280,12 +286,12 @@ def test_an_example_does_not_depend_on_its_neighbours(threat, dtype, shape):
 
     def final(which):
         state = search.begin(question(x[which], y[which], threat, rows=rows[which]))
-        state = state | {"asked": asked[which]}
+        state = state | {"query": asked[which]}
         for _ in range(8):
             new = search.ask(state, threat)
             # Of one image after the other, because a network may add up in another order in another batch.
             logits = torch.cat([logits_of(one) for one in new.split(1)])
-            state = search.tell(state, Answer(new, logits, ONE), threat)
+            state = search.tell(state, QueryResult(new, logits, ONE), threat)
         return state
 
     together, order = final(torch.arange(n)), torch.tensor([3, 0, 1, 5, 2, 4])
@@ -300,15 +306,15 @@ def test_an_example_does_not_depend_on_its_neighbours(threat, dtype, shape):
 
 
 def test_the_search_ends_after_the_start_and_all_windows():
-    threat, search = Threat.read("Linf:1/100"), Square(queries=4, restarts=2)
+    threat, search = Threat.parse("Linf:1/100"), Square(queries=4, restarts=2)
     x, seen = images(2, (1, 8, 8)), []
 
     def robust(x):
         seen.append(x)
         return torch.tensor([[1.0, 0.0]], dtype=x.dtype).repeat(len(x), 1)
 
-    found = perturb(search, robust, x, torch.zeros(2, dtype=torch.long), threat, Draws(0))
-    assert search.rounds(10) == 2 and search.cycle == (False,)
+    found = perturb(search, robust, x, torch.zeros(2, dtype=torch.long), threat, Rng(0))
+    assert search.num_rounds(10) == 2 and search.needs_grad_cycle == (False,)
     assert found.passes == Passes(forwards=1 + 2 * 5, backwards=0) and len(seen) == 11
     assert torch.equal(found.x, x) and found.fooled is not None and not found.fooled.any()
     # The two searches start elsewhere and move elsewhere.
@@ -322,7 +328,7 @@ def test_it_fools_a_network_of_two_and_more_classes(threat, classes):
     model, x = network(shape, classes), images(8, shape)
     y = model(x).argmax(1)
     weak, strong = (
-        perturb(Square(queries=queries), model, x, y, Threat(threat.norm, str(4 * threat.eps)), Draws(0))
+        perturb(Square(queries=queries), model, x, y, Threat(threat.norm, str(4 * threat.eps)), Rng(0))
         for queries in (1, 150)
     )
     assert weak.fooled is not None and strong.fooled is not None
@@ -334,7 +340,7 @@ def test_it_fools_a_network_of_two_and_more_classes(threat, classes):
 def test_a_network_of_one_class_is_refused(threat):
     x, y = images(2, (1, 8, 8)), torch.zeros(2, dtype=torch.long)
     with pytest.raises(ValueError, match="compares two classes, the network has one; give it two"):
-        perturb(Square(queries=2), lambda x: x.flatten(1)[:, :1], x, y, threat, Draws(0))
+        perturb(Square(queries=2), lambda x: x.flatten(1)[:, :1], x, y, threat, Rng(0))
 
 
 def test_fields_are_checked():

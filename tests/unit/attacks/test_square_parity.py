@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from allrounder.attacks import Pgd, perturb
 from allrounder.attacks.square import Square
-from allrounder.attacks.square_patches import _patterns
+from allrounder.attacks.square_patches import _pattern_table
 from allrounder.data import Embedded
-from allrounder.models.small_cnn import Small
-from allrounder.rng import Draws
+from allrounder.models.small_cnn import SmallCnnNetwork
+from allrounder.rng import Rng
 from allrounder.threats.norms import Linf
 from allrounder.threats.threat import Threat
 from tests.unit.attacks.test_square import drive, images, network, numbers, question
@@ -38,15 +38,15 @@ def trained():
     data = Embedded().load()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Small(torch.nn.Identity(), 1, 8, 10)
+        model = SmallCnnNetwork(torch.nn.Identity(), 1, 8, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x, y = everything(data.train)
-    threat, step = Threat.read("Linf:0.06"), 0
+    threat, step = Threat.parse("Linf:0.06"), 0
     for epoch in range(2):
-        for rows in Draws(0, ("order", epoch)).permutation(len(x)).split(64):
+        for rows in Rng(0, ("order", epoch)).permutation(len(x)).split(64):
             step += 1
             x_adv = perturb(
-                Pgd(steps=3, step=0.5), model, x[rows], y[rows], threat, Draws(0, ("craft", step))
+                Pgd(steps=3, step=0.5), model, x[rows], y[rows], threat, Rng(0, ("craft", step))
             ).x
             optimizer.zero_grad()
             F.cross_entropy(model(x_adv), y[rows]).backward()
@@ -73,9 +73,9 @@ def robust_against(model, x_adv, y):
 @pytest.mark.parametrize("text", THREATS)
 def test_square_is_as_strong_as_the_public_one(text):
     model, x, y = trained()
-    threat = Threat.read(text)
-    draws = Draws(1).per_example(torch.arange(len(x)))
-    ours = robust_against(model, perturb(Square(queries=QUERIES), model, x, y, threat, draws).x, y)
+    threat = Threat.parse(text)
+    rng = Rng(1).per_example(torch.arange(len(x)))
+    ours = robust_against(model, perturb(Square(queries=QUERIES), model, x, y, threat, rng).x, y)
     with torch.random.fork_rng():
         attack = public.SquareAttack(
             model,
@@ -115,7 +115,7 @@ def script(asked, queries):
 def test_with_the_same_numbers_both_ask_about_the_same_images(text, shape, monkeypatch):
     model, x, queries = network(shape, dtype=torch.float32), images(1, shape, torch.float32), 80
     label = model(x).argmax(1)
-    asked = question(x, label, Threat.read(text))
+    asked = question(x, label, Threat.parse(text))
     path, states = drive(Square(queries=queries), model, asked, queries + 1)
     given, seen = script(asked, queries), []
 
@@ -145,5 +145,5 @@ def test_patterns_are_the_public_ones(norm):
     for s in (1, 2, 3, 5, 6, 7, 11, 21, 25, 29):
         with torch.random.fork_rng():
             found = attack.eta(s)
-        ours = _patterns((s,), 2 if norm == "L2" else 1, torch.float32, torch.device("cpu"))[0]
+        ours = _pattern_table((s,), 2 if norm == "L2" else 1, torch.float32, torch.device("cpu"))[0]
         assert min(float((found - one).abs().max()) for one in ours) < 1e-6

@@ -12,7 +12,7 @@ from allrounder.attacks.search.base import Search
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.objectives import Adversarial
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import Linf
 from allrounder.threats.threat import Threat
 from tests.support.networks import Tiny, Unfoldable, blobs
@@ -22,9 +22,9 @@ from tests.unit.attacks.test_perturb import batch as odd_batch
 from tests.unit.attacks.test_pgd import batch, network
 
 THREATS = pytest.mark.parametrize(
-    "threat", [Threat.read(t) for t in ("Linf:1/10", "L2:1/2", "L1:3")], ids=str
+    "threat", [Threat.parse(t) for t in ("Linf:1/10", "L2:1/2", "L1:3")], ids=str
 )
-LINF = Threat.read("Linf:1/10")
+LINF = Threat.parse("Linf:1/10")
 
 
 def forbidden(x):
@@ -58,9 +58,9 @@ def fitted(kind=Tiny, seed=0):
 @pytest.mark.parametrize("source", [network, Noisy], ids=["plain", "random"])
 def test_the_images_are_those_of_the_attack_on_the_source(attack, source, threat):
     model, (x, y) = source(), batch()
-    draws = Draws(5).per_example(torch.tensor([4, 0, 9]))
-    found = perturb(Transfer(attack=attack, source=model, name="other"), forbidden, x, y, threat, draws)
-    expected = perturb(attack, model, x, y, threat, draws)
+    rng = Rng(5).per_example(torch.tensor([4, 0, 9]))
+    found = perturb(Transfer(attack=attack, source=model, name="other"), forbidden, x, y, threat, rng)
+    expected = perturb(attack, model, x, y, threat, rng)
     assert torch.equal(found.x, expected.x) and found.passes == expected.passes
     assert found.loss is None and found.fooled is None
 
@@ -68,15 +68,15 @@ def test_the_images_are_those_of_the_attack_on_the_source(attack, source, threat
 @pytest.mark.parametrize("kind", [Tiny, Unfoldable])
 def test_an_evaluation_crafts_on_the_source_and_judges_by_the_network(kind):
     target, source, test = fitted(seed=1), fitted(kind, seed=2), blobs().test
-    attack, threat = Pgd(steps=5, start="zero"), Threat.read("Linf:1/4")
+    attack, threat = Pgd(steps=5, start="zero"), Threat.parse("Linf:1/4")
     probes = [
         Probe("transfer", Transfer(attack=attack, source=source, name="tiny-2"), threat),
         Probe("pgd", attack, threat),
     ]
-    outcome = evaluate(target, test, probes=probes, lane=len(test))
+    outcome = evaluate(target, test, probes=probes, batch_size=len(test))
     x, y = test.fetch(torch.arange(len(test))), test.labels
     natural = target(x).argmax(1)
-    judged = target(perturb(attack, source, x, y, threat, Draws(0)).x).argmax(1)
+    judged = target(perturb(attack, source, x, y, threat, Rng(0)).x).argmax(1)
     expected = torch.where(natural == y, judged, natural)
     assert outcome.predicted["transfer@Linf:1/4"].tolist() == expected.tolist()
     assert outcome.accuracy("pgd") <= outcome.accuracy("transfer") < outcome.accuracy()
@@ -84,9 +84,9 @@ def test_an_evaluation_crafts_on_the_source_and_judges_by_the_network(kind):
 
 def test_what_fools_the_source_alone_is_no_success():
     source, test = fitted(), blobs().test
-    x, y, threat = test.fetch(torch.arange(len(test))), test.labels, Threat.read("Linf:1/2")
+    x, y, threat = test.fetch(torch.arange(len(test))), test.labels, Threat.parse("Linf:1/2")
     attack = Pgd(steps=10)
-    assert (source(perturb(attack, source, x, y, threat, Draws(0)).x).argmax(1) != y).all()
+    assert (source(perturb(attack, source, x, y, threat, Rng(0)).x).argmax(1) != y).all()
 
     class Steadfast(nn.Module):
         """Always right."""
@@ -95,7 +95,7 @@ def test_what_fools_the_source_alone_is_no_success():
             return nn.functional.one_hot(y[: len(x)], 3).float() + 0 * x.sum()
 
     probe = Probe("transfer", Transfer(attack=attack, source=source, name="fitted"), threat)
-    outcome = evaluate(Steadfast(), test, probes=[probe], lane=len(test), check="note")
+    outcome = evaluate(Steadfast(), test, probes=[probe], batch_size=len(test), check="note")
     assert outcome.accuracy() == outcome.accuracy("transfer") == 1
 
 
@@ -106,7 +106,7 @@ def test_source_and_network_come_back_as_they_were(norm_layers, alone):
     model = source if alone else odd_network()
     before = state(source), state(model)
     attack = Transfer(attack=Pgd(steps=2), source=source, name="odd")
-    perturb(attack, model, x, y, LINF, Draws(0), norm_layers=norm_layers)
+    perturb(attack, model, x, y, LINF, Rng(0), norm_layers=norm_layers)
     assert same(before[0], state(source)) and same(before[1], state(model))
 
 
@@ -114,7 +114,7 @@ def test_it_is_written_by_name_and_is_one_stage_and_no_search():
     attack = Transfer(attack=Pgd(steps=7), source=network(), name="resnet-18")
     assert str(attack) == f"Transfer(attack={Pgd(steps=7)}, name='resnet-18')"
     assert not isinstance(attack, Search) and stages_of(attack, LINF) == (attack,)
-    assert attack.parts() == (Pgd(steps=7),)
+    assert attack.sub_attacks() == (Pgd(steps=7),)
     assert hash(attack) == hash(Transfer(attack=Pgd(steps=7), source=attack.source, name="resnet-18"))
     with pytest.raises(AttributeError):
         setattr(attack, "name", "other")  # noqa: B010
@@ -130,20 +130,20 @@ def test_it_works_where_its_attack_works():
     assert LinfOnly.norms == {Linf}
     attack.check_supports(LINF)
     with pytest.raises(ValueError, match="Careless works in Linf, got the threat L2:1"):
-        attack.check_supports(Threat.read("L2:1"))
+        attack.check_supports(Threat.parse("L2:1"))
 
 
 def test_sequences_run_on_the_source_too():
     model, (x, y) = network(), batch()
-    found = perturb(Transfer(attack=AutoAttack(), source=model, name="a"), forbidden, x, y, LINF, Draws(0))
-    assert torch.equal(found.x, perturb(AutoAttack(), model, x, y, LINF, Draws(0)).x)
+    found = perturb(Transfer(attack=AutoAttack(), source=model, name="a"), forbidden, x, y, LINF, Rng(0))
+    assert torch.equal(found.x, perturb(AutoAttack(), model, x, y, LINF, Rng(0)).x)
 
 
 def test_an_error_on_the_source_says_so():
     x, _ = batch()
     attack = Transfer(attack=Pgd(), source=network(classes=4), name="four-classes")
     with pytest.raises(ValueError, match="the largest label is 5, expected at most 3") as caught:
-        perturb(attack, network(classes=9), x, torch.tensor([5, 0, 0]), LINF, Draws(0))
+        perturb(attack, network(classes=9), x, torch.tensor([5, 0, 0]), LINF, Rng(0))
     assert caught.value.__notes__ == [f"This happened on four-classes, the source of {attack}."]
 
 

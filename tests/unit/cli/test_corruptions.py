@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allrounder.data.corruptions.generate import MARKER
-from allrounder.evaluation.evaluate import OUTCOME
-from allrounder.report.outcome import Outcome
+from allrounder.data.corruptions.generate import MARKER_FILE
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from tests.support.interruptions import Point, struck
 from tests.unit.cli.test_evaluate import Ask, ask, files
 from tests.unit.cli.test_main import Command, allrounder, flat
@@ -39,7 +38,7 @@ def test_changed_images_alone_need_no_threat(ask: Ask, tmp_path: Path):
         "--ood", "c:5,translate@p", "--out", str(tmp_path / "out"), "--n", "3", "--workers", "1", "--force"
     )
     assert answer.code == 0, answer.err
-    one = Outcome.load(tmp_path / "out" / OUTCOME)
+    one = Outcome.load(tmp_path / "out" / OUTCOME_FILE)
     assert len(one) == 3 and len(one.predicted) == 1 + 15 + 16
     assert "corruptions severity 5 (generated)" in flat(answer.out)
     assert "(generated, 1 of 10)" in flat(answer.out)
@@ -54,15 +53,15 @@ def test_a_folder_comes_to_hold_all_that_was_asked(ask: Ask, tmp_path: Path):
     out = ("--out", str(tmp_path / "out"), "--workers", "1", "--force")
     assert ask("--threat", "Linf:0.05", "--attack", "pgd-2", *out, "--n", "6").code == 0
     answer = ask("--ood", "fog@c:5,tilt@p", *out, "--n", "6")
-    assert "also have what was asked before (1 probes)" in flat(answer.out) and "pgd-2" not in answer.out
+    assert "also hold 1 probes of earlier calls" in flat(answer.out) and "pgd-2" not in answer.out
     table = (tmp_path / "out" / "table.md").read_text()
     assert "pgd-2@Linf:0.05" in table and "corruptions severity 5" in table and "all frames" in table
-    whole = (tmp_path / "out" / OUTCOME).read_bytes()
+    whole = (tmp_path / "out" / OUTCOME_FILE).read_bytes()
     assert ask("--ood", "fog@c:5", *out, "--n", "6").code == 0
-    assert (tmp_path / "out" / OUTCOME).read_bytes() == whole
+    assert (tmp_path / "out" / OUTCOME_FILE).read_bytes() == whole
     assert (tmp_path / "out" / "perturbations.md").is_file()
     other = ask("--threat", "Linf:0.05", "--attack", "pgd-2", *out, "--n", "9")
-    assert "no longer has 32 probes on 6 images" in flat(other.out)
+    assert "no longer holds 32 probes on 6 images" in flat(other.out)
     assert [path.name for path in (tmp_path / "out").glob("*.md")] == ["table.md"]
 
 
@@ -70,7 +69,7 @@ def test_attacks_that_are_named_are_run_as_well(ask: Ask, tmp_path: Path):
     named = ("--threat", "Linf:0.05", "--attack", "pgd-2", "--n", "6", "--force")
     answer = ask("--ood", "fog@c:5", "--out", str(tmp_path / "out"), "--workers", "1", *named)
     assert answer.code == 0, answer.err
-    one = Outcome.load(tmp_path / "out" / OUTCOME)
+    one = Outcome.load(tmp_path / "out" / OUTCOME_FILE)
     assert list(one.predicted) == ["natural", "pgd-2@Linf:0.05", "fog@c-generated:5"]
 
 
@@ -110,7 +109,12 @@ def test_a_set_is_made_where_eval_finds_it(make: Command, files: dict[str, Path]
     answer = make("make-c", str(files["images.npz"]), "--corruption", "fog", "--corruption", "snow")
     assert answer.code == 0, answer.out
     folder = cache / "images-c-generated"
-    assert sorted(path.name for path in folder.glob("[!.]*")) == ["fog.npy", MARKER, "labels.npy", "snow.npy"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == [
+        "fog.npy",
+        MARKER_FILE,
+        "labels.npy",
+        "snow.npy",
+    ]
     assert np.load(folder / "fog.npy").shape == (120, 8, 8, 1)
     assert "fog: done" in answer.out and "files:" in answer.out
     with struck(Point("allrounder.data.corruptions.datasets:corrupt"), lambda: pytest.fail("made again")):
@@ -123,7 +127,7 @@ def test_sequences_are_made(make: Command, files: dict[str, Path], tmp_path: Pat
     assert answer.code == 0, answer.out
     assert np.load(out / "tilt.npy").shape == (24, 31, 8, 8, 1)
     again = make("make-p", str(files["images.npz"]), "--perturbation", "tilt", "--out", str(out))
-    assert "tilt (there already): done" in again.out
+    assert "tilt (already there): done" in again.out
 
 
 def test_a_wrong_corruption_is_a_mistake_of_usage(make: Command, files: dict[str, Path]):
@@ -137,7 +141,7 @@ def test_a_signal_stops_the_making(make: Command, files: dict[str, Path], tmp_pa
     with struck(point, lambda: os.kill(os.getpid(), signal.SIGINT)):
         answer = make("make-c", str(files["images.npz"]), "--corruption", "fog", "--out", str(tmp_path / "c"))
     assert answer.code == 75 and "call again to continue" in flat(answer.err)
-    assert sorted(path.name for path in (tmp_path / "c").glob("[!.]*")) == [MARKER, "labels.npy"]
+    assert sorted(path.name for path in (tmp_path / "c").glob("[!.]*")) == [MARKER_FILE, "labels.npy"]
 
 
 def test_every_option_is_explained(make: Command):

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allrounder.data.files.catalog import IDX, PUBLISHED, Published, PublishedFile
+from allrounder.data.files.catalog import IDX_FILES, PUBLISHED, PublishedDataset, PublishedFile
 from tests.support import formats
-from tests.support.formats import some
-from tests.support.servers import Server, serving
+from tests.support.formats import random_images
+from tests.support.servers import Server, serve_files
 from tests.unit.cli.test_main import Command, allrounder, flat
 
 __all__ = ["allrounder"]  # a fixture
 
-GREY = some(40, (28, 28), 10), some(20, (28, 28), 10, seed=1)
-COLOUR = some(40, (3, 32, 32), 10), some(20, (3, 32, 32), 10, seed=1)
+GREY = random_images(40, (28, 28), 10), random_images(20, (28, 28), 10, seed=1)
+COLOUR = random_images(40, (3, 32, 32), 10), random_images(20, (3, 32, 32), 10, seed=1)
 
 
 @pytest.fixture
@@ -35,17 +35,17 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Server]
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     formats.write_idx(tmp_path / "source", *GREY)
-    files = {name: (tmp_path / "source" / name).read_bytes() for name in IDX}
+    files = {name: (tmp_path / "source" / name).read_bytes() for name in IDX_FILES}
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w") as archive:
         archive.writestr("tiny-imagenet-200/words.txt", "n01443537\tgoldfish")
     files["tiny-imagenet-200.zip"] = raw.getvalue()
-    with serving(files) as shop:
-        sums = [(name, hashlib.md5(files[name]).hexdigest()) for name in IDX]
+    with serve_files(files) as shop:
+        sums = [(name, hashlib.md5(files[name]).hexdigest()) for name in IDX_FILES]
         mnist = tuple(PublishedFile(name=name, md5=md5, urls=shop.urls(name)) for name, md5 in sums)
         tiny = PublishedFile(name="tiny-imagenet-200.zip", urls=shop.urls("tiny-imagenet-200.zip"))
-        monkeypatch.setitem(PUBLISHED, "mnist", Published(about="digits", files=mnist))
-        entry = Published(about="photographs", files=(tiny,), unpacked="tiny-imagenet-200")
+        monkeypatch.setitem(PUBLISHED, "mnist", PublishedDataset(about="digits", files=mnist))
+        entry = PublishedDataset(about="photographs", files=(tiny,), unpacked="tiny-imagenet-200")
         monkeypatch.setitem(PUBLISHED, "tiny-imagenet", entry)
         yield shop
 
@@ -57,10 +57,10 @@ def test_a_dataset_is_fetched_once_and_then_checked(allrounder: Command, server:
     for file in PUBLISHED["mnist"].files:
         assert f"{file.name}: from {file.urls[0]}" in flat(answer.out)
         assert f"MD5 {file.md5} is right" in flat(answer.out)
-    assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(IDX)
-    assert len(server.asked) == 4
+    assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(IDX_FILES)
+    assert len(server.requests) == 4
     again = allrounder("data", "get", "mnist")
-    assert again.code == 0 and again.out.count("already there, MD5") == 4 and len(server.asked) == 4
+    assert again.code == 0 and again.out.count("already there, MD5") == 4 and len(server.requests) == 4
     checked = allrounder("data", "check", "Mnist")
     assert checked.code == 0, checked.err
     assert "mnist train: 40 images 1x28x28, 10 classes" in checked.out
@@ -72,7 +72,10 @@ def test_a_dataset_is_fetched_once_and_then_checked(allrounder: Command, server:
 def test_files_may_come_from_a_folder(allrounder: Command, server: Server, cache: Path, tmp_path: Path):
     answer = allrounder("data", "get", "mnist", "--from", str(tmp_path / "source"))
     assert answer.code == 0, answer.err
-    assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(IDX) and server.asked == []
+    assert (
+        sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(IDX_FILES)
+        and server.requests == []
+    )
     other = allrounder("data", "get", "tiny-imagenet", "--from", str(tmp_path / "source"))
     assert other.code == 1 and "tiny-imagenet-200.zip: is not there; get it from http" in flat(other.err)
 
@@ -85,22 +88,22 @@ def test_an_archive_is_fetched_and_unpacked(allrounder: Command, server: Server,
     assert words.read_text() == "n01443537\tgoldfish"
     (cache / "tiny-imagenet" / "tiny-imagenet-200.zip").unlink()
     again = allrounder("data", "get", "tiny-imagenet")
-    assert again.code == 0 and "already there, unpacked" in again.out and len(server.asked) == 1
+    assert again.code == 0 and "already there, unpacked" in again.out and len(server.requests) == 1
 
 
 def test_a_failed_download_says_what_to_put_where_for_every_file_that_is_left(
     allrounder: Command, server: Server, cache: Path
 ):
-    server.ways = {IDX[1]: "missing"}
+    server.behaviors = {IDX_FILES[1]: "missing"}
     answer = allrounder("data", "get", "mnist")
     assert answer.code == 1 and "Traceback" not in answer.err
-    assert "404" in answer.err and f"{IDX[1]}: cannot be fetched" in flat(answer.err)
+    assert "404" in answer.err and f"{IDX_FILES[1]}: cannot be downloaded" in flat(answer.err)
     for file in PUBLISHED["mnist"].files[1:]:
         assert f"put it at {cache / 'mnist' / file.name} (MD5 {file.md5}, from {file.urls[0]})" in flat(
             answer.err
         )
-    assert f"put it at {cache / 'mnist' / IDX[0]}" not in answer.err
-    assert [path.name for path in (cache / "mnist").iterdir()] == [IDX[0]]
+    assert f"put it at {cache / 'mnist' / IDX_FILES[0]}" not in answer.err
+    assert [path.name for path in (cache / "mnist").iterdir()] == [IDX_FILES[0]]
 
 
 @pytest.mark.parametrize("verb", ["get", "check"])
@@ -120,9 +123,9 @@ def test_a_changed_file_is_found(allrounder: Command, cache: Path):
             f"error: {cache / 'mnist' / file.name}: has MD5" in answer.err
             and f"expected {file.md5}" in answer.err
         )
-    (cache / "mnist" / IDX[3]).write_bytes(b"<html>")
+    (cache / "mnist" / IDX_FILES[3]).write_bytes(b"<html>")
     answer = allrounder("data", "check", "mnist")
-    assert f"{IDX[3]}: is a web page" in answer.err and "begins with 3c68746d" in answer.err
+    assert f"{IDX_FILES[3]}: is a web page" in answer.err and "begins with 3c68746d" in answer.err
 
 
 def test_what_is_not_there_is_told_with_the_command_that_gets_it(allrounder: Command, cache: Path):
@@ -177,9 +180,10 @@ def test_a_folder_is_recognised_by_checksums_first(
 
 def test_where_says_what_is_there(allrounder: Command, server: Server, cache: Path):
     empty = allrounder("data", "where")
-    assert empty.code == 0 and f"cache: {cache} (as ALLROUNDER_DATA says)" in empty.out
+    assert empty.code == 0 and f"cache: {cache} (set by ALLROUNDER_DATA)" in empty.out
     assert (
-        "allrounder data get NAME fetches: mnist, fashion-mnist, cifar10" in empty.out and not cache.exists()
+        "allrounder data get NAME downloads: mnist, fashion-mnist, cifar10" in empty.out
+        and not cache.exists()
     )
     assert allrounder("data", "get", "mnist").code == 0
     (cache / "svhn").mkdir()
@@ -189,10 +193,12 @@ def test_where_says_what_is_there(allrounder: Command, server: Server, cache: Pa
     (cache / "cifar10").mkdir()
     answer = allrounder("data", "where")
     lines = {line.split()[1]: line for line in answer.out.splitlines() if line.count("\u2502") > 2}
-    assert "4 files, " in lines["mnist"] and "fetched" in lines["mnist"]
+    assert (
+        "4 files, " in lines["mnist"] and "complete" in lines["mnist"] and "incomplete" not in lines["mnist"]
+    )
     assert "1 files, 0.0 MB" in lines["svhn"] and "unfinished" in lines["svhn"]
-    assert "1 files, 5 bytes" in lines["faces"] and "of your own" in lines["faces"]
-    assert "cifar10" not in lines and "fetches: fashion-mnist, cifar10, " in answer.out
+    assert "1 files, 5 bytes" in lines["faces"] and "not a known dataset" in lines["faces"]
+    assert "cifar10" not in lines and "downloads: fashion-mnist, cifar10, " in answer.out
 
 
 def test_without_the_variable_where_names_it(allrounder: Command, cache: Path, tmp_path: Path, monkeypatch):
@@ -200,4 +206,6 @@ def test_without_the_variable_where_names_it(allrounder: Command, cache: Path, t
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "system"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     answer = allrounder("data", "where")
-    assert answer.code == 0 and "(ALLROUNDER_DATA moves it)" in answer.out and str(tmp_path) in answer.out
+    assert (
+        answer.code == 0 and "(set ALLROUNDER_DATA to move it)" in answer.out and str(tmp_path) in answer.out
+    )

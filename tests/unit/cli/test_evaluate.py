@@ -15,16 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from allrounder.cli import evaluate as cli_eval
-from allrounder.evaluation.evaluate import OUTCOME
+from allrounder.cli import evaluation
 from allrounder.evaluation.probes import SUITES, Probe
-from allrounder.evaluation.store import LINES
+from allrounder.evaluation.store import RESULTS_FOLDER
 from allrounder.recipe.recipe import Recipe
-from allrounder.report.outcome import Outcome
-from allrounder.report.statistics import percent
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
+from allrounder.report.statistics import format_percent
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
-from tests.support.evaluations import images, taught
+from tests.support.evaluations import images, trained_network
 from tests.support.interruptions import Point, struck
 from tests.unit.cli.test_main import Answer, Command, allrounder, flat, overrides
 from tests.unit.evaluation.test_evaluate_inputs import brief
@@ -48,11 +47,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("files")
     x, y = images().fetch(torch.arange(24)).numpy(), images().labels.numpy()
     np.savez(folder / "images.npz", allow_pickle=False, x=x, y=y)
-    weights = taught().state_dict()
+    weights = trained_network().state_dict()
     save_file(weights, folder / "weights.safetensors")
     torch.save(weights, folder / "weights.pt")
     torch.save({"net": weights, "ema": weights, "epoch": 3}, folder / "several.pt")
-    torch.save(taught(), folder / "code.pt")
+    torch.save(trained_network(), folder / "code.pt")
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -70,7 +69,7 @@ def ask(allrounder: Command, files: dict[str, Path], monkeypatch: pytest.MonkeyP
 
 def lines(folder: Path) -> dict[str, float]:
     """Every page with the time it was written."""
-    return {str(path): path.stat().st_mtime_ns for path in (folder / LINES).rglob("*.safetensors")}
+    return {str(path): path.stat().st_mtime_ns for path in (folder / RESULTS_FOLDER).rglob("*.safetensors")}
 
 
 def shown(answer: Answer) -> list[str]:
@@ -82,25 +81,25 @@ def test_a_run_is_evaluated_under_its_threats_into_its_own_folder(allrounder: Co
     first = allrounder("eval", str(run), *PGD)
     assert first.code == 0, first.err
     folder = run / "eval" / "best"
-    found = Outcome.load(folder / OUTCOME)
+    found = Outcome.load(folder / OUTCOME_FILE)
     assert list(found.predicted) == ["natural", "pgd-2@Linf:0.1", "pgd-2@L2:1.5"]
     assert found.facts["recipe"] == Run(run).recipe.fingerprint()
     assert (found.facts["weights"], found.facts["selected_on"]) == ("best", "validation")
     assert (found.facts["budget"], found.facts["images"], found.facts["threads"]) == ("standard", 6, 1)
     for attack, threat in found.columns():
-        assert percent(found.accuracy(attack, threat)) in first.out
+        assert format_percent(found.accuracy(attack, threat)) in first.out
     told = ("embedded/nt: 6 images of 6", "pgd-2@L2:1.5: ", "Weights 'best' selected on", "pgd-2 worst")
     assert all(text in first.out for text in told)
     assert first.out.rstrip().replace("\n", "").endswith(f"results: {folder}/")
     assert "| model |" in (folder / "table.md").read_text(encoding="utf-8")
-    before, whole = lines(folder), (folder / OUTCOME).read_bytes()
+    before, whole = lines(folder), (folder / OUTCOME_FILE).read_bytes()
     again = allrounder("eval", str(run), *PGD)
     assert again.code == 0 and shown(again) == shown(first)
-    assert "broken" not in again.out  # nothing was done
-    assert lines(folder) == before and (folder / OUTCOME).read_bytes() == whole
+    assert "fooled" not in again.out  # nothing was done
+    assert lines(folder) == before and (folder / OUTCOME_FILE).read_bytes() == whole
     last = allrounder("eval", str(run), *PGD, "--which", "last", "--quiet", "--force")
-    assert last.code == 0 and (run / "eval" / "last" / OUTCOME).is_file()
-    assert "selected_on" not in Outcome.load(run / "eval" / "last" / OUTCOME).facts
+    assert last.code == 0 and (run / "eval" / "last" / OUTCOME_FILE).is_file()
+    assert "selected_on" not in Outcome.load(run / "eval" / "last" / OUTCOME_FILE).facts
 
 
 def test_threats_attacks_and_images_may_be_chosen_for_a_run(allrounder: Command, run: Path, tmp_path: Path):
@@ -109,29 +108,29 @@ def test_threats_attacks_and_images_may_be_chosen_for_a_run(allrounder: Command,
         "eval", str(run), "--out", str(tmp_path / "eval"), *options, "--n", "3", "--seed", "5"
     )
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / "eval" / OUTCOME)
+    found = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
     names = [f"{attack}@{threat}" for attack in ("pgd-1", "cw-1") for threat in ("L1:2", "Linf:8/255")]
     assert list(found.predicted) == ["natural", *names]
     assert (len(found), found.facts["seed"], found.facts["budget"]) == (3, 5, "3 images")
     other = allrounder("eval", str(run), "--out", str(tmp_path / "eval"), *options, "--seed", "6")
     assert other.code == 1
-    assert "holds an evaluation whose seed is 5, here it is 6" in flat(other.err)
+    assert "holds an evaluation with seed = 5, this one has 6" in flat(other.err)
 
 
 @pytest.mark.usefixtures("brief")
 def test_a_suite_gives_the_columns_of_a_table(ask: Ask, tmp_path: Path):
     answer = ask(*LINF, "--suite", "papers-plus", "--attack", "cw-1", "--n", "12", "--out", str(tmp_path))
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / OUTCOME)
+    found = Outcome.load(tmp_path / OUTCOME_FILE)
     assert list(found.predicted) == ["natural", *(f"{a}@Linf:0.05" for a in (*SUITES["papers-plus"], "cw-1"))]
-    after = ", ".join(f"{percent(share)} after {stage}" for stage, share in zip(
-        ("apgd-ce", "apgd-t", "fab-t", "square"), found.after("aa@Linf:0.05"), strict=True
+    after = ", ".join(f"{format_percent(share)} after {stage}" for stage, share in zip(
+        ("apgd-ce", "apgd-t", "fab-t", "square"), found.accuracy_by_stage("aa@Linf:0.05"), strict=True
     ))  # fmt: skip
     assert f"aa@Linf:0.05: {after}" in answer.out.replace("\n", "")
     default = ask(*LINF, "--n", "12", "--out", str(tmp_path))
     assert default.code == 0 and "aa@Linf:0.05" in default.out and "pgd-20" not in default.out
-    assert "also have what was asked before (2 probes)" in flat(default.out)
-    assert Outcome.load(tmp_path / OUTCOME).predicted.keys() == found.predicted.keys()
+    assert "also hold 2 probes of earlier calls" in flat(default.out)
+    assert Outcome.load(tmp_path / OUTCOME_FILE).predicted.keys() == found.predicted.keys()
     assert "pgd-20@Linf:0.05" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
@@ -150,7 +149,7 @@ def test_a_suite_gives_the_columns_of_a_table(ask: Ask, tmp_path: Path):
         ),
         (("--n", "0"), "--n"),
         (("--workers", "0"), "--workers"),
-        (("--lane", "x"), "--lane"),
+        (("--batch-size", "x"), "--batch-size"),
         (("--save-examples",), "there is no folder to save in; give --out"),
         (("--steps", "3"), "No such option"),
     ],
@@ -172,7 +171,7 @@ def test_tables_have_styles(ask: Ask, style: str, tmp_path: Path):
     out = ("--out", str(tmp_path / "eval"))
     answer = ask(*LINF, *PGD, *out, "--table", style, "--quiet")
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / "eval" / OUTCOME)
+    found = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
     name = "tests.support.networks:tiny weights.safetensors"
     if style != "json":  # its facts come back in another order
         assert answer.out.strip() == found.table(style, {"name": name}).strip()
@@ -183,7 +182,7 @@ def test_tables_have_styles(ask: Ask, style: str, tmp_path: Path):
         case "json":
             assert json.loads(answer.out) == json.loads(found.table(style, {"name": name}))
         case _:
-            assert percent(found.accuracy("pgd-2")) in answer.out
+            assert format_percent(found.accuracy("pgd-2")) in answer.out
     loud = ask(*LINF, *PGD, *out, "--table", style)
     assert answer.out.strip() in loud.out and "results: " in loud.out and "results: " not in answer.out
 
@@ -192,35 +191,42 @@ def test_what_robustbench_wants_to_know_is_told(ask: Ask, tmp_path: Path):
     answer = ask(*LINF, *PGD, "--table", "robustbench", "--out", str(tmp_path))
     assert answer.code == 1 and "Traceback" not in answer.err
     assert "robustbench: got no aa" in flat(answer.err) and "in Python, Outcome.load" in flat(answer.err)
-    assert (tmp_path / OUTCOME).is_file() and (tmp_path / "table.md").is_file()
+    assert (tmp_path / OUTCOME_FILE).is_file() and (tmp_path / "table.md").is_file()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_evaluation_says_that_it_can_go_on(ask: Ask, number: signal.Signals, tmp_path: Path):
     out = ("--out", str(tmp_path / "eval"))
-    with struck(Point("allrounder.evaluation.runner:Book.write"), lambda: os.kill(os.getpid(), number)):
+    with struck(
+        Point("allrounder.evaluation.runner:ResultWriter.write"), lambda: os.kill(os.getpid(), number)
+    ):
         stopped = ask(*LINF, *PGD, *out)
     assert stopped.code == 75 and f"{number.name}: stopped, call again to continue" in flat(stopped.err)
-    assert lines(tmp_path / "eval") and not (tmp_path / "eval" / OUTCOME).exists()
+    assert lines(tmp_path / "eval") and not (tmp_path / "eval" / OUTCOME_FILE).exists()
     assert ask(*LINF, *PGD, *out).code == 0
     assert ask(*LINF, *PGD, "--out", str(tmp_path / "whole")).code == 0
-    assert (tmp_path / "eval" / OUTCOME).read_bytes() == (tmp_path / "whole" / OUTCOME).read_bytes()
+    assert (tmp_path / "eval" / OUTCOME_FILE).read_bytes() == (tmp_path / "whole" / OUTCOME_FILE).read_bytes()
 
 
 def test_a_folder_that_is_no_evaluation_is_left_alone(ask: Ask, tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("all of it")
     answer = ask(*LINF, *PGD, "--out", str(tmp_path))
-    assert answer.code == 1 and "exists and is no evaluation" in flat(answer.err)
+    assert answer.code == 1 and "exists and is not an evaluation" in flat(answer.err)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_processes_are_started_where_they_pay(monkeypatch: pytest.MonkeyPatch):
     def cores(number: int) -> None:
-        monkeypatch.setattr(cli_eval.os, "sched_getaffinity", lambda who: set(range(number)))
+        monkeypatch.setattr(evaluation.os, "sched_getaffinity", lambda who: set(range(number)))
 
-    pgd, square = (tuple([Probe.read(f"{name}@Linf:0.1")]) for name in ("pgd-2", "square"))
+    pgd, square = (tuple([Probe.parse(f"{name}@Linf:0.1")]) for name in ("pgd-2", "square"))
     cores(8)
-    assert cli_eval.default_workers(taught(), pgd, 1000) == 1
-    assert [cli_eval.default_workers(taught(), square, n) for n in (3, 31, 32, 1000)] == [1, 1, 2, 8]
+    assert evaluation.default_workers(trained_network(), pgd, 1000) == 1
+    assert [evaluation.default_workers(trained_network(), square, n) for n in (3, 31, 32, 1000)] == [
+        1,
+        1,
+        2,
+        8,
+    ]
     cores(1)
-    assert cli_eval.default_workers(taught(), square, 1000) == 1
+    assert evaluation.default_workers(trained_network(), square, 1000) == 1

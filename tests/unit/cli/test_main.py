@@ -16,10 +16,11 @@ import torch
 import typer.main
 
 from allrounder.cli import main as cli
+from allrounder.cli.index import build_index
 from allrounder.config.decode import json_schema
-from allrounder.data.files.cache import VARIABLE
+from allrounder.data.files.cache import CACHE_VARIABLE
 from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
-from allrounder.recipe.recipe import Recipe, shipped
+from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.training.run import Run
 from tests.support.networks import blobs
 
@@ -75,7 +76,7 @@ def overrides(folder: Path) -> list[str]:
         f'data={{ kind = "npz", path = "{file}" }}',
         "model.width=1",
         "epochs=1",
-        "batch=8",
+        "batch_size=8",
         "validation.images=6",
         "validation.train_images=0",
         "validation.threats=[]",
@@ -99,7 +100,17 @@ OPTIONS = {
     "compare": {"--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
     "table": {"--out", "--style"},
     "eval": {
-        *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--lane", "--workers", "--out"),
+        *(
+            "--suite",
+            "--threat",
+            "--attack",
+            "--budget",
+            "--n",
+            "--seed",
+            "--batch-size",
+            "--workers",
+            "--out",
+        ),
         *("--which", "--model", "--weights", "--weights-key", "--data"),
         *("--save-examples", "--force", "--table", "--quiet", "-q", "--ood", "--ood-data"),
     },
@@ -161,7 +172,7 @@ def test_the_version_names_what_numbers_depend_on(allrounder: Command):
 def test_every_entry_of_every_table_is_listed_with_a_line(allrounder: Command):
     answer = allrounder("list")
     assert answer.code == 0
-    for title, table in cli.TABLES.items():
+    for title, table in build_index()["lists"].items():
         alone = allrounder("list", title)
         assert alone.code == 0
         first, *rows = alone.out.splitlines()
@@ -181,8 +192,8 @@ def test_recipes_are_listed_with_what_they_are_about(allrounder: Command):
     answer = allrounder("list", "recipes")
     assert answer.code == 0
     rows = [row for row in answer.out.splitlines() if row.startswith("  ") and row[2] != " "]
-    assert [row.split()[0] for row in rows] == list(shipped())
-    assert all(Recipe.load(name).about.split()[0] in answer.out for name in shipped())
+    assert [row.split()[0] for row in rows] == list(shipped_recipes())
+    assert all(Recipe.load(name).about.split()[0] in answer.out for name in shipped_recipes())
     assert "objectives" not in answer.out
 
 
@@ -192,22 +203,23 @@ def test_an_unknown_list_is_a_mistake_of_usage(allrounder: Command):
     assert "nonsense: expected one of recipes, studies, objectives, attacks" in flat(answer.err)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_show_prints_the_recipe_as_a_file_that_loads(
     allrounder: Command, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))  # so that published data is nowhere
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # so that published data is nowhere
     answer = allrounder("show", name)
     recipe = Recipe.load(name)
     assert answer.code == 0
     assert Recipe.loads(answer.out) == recipe
     first, *lines = answer.out.splitlines()
     assert first == f"# {name}, fingerprint {recipe.fingerprint()}"
-    phases = [line for line in lines if line.startswith("# training ")]
-    assert len(phases) == (0 if recipe.program is None else len(recipe.trainings()))
-    told = "training images" if name.startswith("embedded/") else f"not checked: data: {tmp_path}"
-    following = lines[len(phases)]
-    assert following.startswith("# ") and told in following
+    stages = [line for line in lines if line.startswith("# stage ")]
+    assert len(stages) == (0 if recipe.pipeline is None else len(recipe.stage_recipes()))
+    assert all(line.endswith("forward/backward passes per step") for line in stages)
+    expected = "training images" if name.startswith("embedded/") else f"not checked: data: {tmp_path}"
+    following = lines[len(stages)]
+    assert following.startswith("# ") and expected in following
 
 
 def test_show_prints_advice_as_comments(allrounder: Command):
@@ -216,7 +228,7 @@ def test_show_prints_advice_as_comments(allrounder: Command):
     assert "# note: no exchange ever happens: it starts at 300, every 1, of " in answer.out
     early = ("--set", 'mix.exchange={ start = "0%", every = "10%" }', "--set", "mix.decay=0.999")
     answer = allrounder("show", "embedded/generalist-t", *early)
-    assert "# note: the global average remembers 1000 steps" in answer.out
+    assert "# note: the global average has a time constant of 1000 steps" in answer.out
     assert Recipe.loads(answer.out) == Recipe.load("embedded/generalist-t", [early[1], early[3]])
 
 
@@ -224,7 +236,7 @@ def test_show_does_without_data_that_cannot_be_read(allrounder: Command, tmp_pat
     missing = f'data={{ kind = "npz", path = "{tmp_path / "no.npz"}" }}'
     answer = allrounder("show", "embedded/nt", "--set", missing)
     assert answer.code == 0
-    assert "# its exchanges are not checked: data:" in answer.out
+    assert "# number of steps unknown, exchanges not checked: data:" in answer.out
     assert Recipe.loads(answer.out) == Recipe.load("embedded/nt", [missing])
 
 
@@ -235,8 +247,8 @@ def test_a_plan_is_printed_and_leaves_no_folder(
     before = sorted(tmp_path.iterdir())
     answer = allrounder("plan", "embedded/nt", "--steps", "1", *small)
     assert answer.code == 0, answer.err
-    assert "learner natural: 1/1 forward/backward passes a step" in answer.out
-    assert "begun now it ends at " in answer.out and "embedded-nt 4/4" in answer.out
+    assert "learner natural: 1/1 forward/backward passes per step" in answer.out
+    assert "started now, it would finish at " in answer.out and "embedded-nt 4/4" in answer.out
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -272,9 +284,13 @@ def test_a_wrong_override_is_a_mistake_of_usage(allrounder: Command, verb: str, 
 
 
 def test_several_mistakes_are_all_shown(allrounder: Command):
-    answer = allrounder("train", "embedded/nt", "--set", "epochs=0", "--set", "batch=1", "--set", "seeed=1")
+    answer = allrounder(
+        "train", "embedded/nt", "--set", "epochs=0", "--set", "batch_size=1", "--set", "seeed=1"
+    )
     assert answer.code == 2
-    assert all(word in answer.err for word in ("epochs: ", "batch: ", "seeed: ", "embedded/nt cannot be run"))
+    assert all(
+        word in answer.err for word in ("epochs: ", "batch_size: ", "seeed: ", "embedded/nt cannot be run")
+    )
 
 
 @pytest.mark.parametrize("option", [["--steps", "3"], ["--threads", "0"], ["--threads", "x"], ["--epochs=3"]])
@@ -306,7 +322,7 @@ def test_workers_are_processes_that_get_the_same_command(
     allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked: list[Any] = []
-    monkeypatch.setattr("allrounder.cli.main.launch", lambda *given: asked.append(given) or 75)
+    monkeypatch.setattr("allrounder.cli.training.launch_processes", lambda *given: asked.append(given) or 75)
     words = ("embedded/nt", "--out", str(tmp_path / "run"), "--set", "epochs=1", "--resume")
     assert allrounder("train", *words, "--workers", "3").code == 75, "the code is passed on"
     told = ["train", *words[:3], "--threads", str(torch.get_num_threads()), *words[3:]]
@@ -319,7 +335,7 @@ def test_a_folder_that_is_no_run_is_left_alone(allrounder: Command, small: list[
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     answer = allrounder("train", "embedded/nt", "--out", str(tmp_path / "mine"), *small)
     assert answer.code == 1
-    assert "exists and is no run folder" in flat(answer.err)
+    assert "exists and is not a run folder" in flat(answer.err)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
@@ -332,7 +348,7 @@ def test_the_run_folder_is_named_after_recipe_and_fingerprint(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"embedded-nt-{recipe.fingerprint()}"]
     own = tmp_path / "folder" / "own.toml"
     own.parent.mkdir()
-    own.write_text(recipe.dump().replace('name = "embedded/nt"', 'name = "own"'), encoding="utf-8")
+    own.write_text(recipe.dumps().replace('name = "embedded/nt"', 'name = "own"'), encoding="utf-8")
     assert allrounder("train", str(own)).code == 0
     assert (tmp_path / "runs" / f"own-{recipe.fingerprint()}" / "recipe.toml").is_file()
 
@@ -375,7 +391,9 @@ def test_an_error_of_ours_is_not_hidden(allrounder: Command, monkeypatch: pytest
 
 def test_the_demonstration_is_a_study(allrounder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked: list[Any] = []
-    monkeypatch.setattr(cli, "carry_on", lambda *given, **more: asked.extend([*given, more]))
+    monkeypatch.setattr(
+        "allrounder.cli.studies.run_study", lambda *given, **more: asked.extend([*given, more])
+    )
     answer = allrounder("demo", "--out", str(tmp_path), "--workers", "3", "--set", "epochs=1")
     assert answer.code == 0, answer.err
     study, folder, workers, launcher, more = asked

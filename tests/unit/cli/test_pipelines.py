@@ -1,4 +1,4 @@
-"""Programs on the command line: shown, shortened, trained and evaluated like any recipe."""
+"""Pipelines on the command line: shown, shortened, trained and evaluated like any recipe."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from allrounder.training.run import Run, load
 from tests.support.interruptions import command
 
 SETS = [
-    *("epochs=1", "batch=1700", "model.width=2", "validation.images=20", "validation.train_images=0"),
+    *("epochs=1", "batch_size=1700", "model.width=2", "validation.images=20", "validation.train_images=0"),
     *(
         "validation.attack.steps=1",
-        "program.base.length=1",
-        "program.base.task.linf.objective.attack.steps=1",
+        "pipeline.base.length=1",
+        "pipeline.base.task.linf.objective.attack.steps=1",
     ),
     *(
         "task.linf.objective.attack.steps=1",
         "task.l2.objective.attack.steps=1",
-        "program.buffers=recalibrate",
+        "pipeline.buffers=recalibrate",
     ),
 ]
 WORDS = [word for text in SETS for word in ("--set", text)]
@@ -38,21 +38,21 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
 
 
-def test_a_program_is_shown_with_its_trainings(capsys: pytest.CaptureFixture[str]):
+def test_a_pipeline_is_shown_with_its_stages(capsys: pytest.CaptureFixture[str]):
     assert command("show", "embedded/soup", *WORDS) == 0
     shown = capsys.readouterr().out
-    for line in ("# training base: 1 epochs, 2/2 passes a step", "# training natural: 1 epochs, 1/1 passes"):
-        assert line in shown
+    for stage, passes in (("base", "2/2"), ("natural", "1/1")):
+        assert f"# stage {stage}: 1 epochs, {passes} forward/backward passes per step\n" in shown
     assert Recipe.loads(shown) == Recipe.load("embedded/soup", SETS)
 
 
-def test_programs_are_listed(capsys: pytest.CaptureFixture[str]):
-    assert command("list", "programs") == 0
+def test_pipelines_are_listed(capsys: pytest.CaptureFixture[str]):
+    assert command("list", "pipelines") == 0
     shown = capsys.readouterr().out
     assert all(kind in shown for kind in ("curve", "soup", "self-training"))
 
 
-def test_a_shortened_program_is_trained_and_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_shortened_pipeline_is_trained_and_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "run"
     assert command("train", "embedded/soup", *WORDS, "--out", str(out)) == 0
     assert "best global weights: epoch 1" in " ".join(capsys.readouterr().out.split())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from allrounder.experiments.runner import open_study
 from allrounder.experiments.study import Study
 from tests.unit.cli.test_main import Command, allrounder, flat
 from tests.unit.experiments.test_runner import study
@@ -18,7 +19,7 @@ __all__ = ["allrounder", "study"]  # fixtures
 def file(study: Study, tmp_path: Path) -> str:
     """A study of one seed."""
     path = tmp_path / "mine.toml"
-    path.write_text(study.dump().replace("0,\n    1,\n", "0,\n"), encoding="utf-8")
+    path.write_text(study.dumps().replace("0,\n    1,\n", "0,\n"), encoding="utf-8")
     assert Study.load(path).seeds == (0,)
     return str(path)
 
@@ -31,7 +32,7 @@ def test_a_study_is_run_and_tabled_and_nothing_is_done_twice(allrounder: Command
     assert first.code == 0, first.err
     assert "2 trainings" in first.out and "slow" in first.out and "fast" in first.out
     again = allrounder("sweep", file, "--out", out, "--workers", "1")
-    assert again.code == 0 and again.out.count("was done before") == 2
+    assert again.code == 0 and again.out.count("already done") == 2
     table = allrounder("table", out)
     assert table.out == (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert {row["row"] for row in json.loads(allrounder("table", out, "--style", "json").out)["rows"]} == {
@@ -69,7 +70,14 @@ def test_recipes_are_compared(allrounder: Command, study: Study, tmp_path: Path)
         (["sweep", "FILE", "--launcher", "moon"], 2, "moon: expected one of local, slurm, ray"),
         (["sweep", "FILE", "--only", "9", "--dry-run"], 2, "the study has 2 trainings"),
         (["table", "FILE", "--style", "html"], 2, "html: expected one of markdown"),
-        (["table", "FILE", "--out", "OUT"], 1, "nothing of tiny is finished there"),
+        (
+            ["table", "FILE", "--out", "OUT"],
+            1,
+            "out: tiny did not run there, it has no study.json; run it with",
+        ),
+        (["table", "."], 1, "no study ran there, it has no study.json"),
+        (["table", "nothing.toml"], 2, "no such file or folder, and no shipped study"),
+        (["table", "embedded/dmo"], 2, 'did you mean "embedded/demo"'),
     ],
 )
 def test_mistakes_are_explained(
@@ -78,3 +86,28 @@ def test_mistakes_are_explained(
     places = {"FILE": file, "OUT": str(tmp_path / "out")}
     answer = allrounder(*(places.get(word, word) for word in words))
     assert answer.code == code and said in flat(answer.err)
+
+
+def test_a_table_without_a_finished_training_says_how_to_continue(
+    allrounder: Command, study: Study, tmp_path: Path
+):
+    out = tmp_path / "out"
+    open_study(study, out)
+    answer = allrounder("table", str(out))
+    assert answer.code == 1 and answer.out == ""
+    command = f"allrounder sweep {out / 'study.toml'} --out {out}"
+    assert f"out: no training of tiny is finished there; continue it with: {command}" in flat(answer.err)
+
+
+def test_a_table_of_another_study_is_not_printed(
+    allrounder: Command, study: Study, file: str, tmp_path: Path
+):
+    out = tmp_path / "out"
+    open_study(Study.load(file), out)
+    Path(file).write_text(Path(file).read_text(encoding="utf-8").replace("0.01", "0.02"), encoding="utf-8")
+    answer = allrounder("table", file, "--out", str(out))
+    assert answer.code == 1 and "mine.toml: differs from the study that ran in" in flat(answer.err)
+    answer = allrounder("table", str(out), "--out", str(tmp_path))
+    assert answer.code == 2 and "is a folder, and --out" in flat(answer.err)
+    answer = allrounder("table", "embedded/demo", "--out", str(out))
+    assert answer.code == 1 and "holds another study (tiny), asked for embedded/demo" in flat(answer.err)

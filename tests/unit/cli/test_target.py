@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from allrounder.evaluation.evaluate import OUTCOME, evaluate
+from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
-from allrounder.report.outcome import Outcome
-from tests.support.evaluations import images, taught
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
+from tests.support.evaluations import images, trained_network
 from tests.support.paths import PROJECT
 from tests.unit.cli.test_evaluate import LINF, PGD, Ask, ask, files, run, shown
 from tests.unit.cli.test_main import Command, allrounder, flat
@@ -25,16 +25,16 @@ __all__ = ["allrounder", "ask", "files", "run"]  # fixtures
 
 def probabilities() -> nn.Module:
     """A network whose evaluation would mean nothing."""
-    return nn.Sequential(taught(), nn.Softmax(1))
+    return nn.Sequential(trained_network(), nn.Softmax(1))
 
 
 @pytest.mark.parametrize("weights", ["weights.safetensors", "weights.pt"])
 def test_somebodys_weights_may_be_in_a_file_of_either_kind(ask: Ask, weights: str, tmp_path: Path):
     answer = ask(*LINF, *PGD, "--out", str(tmp_path / "eval"), "--save-examples", weights=weights)
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / "eval" / OUTCOME)
-    plain = Probe.read("pgd-2@Linf:0.05")
-    expected = evaluate(taught(), images(), probes=[plain])
+    found = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
+    plain = Probe.parse("pgd-2@Linf:0.05")
+    expected = evaluate(trained_network(), images(), probes=[plain])
     assert np.array_equal(found.predicted[str(plain)], expected.predicted[str(plain)])
     assert found.facts["name"] == f"tests.support.networks:tiny {weights}"
     assert (tmp_path / "eval" / "examples" / "pgd-2@Linf-0.05.safetensors").is_file()
@@ -69,14 +69,14 @@ def test_a_file_with_code_in_it_is_refused(ask: Ask):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nothing to examine; give a run folder, or --model NAME --weights FILE --data NAME"),
-        (("nowhere",), "nowhere: no run folder; give a run folder"),
-        (("nowhere", "--weights", "x.pt"), "got two files of weights, expected one"),
-        (("tests",), "tests: no run folder, it has no recipe.toml"),
+        ((), "no network given; give a run folder, or --model NAME --weights FILE --data NAME"),
+        (("nowhere",), "nowhere: not a run folder; give a run folder"),
+        (("nowhere", "--weights", "x.pt"), "got two weights files, expected one"),
+        (("tests",), "tests: not a run folder, it has no recipe.toml"),
         (("RUN", "--model", "resnet18"), "is a run, which has its own network; leave out --model"),
         (("RUN", "--which", "nonsense"), "nonsense"),
         (("RUN", "--data", "nothing.npz"), "nothing.npz: no such file"),
-        (("RUN", "--data", "embedded"), "the data has 10 classes, the run has 3"),
+        (("RUN", "--data", "embedded"), "the data has 10 classes, expected 3 as in the run"),
         (("--model", "resnet18", "--data", "nowhere"), "nowhere: no such dataset"),
     ],
 )
@@ -99,7 +99,7 @@ def test_the_doctor_says_by_its_code_whether_an_evaluation_would_mean_something(
     ill = allrounder("doctor", *bad)
     assert ill.code == 1 and "severe: probabilities: the network returns probabilities" in flat(ill.out)
     stopped = allrounder("eval", *bad, *LINF, *PGD)
-    assert stopped.code == 1 and "an evaluation would mean nothing" in stopped.err
+    assert stopped.code == 1 and "an evaluation would be meaningless" in stopped.err
     forced = allrounder("eval", *bad, *LINF, *PGD, "--force")
     assert forced.code == 0 and "preflight: probabilities: the network returns" in flat(forced.out)
 
@@ -128,4 +128,4 @@ def test_workers_find_a_factory_in_the_current_folder(files: dict[str, Path], tm
             [script, *words, *out], capture_output=True, text=True, check=False, **settings
         )
         assert found.returncode == 0, found.stderr
-    assert (tmp_path / "1" / OUTCOME).read_bytes() == (tmp_path / "2" / OUTCOME).read_bytes()
+    assert (tmp_path / "1" / OUTCOME_FILE).read_bytes() == (tmp_path / "2" / OUTCOME_FILE).read_bytes()

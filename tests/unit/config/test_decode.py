@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, cast, final
 
 import pytest
 
-from allrounder.config.decode import Table, decode, json_schema, merge, override
-from allrounder.config.fields import Count, Flag, Kind, Share, Some, value
+from allrounder.config.decode import Table, apply_override, decode, json_schema, merge
+from allrounder.config.fields import Flag, NonEmpty, OneOf, PositiveInt, Share, frozen_config
 from allrounder.config.time import Time
 from allrounder.errors import RecipeError
-from allrounder.recipe.recipe import Recipe, shipped
+from allrounder.recipe.recipe import Recipe, shipped_recipes
 
 
 class Tool(ABC):  # noqa: B024
@@ -20,38 +20,38 @@ class Tool(ABC):  # noqa: B024
 
 
 @final
-@value
+@frozen_config
 class Saw(Tool):
-    teeth: Count = 3
+    teeth: PositiveInt = 3
     sharp: Flag = True
 
 
 @final
-@value
+@frozen_config
 class Bag(Tool):
     """A tool that holds tools, as an attack may hold attacks."""
 
-    tools: tuple[Annotated[Tool, Kind(lambda: TOOLS)], ...] = ()
+    tools: tuple[Annotated[Tool, OneOf(lambda: TOOLS)], ...] = ()
 
 
 TOOLS: dict[str, type[Tool]] = {"saw": Saw, "bag": Bag}
 
 
 @final
-@value
+@frozen_config
 class Worker:
     name: str
-    tool: Annotated[Tool, Kind(lambda: TOOLS)]
+    tool: Annotated[Tool, OneOf(lambda: TOOLS)]
     wage: Share = 0.0
     day: Literal["mon", "tue"] = "mon"
-    pair: tuple[Count, Count] = (1, 1)
+    pair: tuple[PositiveInt, PositiveInt] = (1, 1)
 
 
 @final
-@value
+@frozen_config
 class Firm:
-    worker: Annotated[tuple[Worker, ...], Some]
-    opens: Time = Time.read(0)
+    worker: Annotated[tuple[Worker, ...], NonEmpty]
+    opens: Time = Time.parse(0)
     boss: Worker | None = None
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ def firm() -> Table:
 def after(*sets: str) -> Table:
     raw = firm()
     for text in sets:
-        override(raw, text)
+        apply_override(raw, text)
     return raw
 
 
@@ -93,7 +93,7 @@ def complaints(*sets: str) -> list[str]:
 def test_a_whole_table_is_decoded():
     made = decode(Firm, firm(), "firm.toml")
     assert made == Firm(
-        opens=Time.read("50%"),
+        opens=Time.parse("50%"),
         worker=(
             Worker(name="ann", tool=Saw(teeth=5)),
             Worker(name="bob", tool=Bag(tools=(Saw(), Bag(tools=(Saw(),))))),
@@ -131,7 +131,7 @@ def test_a_whole_table_is_decoded():
         ("worker=[]", "worker: expected at least one, got none"),
         ("worker=3", "worker: expected a list, got 3"),
         ("boss=3", "boss: expected a table, got 3"),
-        ("boss={}", "boss.name: missing; it must be given"),
+        ("boss={}", "boss.name: missing; it is required"),
         ("opens=noon", "opens: expected a time: epochs (75) or a share of the run (\"62.5%\"), got 'noon'"),
         (
             "worker.ann.tool.kind=swa",
@@ -219,15 +219,15 @@ def test_an_override_changes_nothing_else():
         ("worker.2.wage=1", 'no member "2" (there are: ann, bob)'),
         ("worker.-1.wage=1", 'no member "-1" (there are: ann, bob)'),
         ("worker.bob.tool.tools.2.teeth=1", 'no member "2" (there are: 0, 1)'),
-        ("worker.ann={}", "worker is a list; name a key of one of its members, or replace it whole"),
-        ("opens.a=1", "opens is no table, so it has no a"),
-        ("opens.a.b=1", "a lies below something that is no table"),
+        ("worker.ann={}", "worker is a list; name a key of one of its members, or replace the whole list"),
+        ("opens.a=1", "opens is not a table, so it has no a"),
+        ("opens.a.b=1", "the parent of a is not a table"),
         ("worker.ann.wage.a=1", None),
         ('opens="3', "not a TOML value: Unterminated string"),
         ("opens=[1, 2", "not a TOML value"),
         ("worker=[ann]", "not a TOML value"),
         ("boss={name=ann}", "not a TOML value"),
-        ("opens=3\nboss=4", "several lines; give every override a --set of its own"),
+        ("opens=3\nboss=4", "got several lines, expected one; use one --set per override"),
         ("opens=3\n[boss]", "several lines"),
     ],
 )
@@ -242,7 +242,7 @@ def test_a_malformed_override_is_refused(text: str, said: str | None):
 def test_a_name_wins_over_a_number():
     raw = after("worker.bob.name=0", "worker.ann.name=1")
     raw["worker"][0]["name"], raw["worker"][1]["name"] = "1", "0"
-    override(raw, "worker.0.wage=0.5")
+    apply_override(raw, "worker.0.wage=0.5")
     assert [worker.get("wage") for worker in raw["worker"]] == [None, 0.5]
 
 
@@ -372,8 +372,8 @@ def test_the_schema_enumerates_kinds_with_their_fields(schema: Table):
     assert pgd["properties"]["step"]["description"].startswith("Length of a step")
 
 
-def test_classes_of_one_name_have_definitions_of_their_own(schema: Table):
-    given = [entry for name, entry in schema["$defs"].items() if name.endswith(".Given.given")]
+def test_classes_of_one_kind_have_definitions_of_their_own(schema: Table):
+    given = [entry for name, entry in schema["$defs"].items() if name.endswith(".given")]
     assert len({entry["description"] for entry in given}) == 2
 
 
@@ -381,11 +381,11 @@ def test_the_schema_holds_no_marker_and_no_default(schema: Table):
     assert not [node for node in _nodes(schema) if "x-kinds" in node or "default" in node]
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_files_and_resolved_recipes_conform_to_the_schema(schema: Table, name: str):
-    written = tomllib.loads(shipped()[name].read_text(encoding="utf-8"))
+    written = tomllib.loads(shipped_recipes()[name].read_text(encoding="utf-8"))
     assert conforms(written, schema, schema)
-    assert conforms(tomllib.loads(Recipe.load(name).dump()), schema, schema)
+    assert conforms(tomllib.loads(Recipe.load(name).dumps()), schema, schema)
 
 
 @pytest.mark.parametrize(
@@ -404,9 +404,9 @@ def test_shipped_files_and_resolved_recipes_conform_to_the_schema(schema: Table,
     ],
 )
 def test_a_mistake_does_not_conform_to_the_schema(schema: Table, text: str):
-    raw = tomllib.loads(Recipe.load("embedded/generalist-t").dump())
+    raw = tomllib.loads(Recipe.load("embedded/generalist-t").dumps())
     assert conforms(raw, schema, schema)
-    override(raw, text)
+    apply_override(raw, text)
     assert not conforms(raw, schema, schema)
 
 

@@ -13,21 +13,21 @@ from pydantic import ValidationError
 
 from allrounder.attacks import ATTACKS
 from allrounder.config.fields import (
-    Count,
+    FiniteFloat,
     Flag,
-    Kind,
-    Number,
-    Positive,
+    NonEmpty,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
     Ratio,
     Share,
-    Some,
-    Whole,
     adapter,
-    fraction,
+    did_you_mean,
+    frozen_config,
     kind_of,
-    nearest,
-    refuse,
-    value,
+    parse_fraction,
+    raise_field_errors,
 )
 from allrounder.config.schedules import DECAYS, SCHEDULES
 from allrounder.data import AUGMENTS, DATASETS
@@ -63,37 +63,37 @@ class Shape(ABC):  # noqa: B024
 
 
 @final
-@value
+@frozen_config
 class Dot(Shape):
-    value: Number = 0.0
+    value: FiniteFloat = 0.0
 
 
 @final
-@value
+@frozen_config
 class Box(Shape):
-    side: Positive = 1.0
-    inner: Annotated[Shape, Kind(lambda: SHAPES, number=Dot)] = Dot()
-    lid: Annotated[Shape | None, Kind(lambda: SHAPES, optional=True)] = None
+    side: PositiveFloat = 1.0
+    inner: Annotated[Shape, OneOf(lambda: SHAPES, number_type=Dot)] = Dot()
+    lid: Annotated[Shape | None, OneOf(lambda: SHAPES, optional=True)] = None
 
 
 SHAPES: dict[str, type[Shape]] = {"dot": Dot, "box": Box}
 
 
-@value
+@frozen_config
 class Holder:
-    shape: Annotated[Shape, Kind(lambda: SHAPES)]
+    shape: Annotated[Shape, OneOf(lambda: SHAPES)]
 
 
-@value
+@frozen_config
 class Numbers:
-    number: Number = 0.0
-    positive: Positive = 1.0
+    number: FiniteFloat = 0.0
+    positive: PositiveFloat = 1.0
     share: Share = 0.0
-    whole: Whole = 0
-    count: Count = 1
+    whole: NonNegativeInt = 0
+    count: PositiveInt = 1
     flag: Flag = False
     ratio: Ratio = 0.0
-    texts: Annotated[tuple[str, ...], Some] = ("a",)
+    texts: Annotated[tuple[str, ...], NonEmpty] = ("a",)
 
 
 def read(cls: type[Any], **raw: object) -> Any:
@@ -222,13 +222,13 @@ def test_the_kind_of_a_value_is_its_name_in_the_table():
 
 def test_problems_between_fields_are_raised_together_at_their_places():
     with pytest.raises(ValidationError) as caught:
-        refuse(Dot(), [(("a", 0), "one {brace}"), (("b",), "two")])
+        raise_field_errors(Dot(), [(("a", 0), "one {brace}"), (("b",), "two")])
     assert caught.value.title == "Dot"
     assert [(e["loc"], e["msg"]) for e in caught.value.errors()] == [
         (("a", 0), "one {brace}"),
         (("b",), "two"),
     ]
-    refuse(Dot(), [])
+    raise_field_errors(Dot(), [])
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_problems_between_fields_are_raised_together_at_their_places():
     ],
 )
 def test_fractions_are_read_exactly(raw: object, exact: Fraction):
-    assert fraction(raw) == exact
+    assert parse_fraction(raw) == exact
 
 
 @pytest.mark.parametrize(
@@ -260,15 +260,15 @@ def test_fractions_are_read_exactly(raw: object, exact: Fraction):
 )
 def test_what_is_no_fraction_is_refused(raw: object, said: str):
     with pytest.raises(ValueError, match=said):
-        fraction(raw)
+        parse_fraction(raw)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_are_read_as_they_are_written(number: float):
-    assert float(fraction(number)) == number
-    assert float(fraction(repr(number))) == number
+    assert float(parse_fraction(number)) == number
+    assert float(parse_fraction(repr(number))) == number
 
 
 def test_the_nearest_word_is_offered_and_a_far_one_is_not():
-    assert nearest("stpes", ["steps", "step", "loss"]) == '; did you mean "steps"?'
-    assert nearest("kappa", {"steps": 1, "loss": 2}) == ""
+    assert did_you_mean("stpes", ["steps", "step", "loss"]) == '; did you mean "steps"?'
+    assert did_you_mean("kappa", {"steps": 1, "loss": 2}) == ""

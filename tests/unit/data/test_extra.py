@@ -12,17 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.cli.target import subject_of
+from allrounder.cli.target import load_target
 from allrounder.data import Embedded, Npz
-from allrounder.data.base import Batches, Data, Split, Tensors
-from allrounder.data.concat import Joined
-from allrounder.data.extra import PAIRS, Extra, ExtraBatches
+from allrounder.data.base import Data, Split, TensorSplit
+from allrounder.data.batches import Batches, ExtraBatches
+from allrounder.data.concat import ConcatSplit
+from allrounder.data.extra import ARRAY_NAMES, Extra
 from allrounder.errors import RecipeError, RunError
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import Outcome
-from allrounder.report.tables import render
-from allrounder.rng import Draws
-from allrounder.training.model_selection import split_off
+from allrounder.report.render import render
+from allrounder.rng import Rng
+from allrounder.training.data import add_extra, load_data, make_batches, train_val_split
 from allrounder.training.trainer import train
 from allrounder.types import Batch
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
@@ -40,7 +41,7 @@ def with_extra(images: int = 30) -> Data:
 def labelled(n: int, offset: float = 0.0) -> Split:
     """Images that say their own number."""
     x = (torch.arange(n) + offset).view(n, 1, 1, 1) / 1000
-    return Tensors(x.expand(n, 1, 2, 2).contiguous(), torch.arange(n) % 3, 3)
+    return TensorSplit(x.expand(n, 1, 2, 2).contiguous(), torch.arange(n) % 3, 3)
 
 
 @given(
@@ -51,10 +52,10 @@ def labelled(n: int, offset: float = 0.0) -> Split:
     seed=st.integers(0, 9),
 )
 def test_every_batch_has_its_part_of_extra_images_after_the_original_ones(n, m, size, share, seed):
-    count = Extra(data=Embedded(), share=share).count(size)
+    count = Extra(data=Embedded(), share=share).num_in_batch(size)
     if not 0 < count < size:
         return
-    original, extra, draws = labelled(n), labelled(m, 500), Draws(seed)
+    original, extra, draws = labelled(n), labelled(m, 500), Rng(seed)
     batches, plain = ExtraBatches(original, extra, count, size, draws), Batches(original, size, draws)
     assert batches.steps == plain.steps
     seen: list[int] = []
@@ -69,13 +70,13 @@ def test_every_batch_has_its_part_of_extra_images_after_the_original_ones(n, m, 
         seen += batch.index[: size - count].tolist()
     # A pass is in the order of the plain batches, up to a rest that is too small.
     whole = n // (size - count) * (size - count)
-    order = draws.at("order", 1).permutation(n).tolist()
+    order = draws.fold_in("order", 1).permutation(n).tolist()
     assert seen[:whole] == order[: min(whole, len(seen))]
 
 
 def test_a_batch_depends_on_its_address_alone():
     def fresh() -> ExtraBatches:
-        return ExtraBatches(labelled(20), labelled(33, 500), 3, 5, Draws(0))
+        return ExtraBatches(labelled(20), labelled(33, 500), 3, 5, Rng(0))
 
     one = fresh()
     forwards = [one.at(epoch, step).index for epoch in (1, 2, 3) for step in (1, 2, 3, 4)]
@@ -91,7 +92,7 @@ def test_a_batch_depends_on_its_address_alone():
 @given(st.lists(st.integers(0, 11), min_size=1, max_size=9))
 def test_two_splits_are_fetched_as_one(places: list[int]):
     whole = torch.cat([labelled(5).fetch(torch.arange(5)), labelled(7, 500).fetch(torch.arange(7))])
-    joined, index = Joined(labelled(5), labelled(7, 500)), torch.tensor(places)
+    joined, index = ConcatSplit(labelled(5), labelled(7, 500)), torch.tensor(places)
     assert torch.equal(joined.fetch(index), whole[index]) and joined.fetch(index).is_contiguous()
     assert len(joined) == 12 and joined.labels.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0, 1, 2, 0]
 
@@ -103,12 +104,12 @@ Y = np.array([0, 1, 2, 0, 1, 1])
 def read(tmp_path: Path, layout: Any = "auto", main: Data | None = None, **arrays: Any) -> Split:
     np.savez(tmp_path / "more.npz", **arrays)
     asked = Extra(data=Npz(path=str(tmp_path / "more.npz"), layout=layout), share=0.5)
-    found = replace(recipe(SOLO), extra=asked).with_extra(main or blobs(48)).extra
+    found = add_extra(replace(recipe(SOLO), extra=asked), main or blobs(48)).extra
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", ARRAY_NAMES)
 @pytest.mark.parametrize("layout", ["nhwc", "nchw", "nhw"])
 def test_a_file_may_hold_training_images_alone_under_any_usual_name(pair, layout, tmp_path: Path):
     x = {"nhwc": X, "nchw": X.transpose(0, 3, 1, 2), "nhw": X[..., 0]}[layout]
@@ -123,13 +124,16 @@ def test_a_file_may_hold_training_images_alone_under_any_usual_name(pair, layout
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X}, r"extra: .*more.npz: has x, expected x_train and y_train or x and y or image and label"),
+        (
+            {"x": X},
+            r"extra: .*more.npz: has the arrays x, expected x_train and y_train or x and y or image and",
+        ),
         ({"x": X[:, :4], "y": Y}, r"extra: images: got shape \(1, 4, 8\), expected \(1, 8, 8\) as in blobs"),
         ({"x": X, "y": Y + 1}, r"more.npz: labels: got numbers from 1 to 3, expected 0 to 2"),
         ({"x": X, "y": Y[:4]}, r"more.npz: labels: got 4 for 6 images"),
         ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, r"more.npz: classes: got 2, expected 3"),
         ({"x": X.astype(float), "y": Y}, r"more.npz: images: got pixels from .* expected \[0, 1\]"),
-        ({"x": X.repeat(2, 3), "y": Y}, r"more.npz: x: shape .* can be read in more than one way or in none"),
+        ({"x": X.repeat(2, 3), "y": Y}, r"more.npz: x: the layout of shape .* is ambiguous or unknown"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_its_reason(arrays, message, tmp_path: Path):
@@ -141,7 +145,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_reason(arrays, message, tm
 
 def test_classes_in_another_order_are_refused(tmp_path: Path):
     named = replace(blobs(48), classes=("cat", "dog", "emu"))
-    with pytest.raises(RecipeError, match='classes: got "dog" as 0, expected "cat"'):
+    with pytest.raises(RecipeError, match='classes: got "dog" as class 0, expected "cat"'):
         read(tmp_path, main=named, x=X, y=Y, classes=np.array(["dog", "cat", "emu"]))
     assert len(read(tmp_path, main=named, x=X, y=Y)) == 6
     assert len(read(tmp_path, x=X, y=Y, classes=np.array(["dog", "cat", "emu"]))) == 6
@@ -150,25 +154,25 @@ def test_classes_in_another_order_are_refused(tmp_path: Path):
 def test_any_dataset_gives_its_training_images():
     data = Embedded().load()
     asked = Recipe.load("embedded/nt", ["extra={ share = 0.5, data = { kind = 'embedded' } }"])
-    extra = asked.with_extra(data).extra
+    extra = add_extra(asked, data).extra
     assert extra is not None and len(extra) == 4000 and torch.equal(extra.labels, data.train.labels)
     with pytest.raises(RecipeError, match="extra: classes: got 10, expected 3"):
-        asked.with_extra(blobs())
+        add_extra(asked, blobs())
 
 
 def test_a_recipe_with_extra_images_is_written_and_read_again():
     asked = recipe(SOLO, *WITH)
     assert asked.extra is not None and asked.extra.share == 0.7
-    assert Recipe.loads(asked.dump()) == asked
+    assert Recipe.loads(asked.dumps()) == asked
     assert asked.fingerprint() != recipe(SOLO).fingerprint()
-    assert "extra" not in recipe(SOLO).dump()
+    assert "extra" not in recipe(SOLO).dumps()
 
 
 @pytest.mark.parametrize(
     ("share", "message"),
     [
-        ("0.01", r"extra.share: is 0 of the 16 images of a batch; some must be extra and some not"),
-        ("0.99", r"extra.share: is 16 of the 16 images"),
+        ("0.01", r"extra.share: gives 0 extra images per batch of 16, expected at least one"),
+        ("0.99", r"extra.share: gives 16 extra images per batch of 16"),
         ("1.0", r"extra.share: expected less than 1"),
         ("0", r"extra.share: expected greater than 0"),
         ("'0.5'", r"extra.share: expected a number"),
@@ -183,7 +187,7 @@ def test_what_cannot_be_run_leaves_no_folder(tmp_path: Path):
     few = replace(blobs(48), extra=blobs(10).train)
     for value, data, message in (
         (recipe(SOLO, *WITH), blobs(48), 'given from Python as "blobs".*data=Data'),
-        (recipe(SOLO), with_extra(), "the data has some, the recipe does not say their share"),
+        (recipe(SOLO), with_extra(), "the data has extra images, but the recipe has no"),
         (recipe(SOLO, *WITH), few, "a batch of 16 takes 11 extra images, expected 1 to 10"),
     ):
         with pytest.raises(RecipeError, match=message):
@@ -192,9 +196,9 @@ def test_what_cannot_be_run_leaves_no_folder(tmp_path: Path):
 
 
 def test_without_extra_images_batches_are_what_they_were():
-    plain = recipe(SOLO).batches(blobs(48).train, None)
+    plain = make_batches(recipe(SOLO), blobs(48).train, None)
     assert isinstance(plain, Batches)
-    assert torch.equal(plain.at(2, 1).index, Draws(5).at("order", 2).permutation(48)[:16])
+    assert torch.equal(plain.at(2, 1).index, Rng(5).fold_in("order", 2).permutation(48)[:16])
 
 
 def test_an_interrupted_run_with_extra_images_goes_on_to_the_bit(tmp_path: Path):
@@ -234,13 +238,13 @@ class Preparing:
         self.fetched.append(index.tolist())
         return self.split.fetch(index)
 
-    def expect(self, index: torch.Tensor) -> None:
+    def prefetch(self, index: torch.Tensor) -> None:
         self.told.append(index.tolist())
 
 
 def test_both_splits_are_told_what_comes_next():
     original, extra = Preparing(labelled(12)), Preparing(labelled(7, 500))
-    batches = ExtraBatches(original, extra, 3, 5, Draws(0))
+    batches = ExtraBatches(original, extra, 3, 5, Rng(0))
     for t in range(9):
         batches.at(t // batches.steps + 1, t % batches.steps + 1)
     for split in (original, extra):
@@ -248,10 +252,10 @@ def test_both_splits_are_told_what_comes_next():
         for t, fetched in enumerate(split.fetched[1:], start=1):
             assert fetched == split.told[2 * (t - 1)]
             assert t == 1 or fetched == split.told[2 * (t - 2) + 1]
-    plain = ExtraBatches(labelled(12), extra, 3, 5, Draws(0))
+    plain = ExtraBatches(labelled(12), extra, 3, 5, Rng(0))
     assert torch.equal(plain.at(2, 1).index, batches.at(2, 1).index)
-    joined = Joined(original, labelled(3))
-    joined.expect(torch.tensor([13, 2, 12]))
+    joined = ConcatSplit(original, labelled(3))
+    joined.prefetch(torch.tensor([13, 2, 12]))
     assert original.told[-1] == [2]
 
 
@@ -264,7 +268,7 @@ def test_learners_see_extra_images_and_validation_does_not(tmp_path: Path, monke
     )
     value, data = recipe(SOLO, *WITH), with_extra()
     go(value, tmp_path / "run", data=data)
-    train_split, held_out = split_off(value, data)
+    train_split, held_out = train_val_split(value, data)
     assert len(seen) == 9 and len(train_split) == 36 and held_out is not None
     index = torch.cat([batch.index for batch in seen])
     assert int((index >= 36).sum()) == 9 * 11 and int(index.max()) < 66
@@ -284,13 +288,13 @@ def test_tables_of_such_a_run_mark_the_extra_data(tmp_path: Path):
         label=Y.repeat(6),
     )
     file = f"{{ kind = 'npz', path = '{tmp_path / 'more.npz'}' }}"
-    sets = ["epochs=1", "model.width=2", "batch=10", "validation.images=10", "validation.train_images=0"]
+    sets = ["epochs=1", "model.width=2", "batch_size=10", "validation.images=10", "validation.train_images=0"]
     value = Recipe.load("embedded/nt", [*sets, f"extra={{ share = 0.3, data = {file} }}"])
-    data = value.read_data()
-    few = Tensors(data.train.fetch(torch.arange(30)), data.train.labels[:30], 10)
+    data = load_data(value)
+    few = TensorSplit(data.train.fetch(torch.arange(30)), data.train.labels[:30], 10)
     run = train(value, tmp_path / "run", data=replace(data, train=few))
     (tmp_path / "more.npz").unlink()
-    about = subject_of(str(run.folder), which="last", data="embedded").about
+    about = load_target(str(run.folder), which="last", data="embedded").about
     assert about["extra"] == f"30% of every batch from npz (path {tmp_path / 'more.npz'}, layout auto)"
     label = np.array([0, 1])
     outcome = Outcome(label, {"natural": label, "aa@Linf:0.1": label}, {**about})

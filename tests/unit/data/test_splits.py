@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.data.base import Subset, Tensors
+from allrounder.data.base import Subset, TensorSplit
 from allrounder.data.datasets.embedded import Embedded
-from allrounder.data.splits import balanced, hold_out, queue
-from allrounder.rng import Draws
+from allrounder.data.splits import hold_out, stratified_indices, stratified_order
+from allrounder.rng import Rng
 
 
 def labelled(labels):
     y = torch.tensor(labels)
-    return Tensors(torch.zeros(len(y), 1, 1, 1), y, int(y.max()) + 1)
+    return TensorSplit(torch.zeros(len(y), 1, 1, 1), y, int(y.max()) + 1)
 
 
 def tensors(n=12, k=3):
@@ -32,7 +32,7 @@ SEEDS = st.integers(0, 20)
 def test_a_smaller_choice_is_the_beginning_of_every_larger_one(labels, seed, data):
     split = labelled(labels)
     counts = sorted(data.draw(st.lists(st.integers(1, len(labels)), min_size=2, max_size=5)))
-    chosen = [balanced(split, count, seed) for count in counts]
+    chosen = [stratified_indices(split, count, seed) for count in counts]
     for (small, large), count in zip(pairwise(chosen), counts, strict=False):
         assert len(small) == count
         assert torch.equal(large[:count], small)
@@ -40,7 +40,7 @@ def test_a_smaller_choice_is_the_beginning_of_every_larger_one(labels, seed, dat
 
 def test_the_first_hundred_of_a_thousand_are_the_hundred():
     test = Embedded().load().test
-    large, small = (balanced(test, count, 0) for count in (1000, 100))
+    large, small = (stratified_indices(test, count, 0) for count in (1000, 100))
     assert torch.equal(large[:100], small)
     assert torch.bincount(test.labels[small]).tolist() == [10] * 10
     assert torch.bincount(test.labels[large]).tolist() == [100] * 10
@@ -49,16 +49,18 @@ def test_the_first_hundred_of_a_thousand_are_the_hundred():
 @given(LABELS, SEEDS, st.data())
 def test_no_image_is_chosen_twice_and_all_are_when_all_are_asked_for(labels, seed, data):
     count = data.draw(st.integers(1, len(labels)))
-    chosen = balanced(labelled(labels), count, seed)
+    chosen = stratified_indices(labelled(labels), count, seed)
     assert chosen.dtype == torch.int64 and len(set(chosen.tolist())) == count
-    assert sorted(balanced(labelled(labels), len(labels), seed).tolist()) == list(range(len(labels)))
+    assert sorted(stratified_indices(labelled(labels), len(labels), seed).tolist()) == list(
+        range(len(labels))
+    )
 
 
 @given(st.integers(1, 8), st.integers(1, 12), SEEDS, st.data())
 def test_classes_of_one_size_differ_by_at_most_one_image(k, each, seed, data):
     split = tensors(k * each, k)
     count = data.draw(st.integers(1, k * each))
-    found = torch.bincount(split.labels[balanced(split, count, seed)], minlength=k)
+    found = torch.bincount(split.labels[stratified_indices(split, count, seed)], minlength=k)
     assert found.max() - found.min() <= 1
 
 
@@ -66,7 +68,7 @@ def test_classes_of_one_size_differ_by_at_most_one_image(k, each, seed, data):
 def test_classes_of_any_size_keep_their_shares(labels, seed, data):
     split, n = labelled(labels), len(labels)
     count = data.draw(st.integers(1, n))
-    found = torch.bincount(split.labels[balanced(split, count, seed)], minlength=6)
+    found = torch.bincount(split.labels[stratified_indices(split, count, seed)], minlength=6)
     sizes = torch.bincount(split.labels, minlength=6)
     # Every class is within half an image of one common share, which is off by half an image for each class.
     slack = 0.5 + sizes / n * int((sizes > 0).sum()) / 2
@@ -75,31 +77,31 @@ def test_classes_of_any_size_keep_their_shares(labels, seed, data):
 
 def test_another_seed_chooses_others():
     split = tensors(300, 10)
-    chosen = [set(balanced(split, 50, seed).tolist()) for seed in (0, 0, 1)]
+    chosen = [set(stratified_indices(split, 50, seed).tolist()) for seed in (0, 0, 1)]
     assert chosen[0] == chosen[1] != chosen[2]
 
 
 def test_images_to_measure_on_are_drawn_apart_from_those_held_out():
     split = tensors(300, 10)
-    assert positions(hold_out(split, 50, Draws(0))[1]) != set(balanced(split, 50, 0).tolist())
+    assert positions(hold_out(split, 50, Rng(0))[1]) != set(stratified_indices(split, 50, 0).tolist())
 
 
 @pytest.mark.parametrize("count", [0, -1, 13])
 def test_a_choice_of_nothing_or_of_too_many_is_refused(count):
     with pytest.raises(ValueError, match=f"subset: got {count} of 12 images, expected 1 to 12"):
-        balanced(tensors(12), count, 0)
+        stratified_indices(tensors(12), count, 0)
 
 
 @given(LABELS, SEEDS)
 def test_the_queue_is_as_slowly_written_out(labels, seed):
-    order = Draws(seed).permutation(len(labels)).tolist()
+    order = Rng(seed).permutation(len(labels)).tolist()
     seen, place = dict.fromkeys(labels, 0), {}
     for position in order:
         y = labels[position]
         place[position] = Fraction(2 * seen[y] + 1, 2 * labels.count(y))
         seen[y] += 1
     expected = sorted(order, key=place.__getitem__)
-    assert queue(torch.tensor(labels), torch.tensor(order)).tolist() == expected
+    assert stratified_order(torch.tensor(labels), torch.tensor(order)).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_the_queue_is_as_slowly_written_out(labels, seed):
 )
 def test_the_images_held_out_never_change(n, k, count, seed, digest):
     split = labelled(torch.randint(0, k, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
-    rest, validation = hold_out(split, count, Draws(seed).at("validation"))
+    rest, validation = hold_out(split, count, Rng(seed).fold_in("validation"))
     assert isinstance(rest, Subset) and isinstance(validation, Subset)
     found = rest.index.numpy().tobytes() + validation.index.numpy().tobytes()
     assert hashlib.sha256(found).hexdigest()[:16] == digest
@@ -116,8 +118,8 @@ def test_the_images_held_out_never_change(n, k, count, seed, digest):
 
 def test_choosing_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    hold_out(tensors(), 4, Draws(0))
-    balanced(tensors(), 4, 0)
+    hold_out(tensors(), 4, Rng(0))
+    stratified_indices(tensors(), 4, 0)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -128,7 +130,7 @@ def positions(cut):
 @given(n=st.integers(2, 60), k=st.integers(1, 5), seed=st.integers(0, 20), part=st.floats(0, 1))
 def test_held_out_and_rest_are_disjoint_and_complete(n, k, seed, part):
     count = min(n - 1, max(1, int(part * n)))
-    rest, validation = hold_out(tensors(n, k), count, Draws(seed))
+    rest, validation = hold_out(tensors(n, k), count, Rng(seed))
     assert len(validation) == count
     assert positions(rest) | positions(validation) == set(range(n))
     assert not positions(rest) & positions(validation)
@@ -136,27 +138,27 @@ def test_held_out_and_rest_are_disjoint_and_complete(n, k, seed, part):
 
 @pytest.mark.parametrize("count", [10, 100, 103, 299])
 def test_a_cut_of_a_balanced_set_is_balanced(count):
-    _, validation = hold_out(tensors(300, 10), count, Draws(0))
+    _, validation = hold_out(tensors(300, 10), count, Rng(0))
     per_class = torch.bincount(validation.labels, minlength=10)
     assert per_class.max() - per_class.min() <= 1
 
 
 def test_a_cut_of_an_unbalanced_set_keeps_the_shares():
-    _, validation = hold_out(labelled([0] * 700 + [1] * 200 + [2] * 100), 100, Draws(4))
+    _, validation = hold_out(labelled([0] * 700 + [1] * 200 + [2] * 100), 100, Rng(4))
     assert torch.bincount(validation.labels).tolist() == [70, 20, 10]
 
 
 def test_a_smaller_cut_is_part_of_every_larger_one():
-    cuts = [positions(hold_out(tensors(300, 7), count, Draws(1))[1]) for count in (20, 100, 200, 299)]
+    cuts = [positions(hold_out(tensors(300, 7), count, Rng(1))[1]) for count in (20, 100, 200, 299)]
     assert all(small < large for small, large in pairwise(cuts))
 
 
 def test_a_cut_is_the_same_by_address_and_another_by_seed():
-    cuts = [positions(hold_out(tensors(300, 10), 50, Draws(seed))[1]) for seed in (0, 0, 1)]
+    cuts = [positions(hold_out(tensors(300, 10), 50, Rng(seed))[1]) for seed in (0, 0, 1)]
     assert cuts[0] == cuts[1] != cuts[2]
 
 
 @pytest.mark.parametrize("count", [0, -1, 12, 13])
 def test_a_cut_of_nothing_or_of_everything_is_refused(count):
     with pytest.raises(ValueError, match=f"got {count} of 12 training images, expected 1 to 11"):
-        hold_out(tensors(12), count, Draws(0))
+        hold_out(tensors(12), count, Rng(0))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.distributed.sync_batchnorm import _statistics, synchronise_
-from allrounder.rng import Draws
+from allrounder.distributed.sync_batchnorm import _statistics, sync_batchnorm_
+from allrounder.rng import Rng
 
 SHAPE = (43, 3, 7, 7)
 """2107 values a channel, which bfloat16 rounds to 2112."""
@@ -21,7 +21,7 @@ def alone(values: Tensor) -> None:
 
 def values(dtype: torch.dtype) -> Tensor:
     """Around 100, so that their sum is beyond float16."""
-    return (100 + Draws(0).normal(torch.empty(SHAPE, dtype=torch.float64))).to(dtype)
+    return (100 + Rng(0).normal(torch.empty(SHAPE, dtype=torch.float64))).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -41,8 +41,8 @@ def test_a_layer_of_one_rank_is_torchs_own_forwards_and_backwards(dtype: torch.d
     with torch.no_grad():
         plain.weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
     shared = copy.deepcopy(plain)
-    synchronise_(shared, alone)
-    slope = Draws(1).normal(torch.empty(SHAPE, dtype=torch.float64)).to(dtype)
+    sync_batchnorm_(shared, alone)
+    slope = Rng(1).normal(torch.empty(SHAPE, dtype=torch.float64)).to(dtype)
     found: list[list[Tensor]] = []
     for layer in (plain, shared):
         x = values(dtype).requires_grad_()

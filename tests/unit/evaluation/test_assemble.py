@@ -1,11 +1,9 @@
-"""What an evaluation tells beside its numbers, the images it keeps, and the folders it refuses."""
+"""What an evaluation tells beside its numbers, and the images it keeps."""
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,28 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from allrounder.attacks import Apgd, AutoAttack, CustomLoss, Fab, Pgd, Square
-from allrounder.data.base import Split, Subset
-from allrounder.errors import RunError
-from allrounder.evaluation import runner as assessment
-from allrounder.evaluation.assemble import budget_of, identity, settings
-from allrounder.evaluation.evaluate import BUDGETS, OUTCOME
-from allrounder.evaluation.preflight import Unfit
+from allrounder.data.base import Split
+from allrounder.evaluation import runner
+from allrounder.evaluation.assemble import describe_budgets
+from allrounder.evaluation.evaluate import BUDGETS
+from allrounder.evaluation.preflight import PreflightError
 from allrounder.evaluation.probes import Probe
 from allrounder.report.footnotes import footnotes
-from allrounder.report.outcome import NATURAL, Outcome
+from allrounder.report.outcome import NATURAL, OUTCOME_FILE, Outcome
 from allrounder.threats.norms import L1, Linf
 from allrounder.threats.threat import Threat
 from allrounder.types import Images, Labels
-from tests.support.evaluations import CASCADE, LANE, PARTS, PGD, PROBES, images, measured, saved, taught
+from tests.support.evaluations import (
+    BATCH_SIZE,
+    CASCADE,
+    PARTS,
+    PGD,
+    PROBES,
+    images,
+    read_outcome_bytes,
+    run_evaluation,
+    trained_network,
+)
 
 
 def file_of(folder: Path, probe: Probe) -> Path:
@@ -40,7 +47,7 @@ def file_of(folder: Path, probe: Probe) -> Path:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """An evaluation that keeps its images."""
     folder = tmp_path_factory.mktemp("kept") / "eval"
-    return folder, measured(folder, keep_examples=True, check="stop")
+    return folder, run_evaluation(folder, keep_examples=True, check="stop")
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)
@@ -49,13 +56,13 @@ def test_kept_images_say_what_was_written_down(probe: Probe, kept: tuple[Path, O
     with safe_open(file_of(folder, probe), framework="pt") as file:
         assert file.metadata() == {"probe": str(probe)}
     found = load_file(file_of(folder, probe))
-    rows, x, model = found["row"], found["x"], taught()
+    rows, x, model = found["row"], found["x"], trained_network()
     natural = images().fetch(rows)
     broken = (outcome.predicted[NATURAL] == outcome.label) & (outcome.predicted[str(probe)] != outcome.label)
     assert rows.tolist() == np.flatnonzero(broken).tolist() and len(rows) > 2
     assert found["label"].tolist() == images().labels[rows].tolist()
-    # Shown again in the shape of a lane, as every answer depends on it.
-    shown = torch.cat([model(torch.cat([x[k : k + 1]] * LANE))[:1] for k in range(len(x))]).argmax(1)
+    # Shown again in the shape of a batch, as every answer depends on it.
+    shown = torch.cat([model(torch.cat([x[k : k + 1]] * BATCH_SIZE))[:1] for k in range(len(x))]).argmax(1)
     assert shown.tolist() == found["predicted"].tolist() == outcome.predicted[str(probe)][broken].tolist()
     assert bool((shown != found["label"]).all())
     distance = probe.threat.norm.length(x.double() - natural.double())
@@ -64,39 +71,39 @@ def test_kept_images_say_what_was_written_down(probe: Probe, kept: tuple[Path, O
 
 
 def test_keeping_images_changes_no_number(kept: tuple[Path, Outcome], tmp_path: Path):
-    measured(tmp_path, check="stop")
-    assert saved(tmp_path) == saved(kept[0])
+    run_evaluation(tmp_path, check="stop")
+    assert read_outcome_bytes(tmp_path) == read_outcome_bytes(kept[0])
     assert not (tmp_path / "examples").exists()
 
 
 def test_images_are_kept_over_interruptions_and_follow_the_number_of_images(tmp_path: Path):
     split = images()
     for n in (24, 8, 24):
-        found = measured(tmp_path, split=split, n=n, keep_examples=True)
+        found = run_evaluation(tmp_path, split=split, n=n, keep_examples=True)
         for probe in PROBES:
             rows = load_file(file_of(tmp_path, probe))["row"] if file_of(tmp_path, probe).exists() else ()
             assert len(rows) == int((found.stage[str(probe)] > 0).sum())
     never = Probe("none", Square(queries=1), Threat.parse("L2:1e-6"))
     file_of(tmp_path, never).write_bytes(b"from a call with more images")
-    measured(tmp_path, probes=[never], keep_examples=True)
+    run_evaluation(tmp_path, probes=[never], keep_examples=True)
     assert not file_of(tmp_path, never).exists()
 
 
 def test_images_are_kept_in_a_folder_alone():
     with pytest.raises(ValueError, match=r"keep_examples: got no folder, expected one .*; give out="):
-        measured(keep_examples=True)
+        run_evaluation(keep_examples=True)
 
 
 def facts(**options: Any) -> dict[str, Any]:
     options.setdefault("check", "stop")
-    return dict(measured(**options).facts)
+    return dict(run_evaluation(**options).facts)
 
 
 def test_facts_hold_everything_and_no_times(kept: tuple[Path, Outcome]):
-    found = dict(Outcome.load(kept[0] / OUTCOME).facts)
-    named = ("seed", "lane", "threads", "images", "budget", "stages", "settings", "attacks", "classes")
+    found = dict(Outcome.load(kept[0] / OUTCOME_FILE).facts)
+    named = ("seed", "batch_size", "threads", "images", "budget", "stages", "settings", "attacks", "classes")
     assert found.keys() == {*named, "questions", "findings", "flags", "network", "data", "rows"}
-    assert (found["seed"], found["lane"], found["threads"], found["images"]) == (0, LANE, 1, 24)
+    assert (found["seed"], found["batch_size"], found["threads"], found["images"]) == (0, BATCH_SIZE, 1, 24)
     assert found["stages"] == {str(CASCADE): ["square", "apgd-ce", "fab-t"], str(PGD): ["pgd"]}
     assert found["settings"][str(CASCADE)] == [str(part) for part in PARTS]
     told = "square: 6 queries; apgd-ce: 3 steps, loss ce; fab-t: 2 steps, 1 targets"
@@ -116,19 +123,19 @@ def test_the_budget_is_told_as_it_was_given():
 
 def test_a_budget_that_was_rounded_is_asked_about_and_flagged():
     with pytest.warns(UserWarning, match="not equal"):
-        found = measured(probes=[Probe.read("pgd-1@Linf:0.031")])
+        found = run_evaluation(probes=[Probe.parse("pgd-1@Linf:0.031")])
     (question,) = found.facts["questions"]
     assert question.startswith("Linf:0.031 is close to 8/255 = 0.03137, but not equal")
     assert found.facts["flags"] == [question]
     assert any(line.startswith("FLAGGED: Linf:0.031 is close") for line in footnotes({"network": found}))
-    meant = measured(probes=[Probe.read("pgd-1@Linf:8/255"), Probe.read("pgd-1@L2:0.031")])
+    meant = run_evaluation(probes=[Probe.parse("pgd-1@Linf:8/255"), Probe.parse("pgd-1@L2:0.031")])
     assert meant.facts["questions"] == meant.facts["flags"] == []
 
 
 def test_what_somebody_adds_joins_the_facts(tmp_path: Path):
-    found = measured(tmp_path, probes=[], about={"name": "ours", "selected_on": "test"})
+    found = run_evaluation(tmp_path, probes=[], about={"name": "ours", "selected_on": "test"})
     assert (found.facts["name"], found.facts["selected_on"], found.facts["seed"]) == ("ours", "test", 0)
-    assert Outcome.load(tmp_path / OUTCOME).facts == found.facts
+    assert Outcome.load(tmp_path / OUTCOME_FILE).facts == found.facts
 
 
 class Scaled(nn.Module):
@@ -136,7 +143,7 @@ class Scaled(nn.Module):
 
     def __init__(self, last: nn.Module) -> None:
         super().__init__()
-        self.inner, self.last = taught(), last
+        self.inner, self.last = trained_network(), last
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.inner(x))
@@ -144,8 +151,8 @@ class Scaled(nn.Module):
 
 def test_what_the_preflight_finds_stops_is_noted_or_is_not_looked_for(tmp_path: Path):
     model = Scaled(nn.Softmax(1)).eval()
-    with pytest.raises(Unfit, match="probabilities"):
-        measured(tmp_path / "stop", model=model, probes=[], check="stop")
+    with pytest.raises(PreflightError, match="probabilities"):
+        run_evaluation(tmp_path / "stop", model=model, probes=[], check="stop")
     assert not (tmp_path / "stop").exists()
     noted = facts(model=model, probes=[], check="note")["findings"]
     assert [text.partition(":")[0] for text in noted] == ["probabilities"]
@@ -164,24 +171,26 @@ def test_what_the_preflight_finds_stops_is_noted_or_is_not_looked_for(tmp_path: 
     ],
 )
 def test_a_loss_that_falls_back_is_told(classes: int, dlr: str, targeted: str):
-    assert budget_of(Apgd(surrogate="dlr"), classes) == f"apgd-dlr: 100 steps, loss {dlr}"
-    said = budget_of(Apgd(surrogate="dlr", targets=9), classes)
+    assert Apgd(surrogate="dlr").describe_budget(classes) == f"apgd-dlr: 100 steps, loss {dlr}"
+    said = Apgd(surrogate="dlr", targets=9).describe_budget(classes)
     assert said.startswith(f"apgd-t: 100 steps, {targeted}") and ("ratio" in said) is (classes < 4)
-    assert budget_of(Apgd(), classes) == "apgd-ce: 100 steps, loss ce"
-    assert budget_of(Fab(targets=9), classes) == f"fab-t: 100 steps, {min(9, classes - 1)} targets"
+    assert Apgd().describe_budget(classes) == "apgd-ce: 100 steps, loss ce"
+    assert Fab(targets=9).describe_budget(classes) == f"fab-t: 100 steps, {min(9, classes - 1)} targets"
 
 
 def test_the_budget_of_autoattack_is_told_stage_by_stage():
     linf, l1 = (Probe("aa", AutoAttack(), Threat(norm, "1")) for norm in (Linf(), L1()))
-    told = settings([linf, l1], 10)
+    told = describe_budgets([linf, l1], 10)
     assert told[str(linf)] == (
         "apgd-ce: 100 steps, loss ce; apgd-t: 100 steps, 9 targets, loss targeted dlr; "
         "fab-t: 100 steps, 9 targets; square: 5000 queries"
     )
     assert told[str(l1)].startswith("apgd-ce: 100 steps, 5 restarts, radii 3, 2, 1 eps, loss ce; apgd-t: ")
     mine = CustomLoss(name="mine", function=lambda logits, y, natural: logits[:, 0])
-    assert budget_of(Apgd(surrogate=mine, eot=4), 2).endswith("100 steps, mean of 4 gradients, loss mine")
-    assert budget_of(Pgd(steps=7), 10) == str(Pgd(steps=7))
+    assert (
+        Apgd(surrogate=mine, eot=4).describe_budget(2).endswith("100 steps, mean of 4 gradients, loss mine")
+    )
+    assert Pgd(steps=7).describe_budget(10) == str(Pgd(steps=7))
 
 
 class Recorded:
@@ -202,98 +211,17 @@ class Recorded:
         return self.split.fetch(index)
 
 
-@pytest.mark.parametrize("limit", ["CHUNK", "CHUNK_BYTES"])
+@pytest.mark.parametrize("limit", ["CHUNK_IMAGES", "CHUNK_BYTES"])
 def test_few_images_are_held_at_once(limit: str, monkeypatch: pytest.MonkeyPatch):
-    whole = measured(split=images(20))
-    monkeypatch.setattr(assessment, limit, 10 if limit == "CHUNK" else 10 * 8 * 8 * 4 + 1)
+    whole = run_evaluation(split=images(20))
+    monkeypatch.setattr(runner, limit, 10 if limit == "CHUNK_IMAGES" else 10 * 8 * 8 * 4 + 1)
     split = Recorded()
     assert isinstance(split, Split)
-    found = measured(split=split)
+    found = run_evaluation(split=split)
     assert split.wanted == [1, 10, 10]
     for name in whole.predicted:
         assert np.array_equal(found.predicted[name], whole.predicted[name])
-    monkeypatch.setattr(assessment, limit, 1)  # a lane is always filled
+    monkeypatch.setattr(runner, limit, 1)  # a batch is always filled
     few = Recorded()
-    measured(split=few, probes=[])
-    assert max(few.wanted) == LANE
-
-
-@pytest.fixture
-def threads_restored() -> Generator[None]:
-    yield
-    torch.set_num_threads(1)
-
-
-@pytest.mark.usefixtures("threads_restored")
-@pytest.mark.parametrize("what", ["network", "data", "lane", "examples", "seed", "threads"])
-def test_a_folder_of_something_else_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    measured(tmp_path, probes=[])
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
-    model, options = taught(), dict[str, Any]()
-    match what:
-        case "network":
-            next(model.parameters()).data[0, 0, 0, 0] += 1e-6
-        case "data":
-            options["split"] = Subset(images(), torch.tensor([1, 0, *range(2, 24)]))
-        case "threads":
-            torch.set_num_threads(2)
-        case "lane":
-            monkeypatch.setattr("tests.support.evaluations.LANE", 4)
-        case _:
-            options |= {"keep_examples": True} if what == "examples" else {"seed": 1}
-    with pytest.raises(RunError, match=f"holds an evaluation whose {what} is .*; choose another folder"):
-        measured(tmp_path, model=model, **options)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == before
-
-
-def test_functions_are_told_apart_by_what_they_say(tmp_path: Path):
-    one, other = taught(), copy.deepcopy(taught())
-    for _ in range(2):
-        measured(tmp_path, model=lambda x: one(x), probes=[])
-    next(other.parameters()).data.mul_(1.1)
-    with pytest.raises(RunError, match="whose network is"):
-        measured(tmp_path, model=lambda x: other(x), probes=[])
-
-
-class Odd(nn.Module):
-    """State of every kind: a number, an empty tensor, bytes, flags, and something that is no tensor."""
-
-    def __init__(self, number: float = 1 / 3, extra: str = "a") -> None:
-        super().__init__()
-        self.extra = extra
-        kinds = [torch.tensor(number), torch.zeros(0, 3), torch.ones(2, dtype=torch.uint8), torch.ones(3) > 0]
-        for k, tensor in enumerate(kinds):
-            self.register_buffer(f"b{k}", tensor)
-
-    def get_extra_state(self) -> str:
-        return self.extra
-
-    def set_extra_state(self, state: str) -> None:
-        self.extra = state
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)
-
-
-def test_every_kind_of_state_counts():
-    def known(model: nn.Module) -> str:
-        return identity(model, images())["network"]
-
-    assert known(Odd()) == known(Odd())
-    assert len({known(model) for model in (Odd(), Odd(0.3333334), Odd(extra="b"))}) == 3
-
-
-class Rescaled(nn.Module):
-    """Depends on something that is no tensor, and that it does not show."""
-
-    def __init__(self, by: float) -> None:
-        super().__init__()
-        self.by = by
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.by * x.flatten(1)[:, :3]
-
-
-def test_a_network_is_also_known_by_its_answers():
-    one, two = (identity(Rescaled(by), images()) for by in (1.0, 2.0))
-    assert one["data"] == two["data"] and one["network"] != two["network"]
+    run_evaluation(split=few, probes=[])
+    assert max(few.wanted) == BATCH_SIZE

@@ -10,32 +10,32 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks import Attack, Pgd
-from allrounder.attacks.base import Crafted
+from allrounder.attacks.base import AttackResult
 from allrounder.data.base import Split, Subset
-from allrounder.evaluation import runner as assessment
+from allrounder.evaluation import runner
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.runner import Assessor
+from allrounder.evaluation.runner import AttackRunner
 from allrounder.report.outcome import Outcome
-from allrounder.rng import Draws
-from allrounder.system.processes import Note
-from allrounder.threats.norms import EVERY_NORM, Norm
+from allrounder.rng import Rng
+from allrounder.system.progress import ProgressEvent
+from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
 from tests.support.networks import Tiny, blobs
 
 SPLIT = blobs(train=3, test=30).test
-LINF = Threat.read("Linf:0.1")
-PGD = Probe.read("pgd-5@Linf:0.1")
-LANES = 7
+LINF = Threat.parse("Linf:0.1")
+PGD = Probe.parse("pgd-5@Linf:0.1")
+BATCH_SIZE = 7
 MODES = (
     "training-mode: 4 modules of the network are in training mode, expected eval mode; evaluation and "
-    "attacks switch it and switch it back; other code must call model.eval()"
+    "attacks switch modes and restore them; other code must call model.eval()"
 )
 
 
 def network(seed: int = 0) -> nn.Module:
-    with Draws(seed).at("network").ambient():
+    with Rng(seed).fold_in("network").seed_global():
         return Tiny()
 
 
@@ -44,20 +44,20 @@ def network(seed: int = 0) -> nn.Module:
 class Spy(Attack):
     """Notes what it is shown, claims success, and changes nothing."""
 
-    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
 
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]], repr=False)
     rows: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]], repr=False)
 
-    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
         self.seen.append((x.clone(), y.clone()))
-        assert draws.rows is not None
-        self.rows.append(draws.rows)
-        return Crafted(x=x, passes=Passes(), fooled=torch.ones_like(y, dtype=torch.bool))
+        assert rng.rows is not None
+        self.rows.append(rng.rows)
+        return AttackResult(x=x, passes=Passes(), fooled=torch.ones_like(y, dtype=torch.bool))
 
 
 def predictions(model: nn.Module, split: Split, *probes: Probe, **options: Any) -> dict[str, list[int]]:
-    found = evaluate(model, split, probes=probes, lane=LANES, **options)
+    found = evaluate(model, split, probes=probes, batch_size=BATCH_SIZE, **options)
     return {name: array.tolist() for name, array in found.predicted.items()}
 
 
@@ -67,7 +67,7 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
     found = evaluate(model, SPLIT)
     assert found.predicted["natural"].tolist() == model.eval()(x).argmax(1).tolist()
     assert found.label.tolist() == SPLIT.labels.tolist()
-    facts = {"seed": 0, "lane": 64, "threads": torch.get_num_threads(), "images": 30, "budget": "full"}
+    facts = {"seed": 0, "batch_size": 64, "threads": torch.get_num_threads(), "images": 30, "budget": "full"}
     facts |= {
         "stages": {},
         "settings": {},
@@ -83,7 +83,7 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
 
 def test_only_naturally_correct_images_are_attacked_and_the_others_are_not_robust():
     model, spy = network(), Spy()
-    found = evaluate(model, SPLIT, probes=[Probe("spy", spy, LINF), PGD], lane=LANES)
+    found = evaluate(model, SPLIT, probes=[Probe("spy", spy, LINF), PGD], batch_size=BATCH_SIZE)
     correct = np.flatnonzero(found.predicted["natural"] == found.label)
     assert 0 < len(correct) < len(SPLIT)
     assert sorted({row for rows in spy.rows for row in rows}) == correct.tolist()
@@ -95,7 +95,7 @@ def test_only_naturally_correct_images_are_attacked_and_the_others_are_not_robus
 
 def test_an_attack_sees_the_images_and_labels_of_its_rows():
     spy = Spy()
-    evaluate(network(), SPLIT, probes=[Probe("spy", spy, LINF)], lane=LANES)
+    evaluate(network(), SPLIT, probes=[Probe("spy", spy, LINF)], batch_size=BATCH_SIZE)
     for rows, (x, y) in zip(spy.rows, spy.seen, strict=True):
         index = torch.tensor(rows)
         assert torch.equal(x, SPLIT.fetch(index))
@@ -109,24 +109,24 @@ def test_every_pass_has_the_shape_of_one_lane():
         shapes.append(tuple(x.shape))
         return model.eval()(x)
 
-    found = evaluate(note, SPLIT, probes=[Probe("spy", spy, LINF)], lane=LANES, check="skip")
+    found = evaluate(note, SPLIT, probes=[Probe("spy", spy, LINF)], batch_size=BATCH_SIZE, check="skip")
     standing = int((found.predicted["natural"] == found.label).sum())
-    lanes = -(-len(SPLIT) // LANES) + -(-standing // LANES)
-    assert standing % LANES and len(SPLIT) % LANES  # so that both ends were padded
-    assert shapes == [(LANES, 1, 8, 8)] * lanes
-    assert {tuple(x.shape) for x, _ in spy.seen} == {(LANES, 1, 8, 8)}
+    batches = -(-len(SPLIT) // BATCH_SIZE) + -(-standing // BATCH_SIZE)
+    assert standing % BATCH_SIZE and len(SPLIT) % BATCH_SIZE  # so that both ends were padded
+    assert shapes == [(BATCH_SIZE, 1, 8, 8)] * batches
+    assert {tuple(x.shape) for x, _ in spy.seen} == {(BATCH_SIZE, 1, 8, 8)}
 
 
 def test_the_verdict_is_the_plain_networks_and_not_the_attacks(monkeypatch: pytest.MonkeyPatch):
     model, asked = network(), list[nn.Module]()
-    logits = Assessor.logits
+    logits = AttackRunner.logits
 
-    def note(assessor: Assessor, x: Images) -> Any:
+    def note(assessor: AttackRunner, x: Images) -> Any:
         assert isinstance(assessor.model, nn.Module) and not assessor.model.training
         asked.append(assessor.model)
         return logits(assessor, x)
 
-    monkeypatch.setattr(Assessor, "logits", note)
+    monkeypatch.setattr(AttackRunner, "logits", note)
     found = predictions(model, SPLIT, Probe("spy", Spy(), LINF))
     assert found["spy@Linf:0.1"] == found["natural"]  # it claimed to fool the network everywhere
     assert all(by is model for by in asked)
@@ -150,17 +150,17 @@ def test_crafted_images_depend_on_nothing_but_their_row(monkeypatch: pytest.Monk
     def crafted(split: Split) -> dict[int, Tensor]:
         """By row, bit for bit."""
         found = dict[int, Tensor]()
-        perturb = assessment.perturb
+        perturb = runner.perturb
 
-        def note(*arguments: Any, **options: Any) -> Crafted:
+        def note(*arguments: Any, **options: Any) -> AttackResult:
             made = perturb(*arguments, **options)
             for row, image in zip(arguments[5].rows, made.x, strict=True):
                 assert torch.equal(found.setdefault(row, image), image)  # padding repeats the same
             return made
 
         with monkeypatch.context() as patch:
-            patch.setattr(assessment, "perturb", note)
-            evaluate(model, split, probes=[PGD], lane=LANES)
+            patch.setattr(runner, "perturb", note)
+            evaluate(model, split, probes=[PGD], batch_size=BATCH_SIZE)
         return found
 
     whole, part = crafted(SPLIT), crafted(Subset(SPLIT, torch.arange(13)))
@@ -169,14 +169,14 @@ def test_crafted_images_depend_on_nothing_but_their_row(monkeypatch: pytest.Monk
 
 
 def test_probes_do_not_disturb_each_other():
-    other = Probe.read("pgd-5@L2:1")
+    other = Probe.parse("pgd-5@L2:1")
     model = network()
     both, alone = predictions(model, SPLIT, other, PGD), predictions(model, SPLIT, PGD)
     assert both[str(PGD)] == alone[str(PGD)]
 
 
 def test_the_same_seed_gives_the_same_and_another_draws_anew():
-    model, probe = network(), Probe("start", Pgd(steps=1, step=1e-6), Threat.read("Linf:0.2"))
+    model, probe = network(), Probe("start", Pgd(steps=1, step=1e-6), Threat.parse("Linf:0.2"))
     assert predictions(model, SPLIT, probe, seed=1) == predictions(model, SPLIT, probe, seed=1)
     found = {seed: predictions(model, SPLIT, probe, seed=seed)[str(probe)] for seed in range(5)}
     assert len({tuple(row) for row in found.values()}) > 1
@@ -191,7 +191,7 @@ class Moody(Tiny):
 
 @pytest.mark.parametrize("kind", [Tiny, Moody])
 def test_no_generator_is_touched_and_nothing_depends_on_one(kind: type[nn.Module]):
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         model = kind()
     before = torch.get_rng_state(), str(np.random.get_state())
     first = predictions(model, SPLIT, PGD)
@@ -204,9 +204,9 @@ def test_no_generator_is_touched_and_nothing_depends_on_one(kind: type[nn.Module
 @final
 @dataclass(frozen=True)
 class Broken(Attack):
-    norms: ClassVar[frozenset[type[Norm]]] = EVERY_NORM
+    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
 
-    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
         raise RuntimeError("broken")
 
 
@@ -233,7 +233,7 @@ def test_the_network_is_left_as_it_was(attack: Attack):
 def test_a_network_in_double_precision_is_evaluated_in_it():
     single, double = network(), network().double()
     spy = Spy()
-    found = evaluate(double, SPLIT, probes=[PGD, Probe("spy", spy, LINF)], lane=LANES)
+    found = evaluate(double, SPLIT, probes=[PGD, Probe("spy", spy, LINF)], batch_size=BATCH_SIZE)
     assert {x.dtype for x, _ in spy.seen} == {torch.float64}
     assert found.predicted["natural"].tolist() == predictions(single, SPLIT)["natural"]
 
@@ -257,22 +257,22 @@ def test_a_network_that_is_always_wrong_is_never_attacked():
 
 
 def test_progress_rises_to_the_number_of_images():
-    told = list[Note]()
-    found: Outcome = evaluate(network(), SPLIT, probes=[PGD], lane=LANES, progress=told.append)
+    told = list[ProgressEvent]()
+    found: Outcome = evaluate(network(), SPLIT, probes=[PGD], batch_size=BATCH_SIZE, progress=told.append)
     standing = int((found.predicted["natural"] == found.label).sum())
     broken = standing - int((found.predicted[str(PGD)] == found.label).sum())
     for name, total, wrong in (("natural", 30, 30 - standing), (str(PGD), standing, broken)):
-        mine = [note.done for note in told if note.what == name]
+        mine = [note.done for note in told if note.stage == name]
         assert mine == sorted(set(mine)) and mine[-1] == total
-        assert [(note.total, note.broken) for note in told if note.what == name][-1] == (total, wrong)
+        assert [(note.total, note.fooled) for note in told if note.stage == name][-1] == (total, wrong)
 
 
 def test_a_probe_is_written_as_it_is_read():
-    probe = Probe.read("pgd-20@linf:8/255")
-    assert (probe.name, str(probe), probe.write()) == ("pgd-20", "pgd-20@Linf:8/255", "pgd-20@Linf:8/255")
+    probe = Probe.parse("pgd-20@linf:8/255")
+    assert (probe.name, str(probe), probe.to_toml()) == ("pgd-20", "pgd-20@Linf:8/255", "pgd-20@Linf:8/255")
     assert probe.attack == Pgd(steps=20)
-    assert Probe.read(probe) is probe
-    assert Probe.read(probe.write()) == probe
+    assert Probe.parse(probe) is probe
+    assert Probe.parse(probe.to_toml()) == probe
 
 
 @pytest.mark.parametrize(
@@ -295,4 +295,4 @@ def test_a_probe_is_written_as_it_is_read():
 )
 def test_what_is_no_probe_is_refused(raw: object, said: str):
     with pytest.raises(ValueError, match=said):
-        Probe.read(raw)
+        Probe.parse(raw)

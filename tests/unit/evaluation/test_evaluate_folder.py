@@ -16,30 +16,30 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from allrounder.attacks.search.driver import Points
+from allrounder.attacks.search.driver import Examples
 from allrounder.data.base import Subset
-from allrounder.data.splits import balanced
+from allrounder.data.splits import stratified_indices
 from allrounder.errors import Interrupted, RunError
-from allrounder.evaluation import runner as assessment
-from allrounder.evaluation.evaluate import OUTCOME, Job
+from allrounder.evaluation import runner
+from allrounder.evaluation.job import EvaluationJob
 from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.runner import Book
-from allrounder.evaluation.store import LINES, Ledger
-from allrounder.report.outcome import Outcome
-from allrounder.system.processes import Note
+from allrounder.evaluation.runner import ResultWriter
+from allrounder.evaluation.store import RESULTS_FOLDER, ResultStore
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
+from allrounder.system.progress import ProgressEvent
 from allrounder.threats.threat import Threat
 from allrounder.types import Labels
 from tests.support.evaluations import (
+    BATCH_SIZE,
     CASCADE,
-    LANE,
     PARTS,
     PGD,
     PROBES,
     images,
-    measured,
-    saved,
-    taught,
-    whole,
+    read_outcome_bytes,
+    reference_outcome_bytes,
+    run_evaluation,
+    trained_network,
 )
 from tests.support.interruptions import Killed
 from tests.support.networks import Tiny
@@ -50,28 +50,30 @@ Attacked = dict[str, list[int]]
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report after every step, so that there is no moment without one."""
-    monkeypatch.setattr(assessment, "TELL_AFTER", -1.0)
+    monkeypatch.setattr(runner, "REPORT_INTERVAL", -1.0)
 
 
 @contextmanager
 def watched() -> Generator[Attacked]:
     """Which images which attack was run on, counting repetitions."""
-    begin, seen = Book.__init__, Attacked()
+    begin, seen = ResultWriter.__init__, Attacked()
 
-    def note(self: Book, ledger: Ledger, key: str, points: Points, threat: Threat, keep: bool) -> None:
+    def note(
+        self: ResultWriter, store: ResultStore, key: str, points: Examples, threat: Threat, keep: bool
+    ) -> None:
         seen.setdefault(key, []).extend(points.rows.tolist())
-        begin(self, ledger, key, points, threat, keep)
+        begin(self, store, key, points, threat, keep)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Book, "__init__", note)
+        patch.setattr(ResultWriter, "__init__", note)
         yield seen
 
 
-def stop_at(call: int, error: type[BaseException]) -> Callable[[Note], None]:
+def stop_at(call: int, error: type[BaseException]) -> Callable[[ProgressEvent], None]:
     """Somebody who listens, and at a certain report no more."""
     calls = count(1)
 
-    def hear(note: Note) -> None:
+    def hear(note: ProgressEvent) -> None:
         if next(calls) == call:
             raise error("stop")
 
@@ -79,16 +81,16 @@ def stop_at(call: int, error: type[BaseException]) -> Callable[[Note], None]:
 
 
 def test_every_stage_matters(tmp_path: Path):
-    (tmp_path / OUTCOME).write_bytes(whole())
-    found = Outcome.load(tmp_path / OUTCOME)
-    after = [found.accuracy(), *found.after(str(CASCADE))]
+    (tmp_path / OUTCOME_FILE).write_bytes(reference_outcome_bytes())
+    found = Outcome.load(tmp_path / OUTCOME_FILE)
+    after = [found.accuracy(), *found.accuracy_by_stage(str(CASCADE))]
     assert after == sorted(set(after), reverse=True) and after[-1] > 0
     assert 0 < found.accuracy(PGD.name) < found.accuracy()
 
 
 def test_a_stage_is_run_on_what_the_ones_before_left():
     with watched() as attacked:
-        found = measured(probes=[CASCADE])
+        found = run_evaluation(probes=[CASCADE])
     by = found.stage[str(CASCADE)]
     for number, (key, rows) in enumerate(attacked.items(), start=1):
         left = np.flatnonzero((by == -1) | (by >= number))
@@ -96,9 +98,9 @@ def test_a_stage_is_run_on_what_the_ones_before_left():
 
 
 def test_every_image_draws_for_itself(tmp_path: Path):
-    same, far = Subset(images(), torch.ones(LANE, dtype=torch.int64)), Threat.parse("L2:2")
+    same, far = Subset(images(), torch.ones(BATCH_SIZE, dtype=torch.int64)), Threat.parse("L2:2")
     probes = [PGD, *(Probe(f"p{number}", part, far) for number, part in enumerate(PARTS[:2]))]
-    measured(tmp_path, split=same, probes=probes, keep_examples=True)
+    run_evaluation(tmp_path, split=same, probes=probes, keep_examples=True)
     for name in ("pgd-3@Linf-0.06", "p0@L2-2", "p1@L2-2"):
         made = load_file(tmp_path / "examples" / f"{name}.safetensors")["x"]
         assert len(made) == len({image.numpy().tobytes() for image in made}) > 1
@@ -107,9 +109,9 @@ def test_every_image_draws_for_itself(tmp_path: Path):
 def begun(folder: Path) -> Path:
     """A folder with a plan and no lines of attacks."""
     with pytest.raises(KeyboardInterrupt):
-        measured(folder, progress=stop_at(1, KeyboardInterrupt))
-    assert [path.name for path in (folder / LINES).iterdir()] == [
-        next((folder / LINES).glob("natural*")).name
+        run_evaluation(folder, progress=stop_at(1, KeyboardInterrupt))
+    assert [path.name for path in (folder / RESULTS_FOLDER).iterdir()] == [
+        next((folder / RESULTS_FOLDER).glob("natural*")).name
     ]
     return folder
 
@@ -130,32 +132,32 @@ def parts(kind: str) -> Iterator[Labels]:
 def test_any_partition_in_any_order_gives_the_same_bytes(kind: str, tmp_path: Path):
     folder = begun(tmp_path / "eval")
     for rows in parts(kind):
-        job = Job(taught(), images(), PROBES, 0, LANE, False, folder)
-        job.settle("", lambda note: None, rows)
+        job = EvaluationJob(trained_network(), images(), PROBES, 0, BATCH_SIZE, False, folder)
+        job.run_rows("", lambda note: None, rows)
     with watched() as attacked:
-        measured(folder)
-    assert attacked == {} and saved(folder) == whole()
+        run_evaluation(folder)
+    assert attacked == {} and read_outcome_bytes(folder) == reference_outcome_bytes()
 
 
 def test_neither_the_size_of_chunks_nor_the_order_of_probes_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(assessment, "CHUNK", LANE)
+    monkeypatch.setattr(runner, "CHUNK_IMAGES", BATCH_SIZE)
     alone = [Probe(f"part{number}", part, CASCADE.threat) for number, part in enumerate(PARTS)]
     with watched() as attacked:
-        measured(tmp_path / "eval", probes=[*reversed(alone), PGD, CASCADE])
-        measured(tmp_path / "eval").save(tmp_path / OUTCOME)
-    assert saved(tmp_path) == whole()
+        run_evaluation(tmp_path / "eval", probes=[*reversed(alone), PGD, CASCADE])
+        run_evaluation(tmp_path / "eval").save(tmp_path / OUTCOME_FILE)
+    assert read_outcome_bytes(tmp_path) == reference_outcome_bytes()
     # The parts are settled on all images, and the cascade finds them there.
     assert {len(rows) for rows in attacked.values()} == {len(rows) for rows in map(set, attacked.values())}
     assert len(attacked) == len(PARTS) + 1
 
 
 @cache
-def reports() -> list[Note]:
+def reports() -> list[ProgressEvent]:
     """All that is told where nothing happens; asked by somebody talkative."""
-    told = list[Note]()
-    measured(progress=told.append)
+    told = list[ProgressEvent]()
+    run_evaluation(progress=told.append)
     assert len(told) > 20
     return told
 
@@ -181,17 +183,17 @@ def test_it_may_be_interrupted_at_any_report(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(assessment, "SAVE_AFTER", -1.0 if often else 1e9)
+    monkeypatch.setattr(runner, "SAVE_INTERVAL", -1.0 if often else 1e9)
     told = reports()
     for call in range(1 + every // 2, len(told), every):
         folder, note = tmp_path / str(call), told[call - 1]
         with pytest.raises(error):
-            measured(folder, progress=stop_at(call, error))
-        assert not (folder / OUTCOME).exists()
+            run_evaluation(folder, progress=stop_at(call, error))
+        assert not (folder / OUTCOME_FILE).exists()
         with watched() as attacked:
-            measured(folder)
-        assert saved(folder) == whole()
-        if (error is not Killed or often) and note.what != "natural" and note.done < note.total:
+            run_evaluation(folder)
+        assert read_outcome_bytes(folder) == reference_outcome_bytes()
+        if (error is not Killed or often) and note.stage != "natural" and note.done < note.total:
             # The attack that was under way goes on with exactly what was not settled by then.
             assert len(next(iter(attacked.values()))) == note.total - note.done
 
@@ -199,19 +201,19 @@ def test_it_may_be_interrupted_at_any_report(
 @pytest.mark.usefixtures("talkative")
 def test_it_may_be_interrupted_again_and_again(tmp_path: Path):
     stopped = 0
-    while not (tmp_path / "eval" / OUTCOME).exists():
+    while not (tmp_path / "eval" / OUTCOME_FILE).exists():
         with suppress(Interrupted):
-            measured(tmp_path / "eval", progress=stop_at(5 + 2 * stopped, Interrupted))
+            run_evaluation(tmp_path / "eval", progress=stop_at(5 + 2 * stopped, Interrupted))
         stopped += 1
     assert stopped > 3
-    assert saved(tmp_path / "eval") == whole()
+    assert read_outcome_bytes(tmp_path / "eval") == reference_outcome_bytes()
 
 
 class Counter:
     """A callable that is no module, and counts what it is asked."""
 
     def __init__(self) -> None:
-        self.model, self.shown = taught(), list[Tensor]()
+        self.model, self.shown = trained_network(), list[Tensor]()
 
     def __call__(self, x: Tensor) -> Tensor:
         self.shown.append(x.detach().clone())
@@ -225,96 +227,98 @@ class Counter:
 
 def test_finished_work_is_not_repeated(tmp_path: Path):
     first, second = Counter(), Counter()
-    one, two = (measured(tmp_path / "eval", model=model) for model in (first, second))
+    one, two = (run_evaluation(tmp_path / "eval", model=model) for model in (first, second))
     assert first.perturbed() > 20
     assert second.perturbed() == 0
     assert len(second.shown) == 1  # by which it was known again
     assert np.array_equal(one.distance[str(CASCADE)], two.distance[str(CASCADE)], equal_nan=True)
     third = Counter()
-    measured(tmp_path / "eval", model=third, check="stop")
+    run_evaluation(tmp_path / "eval", model=third, check="stop")
     preflight = Counter()
-    measured(model=preflight, probes=(), check="stop")
-    natural = 24 // LANE
+    run_evaluation(model=preflight, probes=(), check="stop")
+    natural = 24 // BATCH_SIZE
     assert len(third.shown) == len(preflight.shown) - natural  # both are asked who they are
 
 
 def test_a_module_is_asked_once_to_be_known_again(tmp_path: Path):
-    measured(tmp_path / "eval")
+    run_evaluation(tmp_path / "eval")
     shown = list[int]()
 
     def note(module: nn.Module, x: tuple[Tensor, ...]) -> None:
         shown.append(len(x[0]))
 
-    model = taught()
+    model = trained_network()
     model.register_forward_pre_hook(note)
-    told = list[Note]()
-    found = measured(tmp_path / "eval", model=model, progress=told.append)
+    told = list[ProgressEvent]()
+    found = run_evaluation(tmp_path / "eval", model=model, progress=told.append)
     assert found.accuracy("all") < found.accuracy() and told == []
     assert shown == [8]
 
 
 def test_more_images_are_added_to_those_before(tmp_path: Path):
     split = images(40)
-    measured(tmp_path / "fresh", split=split, n=32)
+    run_evaluation(tmp_path / "fresh", split=split, n=32)
     with watched() as first:
-        few = measured(tmp_path / "eval", split=split, n=16)
+        few = run_evaluation(tmp_path / "eval", split=split, n=16)
     with watched() as more:
-        measured(tmp_path / "eval", split=split, n=32)
-    assert saved(tmp_path / "eval") == saved(tmp_path / "fresh")
+        run_evaluation(tmp_path / "eval", split=split, n=32)
+    assert read_outcome_bytes(tmp_path / "eval") == read_outcome_bytes(tmp_path / "fresh")
     assert first.keys() == more.keys()
     for key in first:
         assert set(first[key]).isdisjoint(more[key]) and first[key] and more[key]
-    rows = torch.tensor(sorted(balanced(split, 16, 0).tolist()))
+    rows = torch.tensor(sorted(stratified_indices(split, 16, 0).tolist()))
     assert few.label.tolist() == split.labels[rows].tolist()
-    assert few.predicted["natural"].tolist() == taught()(split.fetch(rows)).argmax(1).tolist()
+    assert few.predicted["natural"].tolist() == trained_network()(split.fetch(rows)).argmax(1).tolist()
     # Fewer are a part of what is there, too.
     with watched() as none:
-        again = measured(tmp_path / "eval", split=split, n=16)
+        again = run_evaluation(tmp_path / "eval", split=split, n=16)
     assert none == {} and again.facts == few.facts
     assert all(np.array_equal(again.predicted[name], few.predicted[name]) for name in few.predicted)
 
 
 def test_more_attacks_are_added_to_those_before(tmp_path: Path):
-    measured(tmp_path / "eval", probes=[])
+    run_evaluation(tmp_path / "eval", probes=[])
     with watched() as alone:
-        measured(tmp_path / "eval", probes=[Probe("first", PARTS[0], CASCADE.threat)])
+        run_evaluation(tmp_path / "eval", probes=[Probe("first", PARTS[0], CASCADE.threat)])
     with watched() as more:
-        measured(tmp_path / "eval").save(tmp_path / OUTCOME)
-    assert saved(tmp_path) == whole(), "what was asked is what is returned"
+        run_evaluation(tmp_path / "eval").save(tmp_path / OUTCOME_FILE)
+    assert read_outcome_bytes(tmp_path) == reference_outcome_bytes(), "what was asked is what is returned"
     assert set(alone).isdisjoint(more) and len(more) == len(PARTS)
     stronger = Probe("all", CASCADE.attack, Threat.parse("L2:0.6"))
     with watched() as other:
-        measured(tmp_path / "eval", probes=[*PROBES, stronger])
+        run_evaluation(tmp_path / "eval", probes=[*PROBES, stronger])
     assert all("L2:0.6" in key for key in other) and len(other) == len(PARTS)
 
 
 def test_a_file_has_all_that_was_asked_of_the_same_images(tmp_path: Path):
     first, folder = Probe("first", PARTS[0], CASCADE.threat), tmp_path / "eval"
-    once = measured(tmp_path / "once", probes=[first, PGD, CASCADE], check="note")
-    parts = [measured(folder, probes=[probe], check="note") for probe in (first, PGD, CASCADE)]
+    once = run_evaluation(tmp_path / "once", probes=[first, PGD, CASCADE], check="note")
+    parts = [run_evaluation(folder, probes=[probe], check="note") for probe in (first, PGD, CASCADE)]
     assert [list(part.predicted) for part in parts] == [
         ["natural", str(probe)] for probe in (first, PGD, CASCADE)
     ]
-    found = Outcome.load(folder / OUTCOME)
-    assert saved(folder) == saved(tmp_path / "once") and found.facts == once.facts
+    found = Outcome.load(folder / OUTCOME_FILE)
+    assert read_outcome_bytes(folder) == read_outcome_bytes(tmp_path / "once") and found.facts == once.facts
     assert list(found.predicted) == ["natural", str(first), str(PGD), str(CASCADE)]
     assert all(np.array_equal(found.predicted[name], once.predicted[name]) for name in once.predicted)
     for probes in ([PGD], [CASCADE, first], []):
-        measured(folder, probes=probes)
-        assert saved(folder) == saved(tmp_path / "once"), "to repeat a question changes nothing"
+        run_evaluation(folder, probes=probes)
+        assert read_outcome_bytes(folder) == read_outcome_bytes(tmp_path / "once"), (
+            "to repeat a question changes nothing"
+        )
 
 
 def test_what_was_asked_of_other_images_is_kept_apart(tmp_path: Path):
-    measured(tmp_path, probes=[PGD], n=12)
-    before = saved(tmp_path)
-    measured(tmp_path, probes=[CASCADE])
-    assert list(Outcome.load(tmp_path / OUTCOME).predicted) == ["natural", str(CASCADE)]
-    measured(tmp_path, probes=[], n=12)
-    assert saved(tmp_path) == before
+    run_evaluation(tmp_path, probes=[PGD], n=12)
+    before = read_outcome_bytes(tmp_path)
+    run_evaluation(tmp_path, probes=[CASCADE])
+    assert list(Outcome.load(tmp_path / OUTCOME_FILE).predicted) == ["natural", str(CASCADE)]
+    run_evaluation(tmp_path, probes=[], n=12)
+    assert read_outcome_bytes(tmp_path) == before
     for file in (tmp_path / "outcomes").iterdir():
         file.write_bytes(b"cut")
-    with pytest.raises(RunError, match=r"outcomes/\w+.safetensors: cannot be read .*; delete it"):
-        measured(tmp_path, probes=[PGD])
+    with pytest.raises(RunError, match=r"outcomes/\w+.safetensors: cannot be read .*; move it away"):
+        run_evaluation(tmp_path, probes=[PGD])
 
 
 class Moody(Tiny):
@@ -328,7 +332,7 @@ class Moody(Tiny):
 def test_a_random_network_may_be_interrupted_too(tmp_path: Path):
     # It answers otherwise when it is asked again among other images: what was written first counts.
     def go(**options: Any) -> Outcome:
-        return measured(tmp_path, model=taught(Moody), **options)
+        return run_evaluation(tmp_path, model=trained_network(Moody), **options)
 
     with pytest.raises(Interrupted):
         go(n=12, progress=stop_at(3, Interrupted))

@@ -19,11 +19,11 @@ from allrounder.attacks import Apgd, Attack, AutoAttack, Fab, Square
 from allrounder.data.base import Data, Subset
 from allrounder.data.inputs.coerce import as_split
 from allrounder.evaluation.evaluate import _check_options, evaluate
-from allrounder.evaluation.preflight import Unfit
+from allrounder.evaluation.preflight import PreflightError
 from allrounder.report.outcome import Outcome
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.norms import Norm
-from tests.support.evaluations import LANE, PGD, images, taught
+from tests.support.evaluations import BATCH_SIZE, PGD, images, trained_network
 from tests.support.networks import blobs
 
 COUNT = 12
@@ -52,14 +52,14 @@ def same(one: Outcome, other: Outcome) -> bool:
 
 
 def go(model: Callable[[Tensor], Tensor], *data: Any, **options: Any) -> Outcome:
-    return evaluate(model, *data, **{"probes": [PGD], "lane": LANE, "check": "skip", **options})
+    return evaluate(model, *data, **{"probes": [PGD], "batch_size": BATCH_SIZE, "check": "skip", **options})
 
 
 class Plain:
     """No module, but can be called."""
 
     def __init__(self) -> None:
-        self.net = taught()
+        self.net = trained_network()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -69,15 +69,15 @@ class Plain:
 
 
 def test_whatever_can_be_called_is_a_network():
-    first = go(taught(), X, Y)
+    first = go(trained_network(), X, Y)
     assert 0 < first.accuracy(PGD.name) < first.accuracy()
-    assert taught().training is False
+    assert trained_network().training is False
     for model in (
-        lambda x: taught()(x),
+        lambda x: trained_network()(x),
         Plain(),
         Plain().answer,
         partial(Plain().answer, scale=1),
-        nn.Sequential(nn.Identity(), taught()),
+        nn.Sequential(nn.Identity(), trained_network()),
     ):
         found = go(model, X, Y)
         # A function is not folded, so other bits may come of it; not so of a module.
@@ -101,7 +101,7 @@ def forms() -> dict[str, tuple[Any, ...]]:
         "read only": (np.frombuffer(x.tobytes(), np.float32).reshape(x.shape), y),
         "not contiguous": (X.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), Y),
         "with a gradient": (X.clone().requires_grad_(), Y),
-        "a dataset": (Data.of("d", X[:3], Y[:3], X, Y, ["a", "b", "c"]),),
+        "a dataset": (Data.from_arrays("d", X[:3], Y[:3], X, Y, ["a", "b", "c"]),),
         "a split": (images(COUNT),),
         "a part of a split": (Subset(images(20), torch.arange(COUNT)),),
         "an object with items": (TensorDataset(X, Y),),
@@ -114,21 +114,21 @@ def forms() -> dict[str, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("form", forms())
 def test_images_may_have_any_form(form: str):
-    found = go(taught(), *forms()[form])
+    found = go(trained_network(), *forms()[form])
     assert found.label.tolist() == Y.tolist()
-    assert same(found, go(taught(), X, Y))
+    assert same(found, go(trained_network(), X, Y))
 
 
 def test_bytes_are_divided_by_255():
-    found = go(taught(), BYTES, Y)
-    assert same(found, go(taught(), BYTES.float() / 255, Y))
-    assert same(found, go(taught(), DataLoader(TensorDataset(BYTES, Y), batch_size=7)))
-    assert same(found, go(taught(), BYTES.numpy(), Y.numpy()))
+    found = go(trained_network(), BYTES, Y)
+    assert same(found, go(trained_network(), BYTES.float() / 255, Y))
+    assert same(found, go(trained_network(), DataLoader(TensorDataset(BYTES, Y), batch_size=7)))
+    assert same(found, go(trained_network(), BYTES.numpy(), Y.numpy()))
 
 
 def test_what_is_handed_over_is_left_as_it_was():
     x, y = X.clone(), Y.clone()
-    go(taught(), x, y)
+    go(trained_network(), x, y)
     assert torch.equal(x, X) and torch.equal(y, Y)
 
 
@@ -174,16 +174,18 @@ def test_wrong_images_and_labels_are_explained(data: tuple[Any, ...], said: str)
 
 
 def test_labels_that_the_network_does_not_know_are_found_before():
-    with pytest.raises(Unfit, match="the labels go up to 3, expected at most 2 with 3 classes"):
-        evaluate(taught(), X, Y + 1)
+    with pytest.raises(PreflightError, match="the labels go up to 3, expected at most 2 with 3 classes"):
+        evaluate(trained_network(), X, Y + 1)
 
 
 @pytest.mark.usefixtures("brief")
 def test_a_norm_and_a_budget_are_autoattack():
-    found = evaluate(taught(), X, Y, norm="Linf", eps=8 / 255, lane=LANE)
+    found = evaluate(trained_network(), X, Y, norm="Linf", eps=8 / 255, batch_size=BATCH_SIZE)
     assert list(found.predicted) == ["natural", "aa@Linf:8/255"]
     assert found.accuracy("aa", "Linf") == found.accuracy("aa", "Linf:8/255") == found.accuracy("aa")
-    several = evaluate(taught(), X, Y, norm="linf", eps=["0.1", 1 / 510], lane=LANE, check="skip")
+    several = evaluate(
+        trained_network(), X, Y, norm="linf", eps=["0.1", 1 / 510], batch_size=BATCH_SIZE, check="skip"
+    )
     assert list(several.predicted) == ["natural", "aa@Linf:0.1", f"aa@Linf:{1 / 510}"]
     assert several.facts["stages"]["aa@Linf:0.1"] == ["apgd-ce", "apgd-t", "fab-t", "square"]
     points = several.curve("aa", "Linf")
@@ -193,15 +195,15 @@ def test_a_norm_and_a_budget_are_autoattack():
 
 @pytest.mark.usefixtures("brief")
 def test_the_numbers_of_an_outcome_are_there():
-    options: dict[str, Any] = {"threats": ["Linf:0.03", "L2:0.3"], "lane": LANE, "check": "skip"}
-    found, other = (evaluate(model, X, Y, **options) for model in (taught(), Plain()))
+    options: dict[str, Any] = {"threats": ["Linf:0.03", "L2:0.3"], "batch_size": BATCH_SIZE, "check": "skip"}
+    found, other = (evaluate(model, X, Y, **options) for model in (trained_network(), Plain()))
     assert list(found.predicted) == ["natural", "aa@Linf:0.03", "aa@L2:0.3"]
     linf, l2 = found.accuracy("aa", "Linf"), found.accuracy("aa", "L2")
     assert found.worst("aa") <= min(linf, l2) and found.mean("aa") == pytest.approx((linf + l2) / 2)
     assert len(found.per_class("aa", "L2")) == 3
     low, high = found.interval("aa", "Linf")
     assert 0 <= low <= linf <= high <= 1
-    assert found.after("aa@L2:0.3")[-1] == l2 and len(found.after("aa@L2:0.3")) == 4
+    assert found.accuracy_by_stage("aa@L2:0.3")[-1] == l2 and len(found.accuracy_by_stage("aa@L2:0.3")) == 4
     paired = found.mcnemar(other, "aa", "Linf")
     assert len(paired) == COUNT and paired.both + paired.only_self == round(COUNT * linf)
     assert "aa@Linf:0.03" in str(found) and "| model |" in found.table()
@@ -219,21 +221,21 @@ def test_the_numbers_of_an_outcome_are_there():
         ({"threats": ["Linf:0.1"], "attacks": ["aaa"]}, 'unknown attack .*did you mean "aa"'),
         ({"probes": ["pgd-20"]}, "expected an attack and a threat"),
         ({"n": 0}, "subset: got 0 of 12 images, expected 1 to 12"),
-        ({"lane": 0}, "lane: got 0, expected 1 or more"),
+        ({"batch_size": 0}, "batch_size: got 0, expected 1 or more"),
         ({"workers": 0}, "workers: got 0, expected 1 or more"),
         ({"workers": -1}, "workers: got -1, expected 1 or more"),
     ],
 )
 def test_wrong_options_are_explained(options: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said):
-        evaluate(taught(), X, Y, **options)
+        evaluate(trained_network(), X, Y, **options)
 
 
 @pytest.mark.parametrize(
     ("option", "known"), [("budget", "smoke, quick, standard, full"), ("check", "stop, note, skip")]
 )
 def test_wrong_words_are_explained(option: str, known: str):
-    right = {"budget": "full", "check": "stop", "lane": None, "workers": 1, "homeless": False}
+    right = {"budget": "full", "check": "stop", "batch_size": None, "workers": 1, "lacks_folder": False}
     _check_options(**right)  # pyright: ignore[reportArgumentType]
     said = re.escape(f"{option}: got 'nothing', expected one of {known}")
     with pytest.raises(ValueError, match=said):
@@ -242,7 +244,7 @@ def test_wrong_words_are_explained(option: str, known: str):
 
 @pytest.mark.usefixtures("brief")
 def test_modes_and_weights_are_left_as_they_were():
-    model = taught().train()
+    model = trained_network().train()
     model.get_submodule("bn").eval()
     before = copy.deepcopy(model.state_dict())
     modes = [module.training for module in model.modules()]
@@ -250,12 +252,12 @@ def test_modes_and_weights_are_left_as_they_were():
         inside = go(model, X, Y, threats=["L2:0.3"], check="note")
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
-    assert same(inside, go(taught(), X, Y, threats=["L2:0.3"]))  # always in evaluation mode
+    assert same(inside, go(trained_network(), X, Y, threats=["L2:0.3"]))  # always in evaluation mode
 
 
 def linear(classes: int) -> tuple[nn.Module, Tensor, Tensor]:
     """A network of so many classes, and images of which it gets most right."""
-    with Draws(classes).ambient():
+    with Rng(classes).seed_global():
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, classes)).eval()
     x = blobs(train=3, test=10).test.fetch(torch.arange(10))
     y = model(x).argmax(1)
@@ -267,11 +269,11 @@ def linear(classes: int) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize(("classes", "eps"), [(2, 0.3), (3, 0.3), (4, 0.5), (10, 0.3), (100, 0.1)])
 def test_any_number_of_classes_goes_through_every_stage(classes: int, eps: float):
     model, x, y = linear(classes)
-    found = evaluate(model, x, y, norm="L2", eps=eps, lane=LANE)
+    found = evaluate(model, x, y, norm="L2", eps=eps, batch_size=BATCH_SIZE)
     probe = f"aa@L2:{eps}"
     assert found.facts["classes"] == classes
     assert found.accuracy() == 0.9 and 0 < found.accuracy("aa") < 0.9
-    after = found.after(probe)
+    after = found.accuracy_by_stage(probe)
     assert len(after) == 4 and after == sorted(after, reverse=True)
     assert found.predicted[probe].max() < classes
     broken = found.stage[probe] > 0

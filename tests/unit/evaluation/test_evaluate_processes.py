@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from allrounder.errors import Interrupted, RunError, WorldError
 from allrounder.evaluation import evaluate as evaluation
-from allrounder.evaluation import runner as assessment
-from allrounder.evaluation.evaluate import OUTCOME
-from allrounder.evaluation.store import LINES, Ledger
-from allrounder.report.outcome import NATURAL
+from allrounder.evaluation import runner
+from allrounder.evaluation.store import RESULTS_FOLDER, ResultStore
+from allrounder.report.outcome import NATURAL, OUTCOME_FILE
 from allrounder.system import processes as pool
-from allrounder.system.processes import Note
+from allrounder.system.progress import ProgressEvent
 from allrounder.types import Images, Labels
 from tests.support.evaluations import (
     PROBES,
@@ -34,11 +33,11 @@ from tests.support.evaluations import (
     Slow,
     command,
     images,
-    measured,
-    perished,
-    saved,
-    taught,
-    whole,
+    read_outcome_bytes,
+    reference_outcome_bytes,
+    run_evaluation,
+    run_kill_at_random,
+    trained_network,
     with_workers,
 )
 from tests.support.paths import PROJECT
@@ -48,14 +47,14 @@ ROOT = PROJECT
 
 def fatal() -> nn.Module:
     """Ends the worker that has the second image, and does nothing in this process."""
-    model = taught(Fatal)
+    model = trained_network(Fatal)
     assert isinstance(model, Fatal)
     model.image = images().fetch(torch.tensor([1]))[0]
     return model
 
 
 def pages(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in (folder / LINES).rglob("*.safetensors")}
+    return {path: path.read_bytes() for path in (folder / RESULTS_FOLDER).rglob("*.safetensors")}
 
 
 @pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -71,20 +70,20 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.usefixtures("start")
 def test_a_worker_that_dies_is_named_and_what_was_settled_is_kept(tmp_path: Path):
-    told = list[Note]()
+    told = list[ProgressEvent]()
     with pytest.raises(RunError) as failed:
-        measured(tmp_path / "eval", model=fatal(), workers=2, progress=told.append)
+        run_evaluation(tmp_path / "eval", model=fatal(), workers=2, progress=told.append)
     assert "1 of 2" in str(failed.value) and "worker 2: its process ended with code 7" in str(failed.value)
     assert "worker 1:" not in str(failed.value)
-    assert not (tmp_path / "eval" / OUTCOME).exists()
-    natural = Ledger(24, tmp_path / "eval").lines(NATURAL)
-    assert bool(natural.settled.all())  # both had come so far, and the first came to its end
-    done = {note.what for note in told if note.name == "worker 1" and note.done == note.total}
+    assert not (tmp_path / "eval" / OUTCOME_FILE).exists()
+    natural = ResultStore(24, tmp_path / "eval").results(NATURAL)
+    assert bool(natural.done.all())  # both had come so far, and the first came to its end
+    done = {note.stage for note in told if note.name == "worker 1" and note.done == note.total}
     assert str(PROBES[-1]) in done
     before = pages(tmp_path / "eval")
-    measured(tmp_path / "eval", model=fatal())  # a process of one's own is not harmed
-    measured(tmp_path / "whole", model=fatal())
-    assert saved(tmp_path / "eval") == saved(tmp_path / "whole")
+    run_evaluation(tmp_path / "eval", model=fatal())  # a process of one's own is not harmed
+    run_evaluation(tmp_path / "whole", model=fatal())
+    assert read_outcome_bytes(tmp_path / "eval") == read_outcome_bytes(tmp_path / "whole")
     assert before.items() <= pages(tmp_path / "eval").items()
 
 
@@ -92,9 +91,9 @@ def test_a_worker_that_dies_is_named_and_what_was_settled_is_kept(tmp_path: Path
 @pytest.mark.usefixtures("start")
 @pytest.mark.parametrize("workers", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_number_of_workers_gives_the_same_bytes(workers: int, tmp_path: Path):
-    measured(tmp_path, n=2, probes=[], workers=40)  # two have work
-    measured(tmp_path, workers=workers)
-    assert saved(tmp_path) == whole()
+    run_evaluation(tmp_path, n=2, probes=[], workers=40)  # two have work
+    run_evaluation(tmp_path, workers=workers)
+    assert read_outcome_bytes(tmp_path) == reference_outcome_bytes()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -102,16 +101,16 @@ def test_any_number_of_workers_gives_the_same_bytes(workers: int, tmp_path: Path
 def test_workers_need_no_folder_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    measured(workers=2).save(tmp_path / OUTCOME)
-    assert saved(tmp_path) == whole()
+    run_evaluation(workers=2).save(tmp_path / OUTCOME_FILE)
+    assert read_outcome_bytes(tmp_path) == reference_outcome_bytes()
     assert not list((tmp_path / "tmp").glob("allrounder-*"))
 
 
 def test_a_share_of_the_work_can_be_handed_over(tmp_path: Path):
-    job = evaluation.Job(taught(), images(), PROBES, 0, 8, False, tmp_path)
-    work = pickle.loads(pickle.dumps(partial(job.settle, rows=torch.arange(3))))
+    job = evaluation.EvaluationJob(trained_network(), images(), PROBES, 0, 8, False, tmp_path)
+    work = pickle.loads(pickle.dumps(partial(job.run_rows, rows=torch.arange(3))))
     work("worker 1", lambda note: None)
-    assert Ledger(24, tmp_path).lines(NATURAL).settled.sum() == 3
+    assert ResultStore(24, tmp_path).results(NATURAL).done.sum() == 3
 
 
 class Local(nn.Module):
@@ -119,7 +118,7 @@ class Local(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.scale = taught(), lambda x: 2 * x
+        self.inner, self.scale = trained_network(), lambda x: 2 * x
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale(self.inner(x))
@@ -139,14 +138,14 @@ class Stuck:
 
 
 def test_what_cannot_be_handed_to_workers_is_said_so(tmp_path: Path):
-    same = r"cannot be handed to other processes \(.*(lambda|lock).*\); define it at the top .* workers=1"
-    for model, name in ((lambda x: taught()(x), "function"), (Local(), "Local")):
+    same = r"cannot be sent to other processes \(.*(lambda|lock).*\); define it at the top .* workers=1"
+    for model, name in ((lambda x: trained_network()(x), "function"), (Local(), "Local")):
         with pytest.raises(WorldError, match=rf"workers: the network: {name} {same}"):
-            measured(tmp_path / "eval", model=model, workers=2)
+            run_evaluation(tmp_path / "eval", model=model, workers=2)
     with pytest.raises(WorldError, match=rf"workers: the data: Stuck {same}"):
-        measured(split=Stuck(), workers=2)
+        run_evaluation(split=Stuck(), workers=2)
     assert not list(tmp_path.iterdir())
-    assert measured(tmp_path / "local", model=Local()).accuracy() > 0.5
+    assert run_evaluation(tmp_path / "local", model=Local()).accuracy() > 0.5
 
 
 def test_parts_are_weighed_without_their_tensors():
@@ -154,9 +153,9 @@ def test_parts_are_weighed_without_their_tensors():
         def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
             raise AssertionError("it was copied")
 
-    model = taught()
+    model = trained_network()
     model.register_buffer("big", torch.zeros(3).as_subclass(Refusing))
-    pool._Weigher().dump(model)
+    pool._PickleCheck().dump(model)
     with pytest.raises(AssertionError, match="copied"):
         pickle.dumps(model)
 
@@ -165,59 +164,59 @@ def test_parts_are_weighed_without_their_tensors():
 def test_a_signal_saves_and_says_how_to_go_on(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(assessment, "TELL_AFTER", -1.0)
+    monkeypatch.setattr(runner, "REPORT_INTERVAL", -1.0)
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
-    def strike(note: Note) -> None:
+    def strike(note: ProgressEvent) -> None:
         if 0 < note.done < note.total:
             os.kill(os.getpid(), number)
 
     with pytest.raises(Interrupted, match=f"{number.name}: stopped, call again to continue"):
-        measured(tmp_path / "eval", progress=strike)
+        run_evaluation(tmp_path / "eval", progress=strike)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
-    assert len(list((tmp_path / "eval" / LINES).iterdir())) > 1  # natural, and a part of an attack
+    assert len(list((tmp_path / "eval" / RESULTS_FOLDER).iterdir())) > 1  # natural, and a part of an attack
     with pytest.raises(Interrupted, match=f"^{number.name}: stopped, nothing was saved: give out=...$"):
-        measured(progress=strike)
-    measured(tmp_path / "eval")
-    assert saved(tmp_path / "eval") == whole()
+        run_evaluation(progress=strike)
+    run_evaluation(tmp_path / "eval")
+    assert read_outcome_bytes(tmp_path / "eval") == reference_outcome_bytes()
 
 
 def test_a_second_interrupt_stops_at_once_and_still_saves(tmp_path: Path):
-    def strike(note: Note) -> None:
+    def strike(note: ProgressEvent) -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        measured(tmp_path / "eval", progress=strike)
-    assert bool(Ledger(24, tmp_path / "eval").lines(NATURAL).settled.all())
+        run_evaluation(tmp_path / "eval", progress=strike)
+    assert bool(ResultStore(24, tmp_path / "eval").results(NATURAL).done.all())
 
 
 def test_a_worker_saves_and_ends_when_its_parent_is_gone(tmp_path: Path):
-    job = evaluation.Job(taught(), images(), PROBES, 0, 8, False, tmp_path)
+    job = evaluation.EvaluationJob(trained_network(), images(), PROBES, 0, 8, False, tmp_path)
     here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
     here.close()  # nobody listens
     child = os.fork()
     if child == 0:
         try:
-            pool._work(partial(job.settle, rows=torch.arange(24)), "worker 1", there)
+            pool._run_job(partial(job.run_rows, rows=torch.arange(24)), "worker 1", there)
         except SystemExit as ended:
             os._exit(cast(int, ended.code))
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == pool.SAVED
-    assert bool(Ledger(24, tmp_path).lines(NATURAL).settled.any())
-    assert not Ledger(24, tmp_path).lines(str(PROBES[-1])).settled.all()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == pool.EXIT_RESUMABLE
+    assert bool(ResultStore(24, tmp_path).results(NATURAL).done.any())
+    assert not ResultStore(24, tmp_path).results(str(PROBES[-1])).done.all()
 
 
 @pytest.mark.slow
 def test_it_may_be_killed_at_any_moment(tmp_path: Path):
-    ends = perished(tmp_path)
+    ends = run_kill_at_random(tmp_path)
     assert {code for codes in ends.values() for code in codes} <= {0, -signal.SIGKILL}
     assert sum(codes[0] == -signal.SIGKILL for codes in ends.values()) > len(ends) / 2
-    measured(tmp_path / "here", model=taught(Slow))
-    assert saved(tmp_path / "here") == saved(tmp_path / "whole")
+    run_evaluation(tmp_path / "here", model=trained_network(Slow))
+    assert read_outcome_bytes(tmp_path / "here") == read_outcome_bytes(tmp_path / "whole")
     for name in ends:
-        measured(tmp_path / name, model=taught(Slow))
-        assert saved(tmp_path / name) == saved(tmp_path / "whole")
+        run_evaluation(tmp_path / name, model=trained_network(Slow))
+        assert read_outcome_bytes(tmp_path / name) == read_outcome_bytes(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -233,10 +232,10 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(delay: float, tmp_path:
     while any(alive(number) for number in workers):
         assert time.monotonic() < end, "a worker goes on for nobody"
         time.sleep(0.05)
-    assert not (tmp_path / "eval" / OUTCOME).exists()
+    assert not (tmp_path / "eval" / OUTCOME_FILE).exists()
     with_workers(tmp_path / "eval")
-    measured(tmp_path / "whole", model=taught(Slow))
-    assert saved(tmp_path / "eval") == saved(tmp_path / "whole")
+    run_evaluation(tmp_path / "whole", model=trained_network(Slow))
+    assert read_outcome_bytes(tmp_path / "eval") == read_outcome_bytes(tmp_path / "whole")
 
 
 def alive(number: int) -> bool:

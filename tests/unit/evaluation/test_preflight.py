@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.evaluation.preflight import CHECKS, Case, Diagnosis, Finding, Unfit, doctor
-from allrounder.evaluation.preflight.inputs import place
-from allrounder.evaluation.preflight.scaling import CONSTANTS
+from allrounder.evaluation.preflight import CHECKS, Case, Diagnosis, Finding, PreflightError, doctor
+from allrounder.evaluation.preflight.inputs import check_device_and_dtype
+from allrounder.evaluation.preflight.scaling import NORMALISATION_CONSTANTS
 from allrounder.models.normalise import Normalise
 from allrounder.models.small_cnn import SmallCnn
 
@@ -88,8 +88,8 @@ class Rounded(torch.autograd.Function):
 def found(model, x: Tensor, y: Tensor, classes: int | None = None) -> dict[str, Finding]:
     """The findings by kind."""
     diagnosis = doctor(model, x, y, classes=classes)
-    assert len({finding.what for finding in diagnosis.findings}) == len(diagnosis.findings)
-    return {finding.what: finding for finding in diagnosis.findings}
+    assert len({finding.kind for finding in diagnosis.findings}) == len(diagnosis.findings)
+    return {finding.kind: finding for finding in diagnosis.findings}
 
 
 X, Y = levels()
@@ -142,8 +142,8 @@ def test_images_and_labels_of_the_wrong_form_are_refused(x: Tensor, y: Tensor, w
     model = Levels().eval()
     for network in (model, lambda images: model(images)):
         diagnosis = doctor(network, x, y, classes=5)
-        assert what in [finding.what for finding in diagnosis.findings if finding.severe]
-        with pytest.raises(Unfit, match=said):
+        assert what in [finding.kind for finding in diagnosis.findings if finding.severe]
+        with pytest.raises(PreflightError, match=said):
             diagnosis.raise_if_bad()
 
 
@@ -162,8 +162,12 @@ def test_images_that_were_divided_twice_are_remarked_on():
         (Then(lambda z: z[:, :1]), "shape", r"shape \(30, 1\), .* return torch.stack"),
         (Then(lambda z: z.mean(0, keepdim=True)), "shape", r"shape \(1, 5\), .*pooling over images"),
         (lambda x: (Levels()(x), x), "shape", r"returns a tuple, expected one tensor of logits"),
-        (Then(lambda z: z / 0), "finite", r"30 of 30 images hold NaN or infinity, expected finite logits"),
-        (Then(lambda z: z[:, :4]), "classes", r"has 4 classes, expected 5; take the network"),
+        (
+            Then(lambda z: z / 0),
+            "finite",
+            r"logits of 30 of 30 images hold NaN or infinity, expected finite logits",
+        ),
+        (Then(lambda z: z[:, :4]), "classes", r"has 4 classes, expected 5; use the network"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(7, 5)),
             "forward",
@@ -183,8 +187,8 @@ def test_networks_that_cannot_be_judged_are_refused(network, what: str, said: st
     # Only a module says what type it is.
     for one in [model] if what == "dtype" else [model, lambda images: model(images)]:
         diagnosis = doctor(one, X, Y, classes=5)
-        assert what in [finding.what for finding in diagnosis.findings if finding.severe]
-        with pytest.raises(Unfit, match=said) as error:
+        assert what in [finding.kind for finding in diagnosis.findings if finding.severe]
+        with pytest.raises(PreflightError, match=said) as error:
             diagnosis.raise_if_bad()
         assert isinstance(error.value, ValueError) and f"\n- {what}: " in str(error.value)
 
@@ -196,10 +200,10 @@ def test_networks_that_cannot_be_judged_are_refused(network, what: str, said: st
         (Then(own_noise()), 5, "random", r"passes over the same images differ by"),
         (Then(lambda z: z + 0.1 * random.random()), 5, "random", r"passes over the same images differ by"),
         (Then(lambda z: 1e4 * z), 5, "zero-gradient", r"cross-entropy is zero for \d+ of 30 .*apgd-dlr"),
-        (Then(torch.Tensor.half), 5, "dtype", r"answers in torch.float16, so its verdicts are rounded"),
+        (Then(torch.Tensor.half), 5, "dtype", r"logits are torch.float16, so predictions are rounded"),
         (Then(lambda z: z), 4, "labels", r"go up to 4, expected at most 3"),
         (Then(classes=7), 5, "classes", r"has 7 classes, expected 5; .* use logits\[:, :5\]"),
-        (Then(lambda z: z * 0 + z[:1] * 0 + 1), None, "accuracy", r"right about 20% of 30 .* names 1 of"),
+        (Then(lambda z: z * 0 + z[:1] * 0 + 1), None, "accuracy", r"right about 20% of 30 .* predicts 1 of"),
     ],
 )
 def test_what_needs_a_remark_gets_one(network: nn.Module, classes: int | None, what: str, said: str):
@@ -216,18 +220,18 @@ def times(factor: float) -> nn.Module:
     ("prepare", "said"),
     [
         (
-            Normalise(*CONSTANTS["CIFAR-10"]),
+            Normalise(*NORMALISATION_CONSTANTS["CIFAR-10"]),
             r"normalised with the constants of CIFAR.*Normalise\(mean, std\) in",
         ),
         (
-            Normalise(*CONSTANTS["ImageNet"]),
+            Normalise(*NORMALISATION_CONSTANTS["ImageNet"]),
             r"normalised with the constants of .*Normalise\(mean, std\) in front",
         ),
         (
             Normalise([0.5] * 3, [0.5] * 3),
             r"normalised with one half \(mean 0.5, 0.5, 0.5; std 0.5, 0.5, 0.5\)",
         ),
-        (times(255), r"multiplied by 255: it knows 0 to 255, so multiply by 255 in its first layer"),
+        (times(255), r"multiplied by 255: it expects 0 to 255, so multiply by 255 in its first layer"),
     ],
 )
 def test_a_missing_normalisation_is_recognised(prepare: nn.Module, said: str):
@@ -249,7 +253,7 @@ def test_a_missing_normalisation_by_the_datas_own_numbers_is_recognised():
 
 @pytest.mark.parametrize("name", ["CIFAR-10", "ImageNet"])
 def test_a_normalisation_applied_twice_is_recognised(name: str):
-    normalise = Normalise(*CONSTANTS[name])
+    normalise = Normalise(*NORMALISATION_CONSTANTS[name])
     bare = Levels(prepare=normalise)
     inside = found(nn.Sequential(normalise, normalise, bare).eval(), X, Y)["normalisation"]
     assert inside.severe and re.search("undone by .*: it is applied twice, remove one", inside.message)
@@ -259,7 +263,7 @@ def test_a_normalisation_applied_twice_is_recognised(name: str):
 
 def test_grey_images_are_tried_with_the_constants_of_grey_data():
     x, y = levels(channels=1)
-    bare = Levels(channels=1, prepare=Normalise(*CONSTANTS["MNIST"])).eval()
+    bare = Levels(channels=1, prepare=Normalise(*NORMALISATION_CONSTANTS["MNIST"])).eval()
     assert re.search(r"of MNIST \(mean 0.1307; std 0.3081\)", found(bare, x, y)["normalisation"].message)
 
 
@@ -289,8 +293,8 @@ def test_another_type_or_place_than_the_images_is_remarked_on():
     assert not finding.severe
     assert "torch.float32 on cpu, the network is torch.float64 on cpu; evaluation converts" in finding.message
     case = Case(Levels().to("meta"), X, Y, None, 0)
-    assert place(case) == Finding("device", False, place(case).message)  # pyright: ignore
-    assert "on cpu, the network is torch.float32 on meta" in place(case).message  # pyright: ignore
+    assert check_device_and_dtype(case) == Finding("device", False, check_device_and_dtype(case).message)  # pyright: ignore
+    assert "on cpu, the network is torch.float32 on meta" in check_device_and_dtype(case).message  # pyright: ignore
 
 
 def test_a_network_for_one_size_of_batch_is_refused():
@@ -361,9 +365,9 @@ def test_findings_are_printed_the_severe_ones_first():
     )
     assert not diagnosis.ok
     assert diagnosis.lines() == ["severe: range: b", "severe: x: c", "note: random: a"]
-    with pytest.raises(Unfit) as error:
+    with pytest.raises(PreflightError) as error:
         diagnosis.raise_if_bad()
-    assert str(error.value) == "an evaluation would mean nothing:\n- range: b\n- x: c"
+    assert str(error.value) == "an evaluation would be meaningless:\n- range: b\n- x: c"
     mild = Diagnosis(diagnosis.findings[:1])
     mild.raise_if_bad()
     assert mild.ok

@@ -16,17 +16,16 @@ from torch import Tensor, nn
 from allrounder.data.corruptions import corrupt
 from allrounder.data.corruptions import datasets as sets
 from allrounder.data.corruptions import generate as making
-from allrounder.data.corruptions.generate import MARKER, bytes_of, make_c, make_p
+from allrounder.data.corruptions.generate import MARKER_FILE, fetch_uint8, make_c, make_p
 from allrounder.data.corruptions.perturbations import perturb_sequence
 from allrounder.errors import Interrupted, RunError
-from allrounder.evaluation import runner as assessment
-from allrounder.evaluation import shifts as ood
-from allrounder.evaluation.evaluate import OUTCOME, evaluate, subset
-from allrounder.evaluation.shifts import Shift, shifts_of
-from allrounder.evaluation.store import LINES
-from allrounder.report.outcome import Outcome
-from allrounder.system.processes import Note
-from tests.support.evaluations import LANE, PGD, images, saved, taught
+from allrounder.evaluation import runner, shifts
+from allrounder.evaluation.evaluate import evaluate, select_rows
+from allrounder.evaluation.shifts import Shift, parse_shifts
+from allrounder.evaluation.store import RESULTS_FOLDER
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
+from allrounder.system.progress import ProgressEvent
+from tests.support.evaluations import BATCH_SIZE, PGD, images, read_outcome_bytes, trained_network
 from tests.support.interruptions import Killed, Point, give_up, struck
 from tests.support.networks import Unfoldable
 from tests.unit.evaluation.test_evaluate_processes import start
@@ -40,13 +39,13 @@ ALL = torch.arange(24)
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr(ood, "AT_ONCE", 64)
+    monkeypatch.setattr(shifts, "MAX_IMAGES_IN_MEMORY", 64)
     return tmp_path / "cache"
 
 
 def measured(out: Path | None = None, asked: str | Sequence[str] = ASKED, **options: Any) -> Outcome:
-    model = options.pop("model", None) or taught()
-    options = {"check": "skip", "lane": LANE, **options}
+    model = options.pop("model", None) or trained_network()
+    options = {"check": "skip", "batch_size": BATCH_SIZE, **options}
     return evaluate(model, images(), out=out, ood=asked, **options)
 
 
@@ -54,15 +53,15 @@ def answers(x: np.ndarray) -> list[int]:
     """What the network says of bytes (n, h, w, c), one by one."""
     floats = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2).float() / 255
     with torch.no_grad():
-        return taught()(floats).argmax(1).tolist()
+        return trained_network()(floats).argmax(1).tolist()
 
 
 def test_what_is_asked_is_read():
-    assert shifts_of("fog@c:5") == (Shift("c", "fog", 5),)
-    assert len(shifts_of("c")) == 75 and len(shifts_of("c:5")) == 15 and len(shifts_of("p")) == 10
-    assert shifts_of("p, c:5,c") == shifts_of(["c", "p"])
-    assert shifts_of("spatter@c") == tuple(Shift("c", "spatter", severity) for severity in range(1, 6))
-    assert shifts_of("") == shifts_of(()) == ()
+    assert parse_shifts("fog@c:5") == (Shift("c", "fog", 5),)
+    assert len(parse_shifts("c")) == 75 and len(parse_shifts("c:5")) == 15 and len(parse_shifts("p")) == 10
+    assert parse_shifts("p, c:5,c") == parse_shifts(["c", "p"])
+    assert parse_shifts("spatter@c") == tuple(Shift("c", "spatter", severity) for severity in range(1, 6))
+    assert parse_shifts("") == parse_shifts(()) == ()
 
 
 @pytest.mark.parametrize(
@@ -77,11 +76,11 @@ def test_what_is_asked_is_read():
 )
 def test_what_cannot_be_asked_is_refused(word: str, said: str):
     with pytest.raises(ValueError, match=said):
-        shifts_of(word)
+        parse_shifts(word)
 
 
 def test_predictions_are_those_on_the_changed_images():
-    one, x = measured(asked=(*ASKED, "shot_noise@p")), bytes_of(images(), ALL)
+    one, x = measured(asked=(*ASKED, "shot_noise@p")), fetch_uint8(images(), ALL)
     assert one.predicted["fog@c-generated:3"].tolist() == answers(corrupt(x, "fog", 3))
     assert one.predicted["spatter@c-generated:2"].tolist() == answers(corrupt(x, "spatter", 2))
     for name, some in (("translate", (0, 15)), ("shot_noise", (0, 12, 30))):
@@ -117,7 +116,7 @@ def test_a_part_of_the_images_is_that_part_of_all():
 
 
 def _rows(count: int) -> list[int]:
-    return subset(images(), count, 0).tolist()
+    return select_rows(images(), count, 0).tolist()
 
 
 def test_only_the_images_that_are_evaluated_are_changed(monkeypatch: pytest.MonkeyPatch):
@@ -135,12 +134,14 @@ def test_only_the_images_that_are_evaluated_are_changed(monkeypatch: pytest.Monk
 
 def test_nothing_is_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = measured(tmp_path)
-    bytes_before = saved(tmp_path)
-    pages = {path: path.stat().st_mtime_ns for path in (tmp_path / LINES).rglob("*.safetensors")}
-    monkeypatch.setattr(ood._Sheet, "fill", lambda *args: pytest.fail("asked again"))
+    bytes_before = read_outcome_bytes(tmp_path)
+    pages = {path: path.stat().st_mtime_ns for path in (tmp_path / RESULTS_FOLDER).rglob("*.safetensors")}
+    monkeypatch.setattr(shifts.PredictionBuffer, "run", lambda *args: pytest.fail("asked again"))
     again = measured(tmp_path)
-    assert saved(tmp_path) == bytes_before and again.predicted.keys() == first.predicted.keys()
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / LINES).rglob("*.safetensors")} == pages
+    assert read_outcome_bytes(tmp_path) == bytes_before and again.predicted.keys() == first.predicted.keys()
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / RESULTS_FOLDER).rglob("*.safetensors")
+    } == pages
 
 
 def test_any_order_of_questions_comes_to_the_same(tmp_path: Path):
@@ -148,7 +149,7 @@ def test_any_order_of_questions_comes_to_the_same(tmp_path: Path):
     measured(tmp_path / "parts", "translate@p", n=7)
     measured(tmp_path / "parts", "fog@c:5,spatter@c:2", n=15)
     measured(tmp_path / "parts", tuple(reversed(ASKED)))
-    assert saved(tmp_path / "parts") == saved(tmp_path / "whole")
+    assert read_outcome_bytes(tmp_path / "parts") == read_outcome_bytes(tmp_path / "whole")
     assert len(whole) == 24
 
 
@@ -156,43 +157,43 @@ def test_any_order_of_questions_comes_to_the_same(tmp_path: Path):
 def test_processes_change_nothing(tmp_path: Path, start: str):
     measured(tmp_path / "one", asked="fog@c:5,translate@p")
     measured(tmp_path / "two", asked="fog@c:5,translate@p", workers=2)
-    assert saved(tmp_path / "one") == saved(tmp_path / "two")
+    assert read_outcome_bytes(tmp_path / "one") == read_outcome_bytes(tmp_path / "two")
 
 
 @pytest.mark.parametrize("call", [2, 5, 14])
 def test_what_was_killed_goes_on(call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked = "fog@c:2,translate@p"
     measured(tmp_path / "whole", asked)
-    monkeypatch.setattr(assessment, "SAVE_AFTER", -1.0)
-    point = Point("allrounder.evaluation.store:Ledger.add", call, after=bool(call % 2))
+    monkeypatch.setattr(runner, "SAVE_INTERVAL", -1.0)
+    point = Point("allrounder.evaluation.store:ResultStore.add", call, after=bool(call % 2))
     with pytest.raises(Killed), struck(point, give_up):
         measured(tmp_path / "killed", asked)
     measured(tmp_path / "killed", asked)
-    assert saved(tmp_path / "killed") == saved(tmp_path / "whole")
+    assert read_outcome_bytes(tmp_path / "killed") == read_outcome_bytes(tmp_path / "whole")
 
 
 def test_a_signal_loses_no_answer(tmp_path: Path):
     measured(tmp_path / "whole")
     stop = random.Random(0).randrange(3, 9)
-    heard = list[Note]()
+    heard = list[ProgressEvent]()
 
-    def tell(note: Note) -> None:
+    def tell(note: ProgressEvent) -> None:
         heard.append(note)
         if len(heard) == stop:
             raise Interrupted("SIGINT: stopped")
 
     with pytest.raises(Interrupted):
         measured(tmp_path / "stopped", progress=tell)
-    done = sum(1 for _ in (tmp_path / "stopped" / LINES).iterdir())
+    done = sum(1 for _ in (tmp_path / "stopped" / RESULTS_FOLDER).iterdir())
     assert done >= 2
     measured(tmp_path / "stopped")
-    assert saved(tmp_path / "stopped") == saved(tmp_path / "whole")
+    assert read_outcome_bytes(tmp_path / "stopped") == read_outcome_bytes(tmp_path / "whole")
 
 
 def test_progress_is_told_for_every_shift():
-    heard = list[Note]()
+    heard = list[ProgressEvent]()
     measured(asked="fog@c:5,rotate@p", progress=heard.append)
-    ends = {note.what: note.done for note in heard if note.done == note.total}
+    ends = {note.stage: note.done for note in heard if note.done == note.total}
     assert ends == {"natural": 24, "fog@c:5": 24, "rotate@p": 24}
 
 
@@ -206,15 +207,15 @@ def test_every_pass_has_the_width_of_a_lane():
             return super().forward(x)
 
     model = Watched()
-    model.load_state_dict(taught().state_dict())
+    model.load_state_dict(trained_network().state_dict())
     model.train()
     measured(model=model, asked="fog@c:5,translate@p", n=5)
-    assert set(Watched.widths) == {LANE}
+    assert set(Watched.widths) == {BATCH_SIZE}
     assert model.training, "the mode is as it was"
 
 
 def test_a_function_is_measured_as_well():
-    network = taught()
+    network = trained_network()
 
     def function(x: Tensor) -> Tensor:
         return network(x)
@@ -231,25 +232,25 @@ def test_a_set_made_before_is_used_and_changes_nothing(
     make_p(images(), cache / "p", perturbations=["translate"])
     monkeypatch.setattr(sets, "corrupt", lambda *args, **options: pytest.fail("made again"))
     measured(tmp_path / "stored", "fog@c,translate@p")
-    assert saved(tmp_path / "stored") == saved(tmp_path / "fresh")
+    assert read_outcome_bytes(tmp_path / "stored") == read_outcome_bytes(tmp_path / "fresh")
 
 
 def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path):
     folder = make_c(images(), tmp_path / "CIFAR-10-C", corruptions=["fog"], seed=5)
-    (folder / MARKER).unlink()
+    (folder / MARKER_FILE).unlink()
     measured(tmp_path / "out", "fog@c")
     one = measured(tmp_path / "out", "fog@c", ood_data=folder)
-    expected = corrupt(bytes_of(images(), ALL), "fog", 5, seed=5)
+    expected = corrupt(fetch_uint8(images(), ALL), "fog", 5, seed=5)
     assert one.predicted["fog@c-official:5"].tolist() == answers(expected)
     assert "official" in one.facts["ood"]["c-official"]
     assert one.columns()[-1] == ("corruptions", "severities 1-5 (official, 1 of 15)")
-    both = Outcome.load(tmp_path / "out" / OUTCOME)
+    both = Outcome.load(tmp_path / "out" / OUTCOME_FILE)
     assert both.facts["ood"].keys() == {"c-official", "c-generated"} and len(both.predicted) == 11
 
 
 def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Path):
     folder = make_c(images(), cache / "CIFAR-10-C", corruptions=["snow"])
-    (folder / MARKER).unlink()
+    (folder / MARKER_FILE).unlink()
     with pytest.warns(UserWarning, match="has no fog.npy"):
         one = measured(asked="fog@c:5")
     assert "has no fog.npy" in one.facts["ood"]["c-unusable"]
@@ -258,7 +259,7 @@ def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Pat
 
 def test_neither_the_size_of_pieces_nor_that_of_images_matters(monkeypatch: pytest.MonkeyPatch):
     whole = measured()
-    monkeypatch.setattr(making, "NUMBERS", 1)
+    monkeypatch.setattr(making, "MAX_BATCH_VALUES", 1)
     few = measured()
     assert all(np.array_equal(few.predicted[name], whole.predicted[name]) for name in whole.predicted)
 
@@ -267,7 +268,7 @@ def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):
     folder = make_c(images(), tmp_path / "other", corruptions=["fog"], seed=5)
     measured(tmp_path / "out", "fog@c,snow@c,translate@p")
     measured(tmp_path / "out", "fog@c:5", ood_data=folder)
-    found = Outcome.load(tmp_path / "out" / OUTCOME)
+    found = Outcome.load(tmp_path / "out" / OUTCOME_FILE)
     assert [name for name in found.predicted if "@c" in name] == ["fog@c-generated:5"]
     assert "seed 5" in found.facts["ood"]["c-generated"] and len(found.perturbations()) == 1
 
@@ -275,7 +276,7 @@ def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):
 def test_a_folder_without_the_set_stops_at_once(tmp_path: Path):
     with pytest.raises(RunError, match="no set found"):
         measured(ood_data=tmp_path)
-    with pytest.raises(ValueError, match=r"ood_data: got .* but ood asks for nothing"):
+    with pytest.raises(ValueError, match=r"ood_data: got .* but ood is empty"):
         measured(asked="", ood_data=tmp_path)
 
 

@@ -16,24 +16,24 @@ from torch import Tensor
 
 from allrounder.errors import RunError
 from allrounder.evaluation import store as module
-from allrounder.evaluation.store import LINES, LOCK, PLAN, Ledger, opened
+from allrounder.evaluation.store import FORMAT, LOCK_FILE, PLAN_FILE, RESULTS_FOLDER, ResultStore, open_folder
 from tests.support.interruptions import Killed, Point, give_up, struck
 
 IMAGES = 12
-PLANNED = {"network": "0123", "seed": 0, "lane": 8, "images of data": IMAGES}
+PLANNED = {"network": "0123", "seed": 0, "batch_size": 8, "images of data": IMAGES}
 APGD, SQUARE = "Apgd(steps=3)@Linf:8/255", "Square(queries=9)@Linf:8/255"
 
 
-def enter(ledger: Ledger, attack: str, *rows: int, shift: int = 0, x: bool = False) -> None:
+def enter(store: ResultStore, attack: str, *rows: int, shift: int = 0, x: bool = False) -> None:
     """Lines that can be told by their row: prediction and distance are the row, or near it."""
     index = torch.tensor(rows)
     images = index.float().view(-1, 1, 1, 1).expand(-1, 1, 2, 2) if x else None
-    ledger.add(attack, index, index + shift, (index + shift).double() / 2, images)
+    store.add(attack, index, index + shift, (index + shift).double() / 2, images)
 
 
-def known(ledger: Ledger, attack: str) -> dict[int, tuple[int, float]]:
-    lines = ledger.lines(attack)
-    rows = lines.settled.nonzero().squeeze(1).tolist()
+def known(store: ResultStore, attack: str) -> dict[int, tuple[int, float]]:
+    lines = store.results(attack)
+    rows = lines.done.nonzero().squeeze(1).tolist()
     return {row: (int(lines.predicted[row]), float(lines.distance[row])) for row in rows}
 
 
@@ -46,23 +46,23 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def pages(folder: Path) -> list[Path]:
-    return sorted((folder / LINES).glob("*/*"))
+    return sorted((folder / RESULTS_FOLDER).glob("*/*"))
 
 
 def test_what_is_not_known_is_blank():
-    lines = Ledger(IMAGES).lines(APGD)
-    assert not lines.settled.any()
+    lines = ResultStore(IMAGES).results(APGD)
+    assert not lines.done.any()
     assert lines.predicted.tolist() == [-1] * IMAGES  # no class, so it equals no label
     assert bool(lines.distance.isnan().all()) and lines.distance.dtype == torch.float64
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_lines_are_remembered_for_each_attack(kept: bool, tmp_path: Path):
-    ledger = Ledger(IMAGES, tmp_path if kept else None)
-    enter(ledger, APGD, 3, 1)
-    enter(ledger, APGD, 7)
-    enter(ledger, SQUARE, 1, shift=1)
-    for reader in (ledger, Ledger(IMAGES, tmp_path)) if kept else (ledger,):
+    store = ResultStore(IMAGES, tmp_path if kept else None)
+    enter(store, APGD, 3, 1)
+    enter(store, APGD, 7)
+    enter(store, SQUARE, 1, shift=1)
+    for reader in (store, ResultStore(IMAGES, tmp_path)) if kept else (store,):
         assert known(reader, APGD) == told(1, 3, 7)
         assert known(reader, SQUARE) == told(1, shift=1)
         assert known(reader, "cw@L2:1") == {}
@@ -72,60 +72,62 @@ def test_lines_are_remembered_for_each_attack(kept: bool, tmp_path: Path):
 def test_what_is_read_back_has_all_its_bits(tmp_path: Path):
     rows, predicted = torch.tensor([2, 5, 0]), torch.tensor([9, 0, 3])
     distance = torch.tensor([1 / 3, math.nan, 5e-324], dtype=torch.float64)
-    Ledger(IMAGES, tmp_path).add(APGD, rows, predicted, distance)
-    lines = Ledger(IMAGES, tmp_path).lines(APGD)
+    ResultStore(IMAGES, tmp_path).add(APGD, rows, predicted, distance)
+    lines = ResultStore(IMAGES, tmp_path).results(APGD)
     assert torch.equal(lines.predicted[rows], predicted)
     assert torch.equal(lines.distance[rows].nan_to_num(-1), distance.nan_to_num(-1))
-    assert lines.settled.sum() == 3
+    assert lines.done.sum() == 3
 
 
 def test_a_page_is_named_by_its_first_row_and_knows_its_attack(tmp_path: Path):
-    ledger = Ledger(IMAGES, tmp_path)
-    enter(ledger, APGD, 5, 2)
-    enter(ledger, APGD, 2, 5, 3, 0)  # only what is new is written: from 3 on
+    store = ResultStore(IMAGES, tmp_path)
+    enter(store, APGD, 5, 2)
+    enter(store, APGD, 2, 5, 3, 0)  # only what is new is written: from 3 on
     assert [page.name for page in pages(tmp_path)] == ["0000003.safetensors", "0000005.safetensors"]
     with safe_open(pages(tmp_path)[0], framework="pt") as page:
         assert page.metadata() == {"attack": APGD}
         assert page.get_tensor("row").tolist() == [3, 0]
-    assert known(Ledger(IMAGES, tmp_path), APGD) == told(0, 2, 3, 5)
+    assert known(ResultStore(IMAGES, tmp_path), APGD) == told(0, 2, 3, 5)
 
 
 def test_a_line_is_written_once_and_what_came_first_counts(tmp_path: Path):
-    ledger = Ledger(IMAGES, tmp_path)
-    enter(ledger, APGD, 4, 6)
+    store = ResultStore(IMAGES, tmp_path)
+    enter(store, APGD, 4, 6)
     before = files(tmp_path)
-    enter(ledger, APGD, 6, 4, shift=1)
+    enter(store, APGD, 6, 4, shift=1)
     assert files(tmp_path) == before
-    enter(ledger, APGD, 4, 8, 6, shift=1)
-    for reader in (ledger, Ledger(IMAGES, tmp_path)):
+    enter(store, APGD, 4, 8, 6, shift=1)
+    for reader in (store, ResultStore(IMAGES, tmp_path)):
         assert known(reader, APGD) == told(4, 6) | told(8, shift=1)
     assert files(tmp_path).items() >= before.items()
-    later = Ledger(IMAGES, tmp_path)  # another process knows what is on disk
+    later = ResultStore(IMAGES, tmp_path)  # another process knows what is on disk
     enter(later, APGD, 4, 9, shift=2)
     assert known(later, APGD) == told(4, 6) | told(8, shift=1) | told(9, shift=2)
 
 
 def test_attacks_that_look_alike_have_folders_of_their_own(tmp_path: Path):
-    ledger = Ledger(IMAGES, tmp_path)
+    store = ResultStore(IMAGES, tmp_path)
     alike = ["Apgd(steps=3)@Linf:1", "Apgd(steps=4)@Linf:1", "apgd(steps=3)@Linf:1", "Apgd", "../../apgd/x"]
     for shift, attack in enumerate(alike):
-        enter(ledger, attack, 1, shift=shift)
+        enter(store, attack, 1, shift=shift)
     folders = {page.parent for page in pages(tmp_path)}
-    assert len(folders) == len(alike) and all(folder.parent == tmp_path / LINES for folder in folders)
+    assert len(folders) == len(alike) and all(
+        folder.parent == tmp_path / RESULTS_FOLDER for folder in folders
+    )
     for shift, attack in enumerate(alike):
-        assert known(Ledger(IMAGES, tmp_path), attack) == told(1, shift=shift)
+        assert known(ResultStore(IMAGES, tmp_path), attack) == told(1, shift=shift)
 
 
 def test_images_are_kept_where_they_are_given(tmp_path: Path):
-    ledger = Ledger(IMAGES, tmp_path)
-    enter(ledger, APGD, 3, 1, x=True)
-    enter(ledger, APGD, 1, 8, x=True)
-    enter(ledger, SQUARE, 2)
-    kept = Ledger(IMAGES, tmp_path).examples(APGD, {1, 3, 5})
+    store = ResultStore(IMAGES, tmp_path)
+    enter(store, APGD, 3, 1, x=True)
+    enter(store, APGD, 1, 8, x=True)
+    enter(store, SQUARE, 2)
+    kept = ResultStore(IMAGES, tmp_path).examples(APGD, {1, 3, 5})
     assert sorted(kept) == [1, 3]
     assert all(torch.equal(x, torch.full((1, 2, 2), float(row))) for row, x in kept.items())
-    assert ledger.examples(SQUARE, {2}) == {}
-    assert Ledger(IMAGES).examples(APGD, {1}) == {}
+    assert store.examples(SQUARE, {2}) == {}
+    assert ResultStore(IMAGES).examples(APGD, {1}) == {}
 
 
 def damages() -> dict[str, bytes | None]:
@@ -135,24 +137,24 @@ def damages() -> dict[str, bytes | None]:
 
 @pytest.mark.parametrize("damage", damages())
 def test_a_damaged_page_is_named_and_can_be_deleted(damage: str, tmp_path: Path):
-    enter(Ledger(IMAGES, tmp_path), APGD, 3, 4)
-    enter(Ledger(IMAGES, tmp_path), APGD, 7)
+    enter(ResultStore(IMAGES, tmp_path), APGD, 3, 4)
+    enter(ResultStore(IMAGES, tmp_path), APGD, 7)
     page = pages(tmp_path)[0]
     what = damages()[damage]
     page.write_bytes(page.read_bytes()[:-5] if what is None else what)
-    with pytest.raises(RunError, match=r"0000003\.safetensors: cannot be read .*; delete it, and its lines"):
-        Ledger(IMAGES, tmp_path).lines(APGD)
+    with pytest.raises(RunError, match=r"0000003\.safetensors: cannot be read .*; delete it, its results"):
+        ResultStore(IMAGES, tmp_path).results(APGD)
     with pytest.raises(RunError, match=r"0000003\.safetensors"):
-        Ledger(IMAGES, tmp_path).examples(APGD, {3})
+        ResultStore(IMAGES, tmp_path).examples(APGD, {3})
     page.unlink()
-    assert known(Ledger(IMAGES, tmp_path), APGD) == told(7)
+    assert known(ResultStore(IMAGES, tmp_path), APGD) == told(7)
 
 
 def test_a_file_that_is_no_page_is_named(tmp_path: Path):
-    enter(Ledger(IMAGES, tmp_path), APGD, 3)
+    enter(ResultStore(IMAGES, tmp_path), APGD, 3)
     save_file({"row": torch.tensor([3])}, pages(tmp_path)[0])
     with pytest.raises(RunError, match=r"0000003\.safetensors: .*it has no distance, predicted"):
-        Ledger(IMAGES, tmp_path).lines(APGD)
+        ResultStore(IMAGES, tmp_path).results(APGD)
 
 
 WRITES = {
@@ -165,21 +167,21 @@ WRITES = {
 
 @pytest.mark.parametrize("point", WRITES)
 def test_an_interrupted_write_leaves_a_whole_page_or_none(point: str, tmp_path: Path):
-    ledger = Ledger(IMAGES, tmp_path)
-    enter(ledger, APGD, 1)
+    store = ResultStore(IMAGES, tmp_path)
+    enter(store, APGD, 1)
     with struck(WRITES[point], give_up), pytest.raises(Killed):
-        enter(ledger, APGD, 5, 6)
+        enter(store, APGD, 5, 6)
     whole = told(1, 5, 6) if point == "after it is in place" else told(1)
-    assert known(Ledger(IMAGES, tmp_path), APGD) == whole
-    enter(ledger, APGD, 5, 6, 9)  # a process that lives on after that may write again
-    for reader in (ledger, Ledger(IMAGES, tmp_path)):
+    assert known(ResultStore(IMAGES, tmp_path), APGD) == whole
+    enter(store, APGD, 5, 6, 9)  # a process that lives on after that may write again
+    for reader in (store, ResultStore(IMAGES, tmp_path)):
         assert known(reader, APGD) == told(1, 5, 6, 9)
     assert not [page for page in pages(tmp_path) if page.name.endswith(".tmp")]
 
 
 def test_a_full_disk_leaves_the_pages_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ledger = Ledger(IMAGES, tmp_path)
-    enter(ledger, APGD, 1)
+    store = ResultStore(IMAGES, tmp_path)
+    enter(store, APGD, 1)
 
     def full(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
         file.write_bytes(b"half a page")
@@ -188,33 +190,51 @@ def test_a_full_disk_leaves_the_pages_before_it(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(module, "save_file", full)
         with pytest.raises(OSError, match="No space"):
-            enter(ledger, APGD, 2)
-    assert known(Ledger(IMAGES, tmp_path), APGD) == told(1)
+            enter(store, APGD, 2)
+    assert known(ResultStore(IMAGES, tmp_path), APGD) == told(1)
 
 
 def test_a_folder_is_begun_and_taken_up_with_the_same_plan(tmp_path: Path):
     folder = tmp_path / "deep" / "eval"
     for _ in range(2):
-        with opened(folder, PLANNED):
-            assert json.loads((folder / PLAN).read_text()) == PLANNED
-    assert sorted(path.name for path in folder.iterdir()) == [LOCK, PLAN]
+        with open_folder(folder, PLANNED):
+            assert json.loads((folder / PLAN_FILE).read_text()) == {**PLANNED, "format": FORMAT}
+    assert sorted(path.name for path in folder.iterdir()) == [LOCK_FILE, PLAN_FILE]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"seed": 1}, "holds an evaluation whose seed is 0, here it is 1; choose another folder"),
-        ({"network": "4567"}, "whose network is 0123, here it is 4567"),
-        ({"threads": 2}, "whose threads is None, here it is 2"),
+        ({"seed": 1}, "holds an evaluation with seed = 0, this one has 1; choose another folder"),
+        ({"network": "4567"}, "with network = 0123, this one has 4567"),
+        ({"threads": 2}, "with threads = None, this one has 2"),
     ],
 )
 def test_another_plan_is_refused_and_nothing_is_changed(change: dict[str, object], said: str, tmp_path: Path):
-    with opened(tmp_path / "eval", PLANNED):
-        enter(Ledger(IMAGES, tmp_path / "eval"), APGD, 1)
+    with open_folder(tmp_path / "eval", PLANNED):
+        enter(ResultStore(IMAGES, tmp_path / "eval"), APGD, 1)
     before = files(tmp_path)
     with (
         pytest.raises(RunError, match=f"eval: .*{said}.*nothing was changed"),
-        opened(tmp_path / "eval", {**PLANNED, **change}),
+        open_folder(tmp_path / "eval", {**PLANNED, **change}),
+    ):
+        pytest.fail("it was opened")
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("version", [0, FORMAT + 1, "1", None])
+def test_a_folder_in_another_format_is_refused_and_nothing_is_changed(version: object, tmp_path: Path):
+    with open_folder(tmp_path, PLANNED):
+        enter(ResultStore(IMAGES, tmp_path), APGD, 1)
+    plan = {**PLANNED, "format": version} if version is not None else PLANNED
+    (tmp_path / PLAN_FILE).write_text(json.dumps(plan))
+    before = files(tmp_path)
+    message = (
+        f"an evaluation in format {version}, this version of allrounder reads and writes format {FORMAT};"
+    )
+    with (
+        pytest.raises(RunError, match=f"{message} choose another folder, nothing was changed"),
+        open_folder(tmp_path, PLANNED),
     ):
         pytest.fail("it was opened")
     assert files(tmp_path) == before
@@ -222,18 +242,20 @@ def test_another_plan_is_refused_and_nothing_is_changed(change: dict[str, object
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", '"text"'])
 def test_a_plan_that_cannot_be_read_is_named(text: str, tmp_path: Path):
-    (tmp_path / PLAN).write_text(text)
-    with pytest.raises(RunError, match=r"plan\.json: cannot be read"), opened(tmp_path, PLANNED):
+    (tmp_path / PLAN_FILE).write_text(text)
+    with pytest.raises(RunError, match=r"plan\.json: cannot be read"), open_folder(tmp_path, PLANNED):
         pytest.fail("it was opened")
-    assert (tmp_path / PLAN).read_text() == text
+    assert (tmp_path / PLAN_FILE).read_text() == text
 
 
 def test_a_folder_that_is_no_evaluation_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("all of it")
     for place in (tmp_path, tmp_path / "thesis.txt"):
         with (
-            pytest.raises(RunError, match="exists and is no evaluation; choose another folder, nothing was"),
-            opened(place, PLANNED),
+            pytest.raises(
+                RunError, match="exists and is not an evaluation; choose another folder, nothing was"
+            ),
+            open_folder(place, PLANNED),
         ):
             pytest.fail("it was opened")
     assert files(tmp_path) == {"thesis.txt": b"all of it"}
@@ -243,11 +265,11 @@ def test_a_folder_that_is_no_evaluation_is_left_alone(tmp_path: Path):
 @pytest.mark.parametrize("call", ["allrounder.evaluation.store:write_text", "pathlib:Path.replace"])
 def test_a_folder_whose_first_moment_was_interrupted_can_be_used(call: str, after: bool, tmp_path: Path):
     folder = tmp_path / "eval"
-    with struck(Point(call, after=after), give_up), pytest.raises(Killed), opened(folder, PLANNED):
+    with struck(Point(call, after=after), give_up), pytest.raises(Killed), open_folder(folder, PLANNED):
         pytest.fail("it was opened")
-    with opened(folder, PLANNED):
+    with open_folder(folder, PLANNED):
         pass
-    assert files(folder).keys() == {LOCK, PLAN}
+    assert files(folder).keys() == {LOCK_FILE, PLAN_FILE}
 
 
 HOLD = """
@@ -260,19 +282,19 @@ sys.stdin.read()
 
 
 def test_a_second_process_is_kept_out_until_the_first_has_ended(tmp_path: Path):
-    with opened(tmp_path, PLANNED):
+    with open_folder(tmp_path, PLANNED):
         pass
-    words = [sys.executable, "-c", HOLD, str(tmp_path / LOCK)]
+    words = [sys.executable, "-c", HOLD, str(tmp_path / LOCK_FILE)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with (
             pytest.raises(RunError, match="another process is evaluating here; wait for it or stop it"),
-            opened(tmp_path, PLANNED),
+            open_folder(tmp_path, PLANNED),
         ):
             pytest.fail("it was opened")
         other.kill()  # whatever ends it, its lock ends with it
     twice = pytest.raises(RunError, match="another process")
-    with opened(tmp_path, PLANNED), twice, opened(tmp_path, PLANNED):
+    with open_folder(tmp_path, PLANNED), twice, open_folder(tmp_path, PLANNED):
         pytest.fail("it was opened twice")
-    with opened(tmp_path, PLANNED):
+    with open_folder(tmp_path, PLANNED):
         pass

@@ -12,142 +12,106 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from allrounder.errors import RunError, WorldError
-from allrounder.evaluation.evaluate import OUTCOME
-from allrounder.experiments.launchers import run_on_ray, slurm_script, submit
-from allrounder.experiments.runner import (
-    EVALUATED,
-    STUDY,
-    begin,
-    carry_out,
-    gather,
-    jobs_of,
-    place_of,
-    run_study,
-)
+from allrounder.experiments.launchers import run_on_ray, slurm_script, submit_to_slurm
+from allrounder.experiments.manifest import STUDY_FILE
+from allrounder.experiments.runner import collect_results, make_jobs, open_study, run_trial
+from allrounder.experiments.signatures import EVALUATION_FOLDER, evaluation_folder
 from allrounder.experiments.study import Point, Study
-from allrounder.report.results import render
-from allrounder.system.processes import Note
+from allrounder.report.outcome import OUTCOME_FILE
+from allrounder.report.study import render_study
+from allrounder.system.processes import run_jobs
+from allrounder.system.progress import ProgressEvent
 from allrounder.training.run import Run
 from tests.support.networks import same
-
-RECIPE = """
-epochs = 2
-batch = 20
-checkpoint = 1
-data = {{ kind = "npz", path = "{path}" }}
-model = {{ kind = "small-cnn", width = 2 }}
-probes = ["pgd-2@Linf:0.1", "pgd-2@L2:0.5"]
-validation = {{ images = 20, train_images = 0, every = 1, attack = {{ kind = "pgd", steps = 1 }} }}
-[[task]]
-name = "linf"
-objective = {{ kind = "adversarial", threat = "Linf:0.1", attack = {{ kind = "pgd", steps = 1 }} }}
-lr = 0.05
-augment = {{ kind = "none" }}
-"""
+from tests.support.studies import run_here, tiny_study
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
     """Two rates, two seeds: four trainings of six steps."""
-    draws = np.random.default_rng(0)
-    y = (np.arange(120) % 3).astype(np.int64)
-    x = np.clip(draws.normal(0.5, 0.1, (120, 1, 12, 12)) + 0.1 * y[:, None, None, None], 0, 1).astype(
-        np.float32
-    )
-    path = tmp_path / "data.npz"
-    np.savez(path, x_train=x[:80], y_train=y[:80], x_test=x[80:], y_test=y[80:])
-    (tmp_path / "tiny.toml").write_text(RECIPE.format(path=path), encoding="utf-8")
-    base = str(tmp_path / "tiny.toml")
-    rows = '[{ label = "slow", sets = ["task.linf.lr=0.01"] }, { label = "fast" }]'
-    return Study.loads(f'name = "tiny"\nbase = "{base}"\nseeds = [0, 1]\nrow = {rows}')
-
-
-def ran(study: Study, folder: Path) -> list[Note]:
-    """Run a study in this process; what was told."""
-    told: list[Note] = []
-    begin(study, folder)
-    for name, job in jobs_of(study.trials(), folder, study.images).items():
-        job(name, told.append)
-    return told
+    return tiny_study(tmp_path)
 
 
 def test_a_study_runs_is_skipped_and_gives_its_table(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
-    first = ran(study, folder)
+    first = run_here(study, folder)
     assert {note.name for note in first} == {"slow/seed-0", "slow/seed-1", "fast/seed-0", "fast/seed-1"}
-    table = render(gather(study, folder))
+    table = render_study(collect_results(study, folder))
     assert "slow" in table and "MISSING" not in table
-    again = ran(study, folder)
-    assert [note.what for note in again] == ["was done before"] * 4
-    assert render(gather(study, folder)) == table
+    again = run_here(study, folder)
+    assert [note.stage for note in again] == ["already done"] * 4
+    assert render_study(collect_results(study, folder)) == table
 
 
 def test_seeds_can_be_added_and_another_study_is_refused(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
-    ran(replace(study, seeds=(0,)), folder)
-    told = ran(study, folder)
-    assert [note.name for note in told if note.what == "was done before"] == ["slow/seed-0", "fast/seed-0"]
-    assert Study.loads((folder / STUDY).read_text(encoding="utf-8")).seeds == (0, 1)
+    run_here(replace(study, seeds=(0,)), folder)
+    told = run_here(study, folder)
+    assert [note.name for note in told if note.stage == "already done"] == ["slow/seed-0", "fast/seed-0"]
+    assert Study.loads((folder / STUDY_FILE).read_text(encoding="utf-8")).seeds == (0, 1)
     with pytest.raises(RunError, match=r"holds another study .*tiny: slow, fast.*nothing was changed"):
-        begin(replace(study, sets=("epochs=3",)), folder)
+        open_study(replace(study, sets=("epochs=3",)), folder)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter").touch()
     with pytest.raises(RunError, match="is not empty and holds no study"):
-        begin(study, tmp_path / "full")
+        open_study(study, tmp_path / "full")
 
 
 def test_what_is_missing_is_said(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
-    ran(replace(study, seeds=(1,)), folder)
-    results = gather(study, folder)
-    assert results.missing == ["slow, seed 0", "fast, seed 0"] and "MISSING: slow, seed 0" in render(results)
+    run_here(replace(study, seeds=(1,)), folder)
+    results = collect_results(study, folder)
+    assert results.missing == ["slow, seed 0", "fast, seed 0"] and "MISSING: slow, seed 0" in render_study(
+        results
+    )
 
 
 def test_what_was_changed_by_hand_is_reported(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
-    ran(replace(study, seeds=(0,)), folder)
+    run_here(replace(study, seeds=(0,)), folder)
     run = folder / "fast" / "seed-0"
     best = next((run / "weights").glob("best-*"))
     other = next((folder / "slow" / "seed-0" / "weights").glob("best-*"))
     kept = (best / "global.safetensors").read_bytes()
     (best / "global.safetensors").write_bytes((other / "global.safetensors").read_bytes())
     for use in (
-        lambda: gather(replace(study, seeds=(0,)), folder),
-        lambda: ran(replace(study, seeds=(0,)), folder),
+        lambda: collect_results(replace(study, seeds=(0,)), folder),
+        lambda: run_here(replace(study, seeds=(0,)), folder),
     ):
-        with pytest.raises(RunError, match=r"global.safetensors: differs from its manifest; it was changed"):
+        with pytest.raises(RunError, match=r"was evaluated with weights .*changed by hand"):
             use()
     (best / "global.safetensors").write_bytes(kept)
-    seal_file = run / EVALUATED / "best.json"
+    seal_file = run / EVALUATION_FOLDER / "best.json"
     seal = seal_file.read_text(encoding="utf-8")
     seal_file.write_text(json.dumps({**json.loads(seal), "weights": "0" * 16}), encoding="utf-8")
     with pytest.raises(
         RunError, match=r"fast/seed-0: was evaluated with weights 0+, .*changed by hand; remove it"
     ):
-        gather(replace(study, seeds=(0,)), folder)
+        collect_results(replace(study, seeds=(0,)), folder)
     seal_file.write_text(seal, encoding="utf-8")
     recipe = (run / "recipe.toml").read_text(encoding="utf-8")
     (run / "recipe.toml").write_text(recipe.replace("0.05", "0.06"), encoding="utf-8")
     with pytest.raises(RunError, match=r"was evaluated with recipe .*changed by hand"):
-        gather(replace(study, seeds=(0,)), folder)
+        collect_results(replace(study, seeds=(0,)), folder)
     with pytest.raises(RunError, match="holds a run of another recipe"):
-        ran(replace(study, seeds=(0,)), folder)
+        run_here(replace(study, seeds=(0,)), folder)
     (run / "recipe.toml").write_text(recipe, encoding="utf-8")
     seal_file.write_text("[1]", encoding="utf-8")
     with pytest.raises(RunError, match=r"best.json: cannot be read"):
-        gather(replace(study, seeds=(0,)), folder)
+        collect_results(replace(study, seeds=(0,)), folder)
 
 
 def test_a_recipe_changed_under_a_finished_study_is_reported(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
-    ran(replace(study, seeds=(0,)), folder)
+    run_here(replace(study, seeds=(0,)), folder)
     file = Path(study.base)
-    file.write_text(file.read_text(encoding="utf-8").replace("batch = 20", "batch = 10"), encoding="utf-8")
-    for use in (gather, ran):
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("batch_size = 20", "batch_size = 10"), encoding="utf-8"
+    )
+    for use in (collect_results, run_here):
         with pytest.raises(RunError, match="holds a run of another recipe"):
             use(replace(study, seeds=(0,)), folder)
 
@@ -157,13 +121,13 @@ def test_a_recipe_changed_under_a_finished_study_is_reported(study: Study, tmp_p
 def test_a_failure_stops_none_of_the_others(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     bad = replace(study, seeds=(0,))
-    begin(bad, folder)
+    open_study(bad, folder)
     (folder / "slow" / "seed-0").mkdir(parents=True)
     (folder / "slow" / "seed-0" / "letter").touch()  # not empty, and no run
     with pytest.raises(RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*slow/seed-0"):
-        run_study(bad, folder, lambda note: None, workers=1)
-    assert gather(bad, folder).missing == ["slow, seed 0"]
-    assert list(gather(bad, folder).outcomes) == ["fast"]
+        run_jobs(make_jobs(bad.trials(), folder, bad.images), 1, lambda event: None)
+    assert collect_results(bad, folder).missing == ["slow, seed 0"]
+    assert list(collect_results(bad, folder).outcomes) == ["fast"]
 
 
 def test_a_full_disk_loses_nothing(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -179,17 +143,20 @@ def test_a_full_disk_loses_nothing(study: Study, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(runs, "write_folder", full)
     with pytest.raises(OSError, match="No space left"):
-        ran(one, folder)
+        run_here(one, folder)
     monkeypatch.setattr(runs, "write_folder", write)
-    ran(one, folder)
+    run_here(one, folder)
     clean = tmp_path / "clean"
-    ran(one, clean)
+    run_here(one, clean)
     assert tables(one, folder) == tables(one, clean)
 
 
 def tables(study: Study, folder: Path) -> list[bytes]:
     """Every outcome, byte by byte."""
-    return [(place_of(folder / trial.folder, "best") / OUTCOME).read_bytes() for trial in study.trials()]
+    return [
+        (evaluation_folder(folder / trial.folder, "best") / OUTCOME_FILE).read_bytes()
+        for trial in study.trials()
+    ]
 
 
 @pytest.mark.slow
@@ -197,7 +164,7 @@ def tables(study: Study, folder: Path) -> list[bytes]:
 @pytest.mark.parametrize("kills", [3])
 def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, kills: int, tmp_path: Path):
     many = replace(study, seeds=tuple(range(25)))
-    (tmp_path / "many.toml").write_text(many.dump(), encoding="utf-8")
+    (tmp_path / "many.toml").write_text(many.dumps(), encoding="utf-8")
     command = [
         sys.executable,
         "-m",
@@ -218,31 +185,34 @@ def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, k
             start_new_session=True,
         )
         wanted = 8 * (number + 1)
-        while process.poll() is None and len(list(broken.glob(f"*/*/{EVALUATED}/best/{OUTCOME}"))) < wanted:
+        while (
+            process.poll() is None
+            and len(list(broken.glob(f"*/*/{EVALUATION_FOLDER}/best/{OUTCOME_FILE}"))) < wanted
+        ):
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         time.sleep(3)  # its trainings are in sessions of their own; they find their parent gone
     subprocess.run([*command, str(broken)], check=True, capture_output=True)
     assert tables(many, whole) == tables(many, broken)
-    assert render(gather(many, whole)) == render(gather(many, broken))
+    assert render_study(collect_results(many, whole)) == render_study(collect_results(many, broken))
 
 
 def test_a_script_for_slurm_runs_every_training(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Seeds that were there before are tasks too, since these read the study that the folder holds.
-    begin(study, tmp_path / "seeds")
-    assert len(begin(replace(study, seeds=(5,)), tmp_path / "seeds").trials()) == 6
+    open_study(study, tmp_path / "seeds")
+    assert len(open_study(replace(study, seeds=(5,)), tmp_path / "seeds").trials()) == 6
     text = slurm_script(tmp_path / "out", 4)
     assert "#SBATCH --array=0-3" in text and '--only "$SLURM_ARRAY_TASK_ID"' in text
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(WorldError, match="sbatch: no such command"):
-        submit(tmp_path / "slurm.sh")
+        submit_to_slurm(tmp_path / "slurm.sh")
     fake = tmp_path / "sbatch"
     fake.write_text("#!/bin/sh\necho Submitted batch job 7\n", encoding="utf-8")
     fake.chmod(0o755)
-    assert submit(tmp_path / "slurm.sh") == "Submitted batch job 7"
+    assert submit_to_slurm(tmp_path / "slurm.sh") == "Submitted batch job 7"
 
 
 @pytest.mark.slow
@@ -250,35 +220,37 @@ def test_a_script_for_slurm_runs_every_training(
 def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
     pytest.importorskip("ray", reason="ray is an extra: pip install 'allrounder[ray]'")
     one = replace(study, seeds=(0,))
-    ran(one, tmp_path / "here")
-    told: list[Note] = []
-    begin(one, tmp_path / "ray")
-    run_on_ray(jobs_of(one.trials(), tmp_path / "ray", None), told.append)
-    assert sorted((note.name, note.what) for note in told) == [
+    run_here(one, tmp_path / "here")
+    told: list[ProgressEvent] = []
+    open_study(one, tmp_path / "ray")
+    run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), told.append)
+    assert sorted((note.name, note.stage) for note in told) == [
         ("fast/seed-0", "done"),
         ("slow/seed-0", "done"),
     ]
     assert tables(one, tmp_path / "ray") == tables(one, tmp_path / "here")
-    (tmp_path / "ray" / "fast" / "seed-0" / EVALUATED / "best.json").write_text("[]", encoding="utf-8")
+    (tmp_path / "ray" / "fast" / "seed-0" / EVALUATION_FOLDER / "best.json").write_text(
+        "[]", encoding="utf-8"
+    )
     with pytest.raises(
         RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*fast/seed-0: .*changed by hand"
     ):
-        run_on_ray(jobs_of(one.trials(), tmp_path / "ray", None), told.append)
+        run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), told.append)
 
 
 def test_weights_without_selection_are_the_last_ones(study: Study, tmp_path: Path):
     plain = replace(study, seeds=(0,), sets=("validation.images=0",))
-    ran(plain, tmp_path / "out")
-    (label,) = gather(plain, tmp_path / "out").outcomes["fast"].values()
+    run_here(plain, tmp_path / "out")
+    (label,) = collect_results(plain, tmp_path / "out").outcomes["fast"].values()
     assert label.facts["weights"] == "last" and "selected_on" not in label.facts
 
 
 def test_cost_travels_with_the_outcome(study: Study, tmp_path: Path):
     trial = study.trials()[0]
-    carry_out(
+    run_trial(
         "x",
         lambda note: None,
-        recipe=trial.recipe.dump(),
+        recipe=trial.recipe.dumps(),
         folder=tmp_path / "r",
         weights=("best",),
         cost=str(trial.cost),
@@ -286,7 +258,7 @@ def test_cost_travels_with_the_outcome(study: Study, tmp_path: Path):
     )
     from allrounder.report.outcome import Outcome
 
-    outcome = Outcome.load(place_of(tmp_path / "r", "best") / OUTCOME)
+    outcome = Outcome.load(evaluation_folder(tmp_path / "r", "best") / OUTCOME_FILE)
     assert outcome.facts["cost"] == "4/4" and len(outcome) == 6
 
 
@@ -299,9 +271,9 @@ def test_rows_that_differ_in_their_weights_share_a_training(study: Study, tmp_pa
     )
     both = replace(study, axis=(), row=points, seeds=(0, 1))
     assert [trial.label for trial in both.trials()] == ["averaged / live / selected"] * 2
-    ran(both, tmp_path / "out")
+    run_here(both, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["averaged"]
-    found = gather(both, tmp_path / "out")
+    found = collect_results(both, tmp_path / "out")
     assert not found.missing and list(found.outcomes) == ["averaged", "live", "selected"]
     run = Run(tmp_path / "out" / "averaged" / "seed-0")
     live, average = (run.weights(which)[0] for which in ("live", "last"))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from allrounder.errors import RecipeError
-from allrounder.experiments.study import Axis, Point, Study, shipped_studies, slug
+from allrounder.experiments.manifest import slug
+from allrounder.experiments.study import Axis, Point, Study, shipped_studies
 
 GRID = """
 about = "two axes and a row"
@@ -43,12 +44,12 @@ def test_axes_are_combined_and_rows_stand_beside_them():
     assert len({t.folder for t in trials}) == 10 and trials[0].folder == "often-thin/seed-0"
     assert all(t.recipe.epochs == 2 and t.recipe.seed == t.seed for t in trials)
     assert [str(t.cost) for t in trials[::2]] == ["24/24", "24/24", "24/24", "24/24", "22/22"]
-    assert study.paper() == {"often, wide": {"natural": 90.5}, "rarely, wide": {"natural": 90.5}}
+    assert study.paper_results() == {"often, wide": {"natural": 90.5}, "rarely, wide": {"natural": 90.5}}
 
 
 def test_it_is_written_and_read_again():
     study = Study.loads(GRID)
-    assert Study.loads(study.dump()) == study
+    assert Study.loads(study.dumps()) == study
 
 
 def test_probes_of_a_study_replace_those_of_its_recipes():
@@ -59,16 +60,19 @@ def test_probes_of_a_study_replace_those_of_its_recipes():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "row: missing; say what is compared"),
-        ('[[row]]\nlabel = "a"', "row.0.recipe: missing, as there is no base"),
-        ('[[axis]]\nname = "c"\npoint = [{ label = "a" }]', "base: missing; say which recipe the axes vary"),
-        ('base = "x"\nrow = [{ label = "a" }, { label = "a" }]', 'two rows are called "a"'),
-        ('base = "x"\nrow = [{ label = "a b" }, { label = "A-b" }]', "labels that make the same folder"),
-        ('base = "x"\nreference = "bb"\nrow = [{ label = "b" }]', '"bb" is no row'),
+        ("", "row: missing; name the trainings to compare"),
+        ('[[row]]\nlabel = "a"', "row.0.recipe: missing; name a recipe, because the study has no base"),
+        (
+            'axis = [{ name = "c", point = [{ label = "a" }] }]',
+            "base: missing; name the recipe that the axes vary",
+        ),
+        ('base = "x"\nrow = [{ label = "a" }, { label = "a" }]', 'two rows have the label "a"'),
+        ('base = "x"\nrow = [{ label = "a b" }, { label = "A-b" }]', "some labels give the same folder name"),
+        ('base = "x"\nreference = "bb"\nrow = [{ label = "b" }]', '"bb" is not a row'),
         ('base = "x"\nseeds = []\nrow = [{ label = "b" }]', "seeds"),
         ('base = "x"\nrow = [{ label = "b", paper = { natural = 101.0 } }]', "paper"),
         ("sweeps = 1", "unknown key"),
-        ("= 1", "not TOML"),
+        ("= 1", "not valid TOML"),
     ],
 )
 def test_what_cannot_be_run_is_refused(text: str, said: str):
@@ -90,7 +94,7 @@ def test_names_and_files_are_found(tmp_path: Path):
 
 
 def test_recipes_are_compared_by_name():
-    study = Study.of(["embedded/nt", "embedded/at-l2"], seeds=range(2), sets=["epochs=1"])
+    study = Study.from_recipes(["embedded/nt", "embedded/at-l2"], seeds=range(2), sets=["epochs=1"])
     assert study.labels() == ["embedded/nt", "embedded/at-l2"] and len(study.trials()) == 4
     assert study.row[0] == Point(label="embedded/nt", recipe="embedded/nt")
 
@@ -105,5 +109,5 @@ def test_labels_become_folders(label: str, name: str):
 def test_two_axes_that_name_recipes_are_refused():
     points = (Point(label="a", recipe="embedded/nt"), Point(label="b", recipe="embedded/at-linf"))
     axes = (Axis(name="one", point=points), Axis(name="two", point=(replace(points[0], label="c"),)))
-    with pytest.raises(ValueError, match="recipe is named by"):
+    with pytest.raises(ValueError, match="recipe is set by"):
         Study(base="embedded/nt", axis=axes)

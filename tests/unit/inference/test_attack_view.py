@@ -86,7 +86,7 @@ def test_eval_crafts_on_the_folded_copy_where_there_is_one(monkeypatch):
         asked.append((model.training, any(p.requires_grad for p in model.parameters()), example is not None))
         return lambda x: folded(x.mean((1, 2)))
 
-    monkeypatch.setattr(folding, "frozen", frozen)
+    monkeypatch.setattr(folding, "folded_copy", frozen)
     model = network()
     on_copy = go(model=model).x
     assert asked == [(False, False, True)]
@@ -99,15 +99,15 @@ def test_eval_crafts_on_the_folded_copy_where_there_is_one(monkeypatch):
 @pytest.mark.parametrize("text", ["Linf:8/255", "L2:1/2", "L1:3"])
 def test_the_folded_copy_leads_to_the_same_images(text, monkeypatch):
     x, _ = batch()
-    threat, attack, model = Threat.read(text), Pgd(steps=5), network().double()
-    assert folding.frozen(model, x.double()) is not None
+    threat, attack, model = Threat.parse(text), Pgd(steps=5), network().double()
+    assert folding.folded_copy(model, x.double()) is not None
     on_copy = go(attack, model, x.double(), threat=threat).x
-    monkeypatch.setattr(folding, "frozen", lambda model, example: None)
+    monkeypatch.setattr(folding, "folded_copy", lambda model, example: None)
     torch.testing.assert_close(on_copy, go(attack, model, x.double(), threat=threat).x, rtol=0, atol=1e-9)
 
 
 def test_eval_falls_back_to_the_network_itself(monkeypatch):
-    monkeypatch.setattr(folding, "frozen", lambda model, example: None)
+    monkeypatch.setattr(folding, "folded_copy", lambda model, example: None)
     model = network()
     assert torch.equal(go(model=model).x, go(model=network().eval().forward).x)
     assert model.training

@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from allrounder.inference import fold as folding
-from allrounder.inference.fold import frozen
-from allrounder.rng import Draws
+from allrounder.inference.fold import folded_copy
+from allrounder.rng import Rng
 
-DRAWS = Draws(2).at("folding")
+RNG = Rng(2).fold_in("folding")
 SHAPE = (3, 8, 8)
 
 
 def images(count=4, dtype=torch.float32):
-    return DRAWS.at("x").uniform(torch.empty(count, *SHAPE, dtype=dtype))
+    return RNG.fold_in("x").uniform(torch.empty(count, *SHAPE, dtype=dtype))
 
 
 def worn(model):
@@ -26,7 +26,7 @@ def worn(model):
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point():
-                tensor.add_(DRAWS.at(name).uniform(tensor) / 2)
+                tensor.add_(RNG.fold_in(name).uniform(tensor) / 2)
     return model
 
 
@@ -172,17 +172,17 @@ FOLDED = {
 def test_the_copy_agrees_before_and_after_its_numbers_are_refreshed(name):
     make, num_pairs = FOLDED[name]
     model = make()
-    folded = frozen(model, images(1))
+    folded = folded_copy(model, images(1))
     assert folded is not None
     assert len(folded.pairs) == num_pairs
     assert_agrees(model, folded)
-    assert_agrees(worn(model), frozen(model, images(1)))
-    assert folding.ENTRIES[model].traces == 1
+    assert_agrees(worn(model), folded_copy(model, images(1)))
+    assert folding.CACHED_FOLDS[model].traces == 1
 
 
 def test_a_double_network_is_folded_to_double_precision():
     model = worn(Net().double()).eval()
-    folded = frozen(model, images(dtype=torch.float64))
+    folded = folded_copy(model, images(dtype=torch.float64))
     assert folded is not None
     for one, two in zip(answers(model, torch.float64), answers(folded, torch.float64), strict=True):
         assert (one - two).abs().max() <= 1e-12 * one.abs().max()
@@ -197,7 +197,7 @@ def test_the_model_is_not_touched():
     buffers = {name: t.clone() for name, t in model.named_buffers()}
     modes, state = [m.training for m in model.modules()], torch.get_rng_state()
     for _ in range(2):
-        folded = frozen(model, images(1))
+        folded = folded_copy(model, images(1))
         assert folded is not None
         answers(folded)
     assert torch.equal(state, torch.get_rng_state())
@@ -212,7 +212,7 @@ def test_the_model_is_not_touched():
 
 def test_the_copy_has_no_parameter_gradients_and_shares_no_memory():
     model = Net()
-    folded = frozen(model, images(1))
+    folded = folded_copy(model, images(1))
     assert folded is not None
     logits = folded(images())
     assert not logits.requires_grad
@@ -224,7 +224,7 @@ def test_the_copy_has_no_parameter_gradients_and_shares_no_memory():
 
 
 def test_the_copy_works_in_channels_last_and_the_gradient_comes_back_as_the_images_were():
-    folded = frozen(Net(), images(1))
+    folded = folded_copy(Net(), images(1))
     assert folded is not None
     weight = folded.network.get_parameter("conv.weight")
     assert weight.is_contiguous(memory_format=torch.channels_last)
@@ -236,31 +236,31 @@ def test_the_copy_works_in_channels_last_and_the_gradient_comes_back_as_the_imag
 
 def test_a_model_and_its_copy_are_freed_together():
     model = Net()
-    frozen(model, images(1))
-    gone = weakref.ref(model), weakref.ref(folding.ENTRIES[model].folded)
-    count = len(folding.ENTRIES)
+    folded_copy(model, images(1))
+    gone = weakref.ref(model), weakref.ref(folding.CACHED_FOLDS[model].folded)
+    count = len(folding.CACHED_FOLDS)
     del model
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
-    assert len(folding.ENTRIES) < count
+    assert len(folding.CACHED_FOLDS) < count
 
 
 def test_two_models_have_two_copies_that_answer_alike_to_the_bit():
     model = worn(Net())
     other = copy.deepcopy(model)
-    one, two = frozen(model, images(1)), frozen(other, images(1))
+    one, two = folded_copy(model, images(1)), folded_copy(other, images(1))
     assert one is not None and two is not None and one is not two
     assert all(torch.equal(p, q) for p, q in zip(answers(one), answers(two), strict=True))
 
 
 def test_a_replaced_layer_is_noticed():
     model = Net()
-    assert_agrees(model, frozen(model, images(1)))
+    assert_agrees(model, folded_copy(model, images(1)))
     model.linear = nn.Linear(6, 9)
-    assert_agrees(model, frozen(model, images(1)))
+    assert_agrees(model, folded_copy(model, images(1)))
     model.norm = nn.BatchNorm2d(6, affine=False)
-    assert_agrees(worn(model), frozen(model, images(1)))
-    assert folding.ENTRIES[model].traces == 3
+    assert_agrees(worn(model), folded_copy(model, images(1)))
+    assert folding.CACHED_FOLDS[model].traces == 3
 
 
 class Switching(Net):
@@ -278,11 +278,11 @@ def test_a_changed_setting_is_noticed():
     model = worn(Switching())
     for which in ("norm", "other", "norm"):
         model.which = which
-        assert_agrees(model, frozen(model, images(1)))
+        assert_agrees(model, folded_copy(model, images(1)))
 
 
 def test_a_copy_made_in_inference_mode_can_be_refreshed_and_differentiated_later():
     model = Net()
     with torch.inference_mode():
-        frozen(model, images(1))
-    assert_agrees(worn(model), frozen(model, images(1)))
+        folded_copy(model, images(1))
+    assert_agrees(worn(model), folded_copy(model, images(1)))

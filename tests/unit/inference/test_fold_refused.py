@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from allrounder.inference import fold as folding
-from allrounder.inference.fold import frozen
+from allrounder.inference.fold import folded_copy
 from tests.unit.inference.test_fold import Net, Switching, assert_agrees, images
 
 
@@ -67,7 +67,7 @@ def odd_tensor():
         (Branching, "cannot be traced: TraceError"),
         (Detached, "cannot be traced"),
         (HalfDetached, "input gradients and those of the copy differ"),
-        (OwnConstant, "makes tensors that a trace would keep"),
+        (OwnConstant, "creates tensors, which a trace would keep"),
         (lambda: Net(norm=nn.BatchNorm2d(6, track_running_stats=False)), "norm keeps no running statistics"),
         (quantised, "linear is quantised"),
         (odd_tensor, "linear.weight is a Odd, not a plain tensor"),
@@ -78,7 +78,7 @@ def odd_tensor():
 def test_what_cannot_be_folded_is_used_as_it_is_and_said_once(make, reason, caplog):
     model = make()
     with caplog.at_level(logging.INFO, "allrounder"):
-        assert [frozen(model, images(1)) for _ in range(3)] == [None] * 3
+        assert [folded_copy(model, images(1)) for _ in range(3)] == [None] * 3
     assert len(caplog.records) == 1
     assert caplog.records[0].name == "allrounder"
     assert reason in caplog.text
@@ -86,41 +86,41 @@ def test_what_cannot_be_folded_is_used_as_it_is_and_said_once(make, reason, capl
 
 def test_a_model_with_hooks_is_used_as_it_is_until_they_are_gone(caplog):
     model = Net()
-    assert frozen(model, images(1)) is not None
+    assert folded_copy(model, images(1)) is not None
     for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
         hook = getattr(model.conv, register)(lambda *_: None)
         with caplog.at_level(logging.INFO, "allrounder"):
-            assert frozen(model, images(1)) is None
+            assert folded_copy(model, images(1)) is None
         hook.remove()
-        assert_agrees(model, frozen(model, images(1)))
+        assert_agrees(model, folded_copy(model, images(1)))
     assert len(caplog.records) == 1
-    assert folding.ENTRIES[model].traces == 1
+    assert folding.CACHED_FOLDS[model].traces == 1
 
 
 def test_a_wrong_fold_is_found_even_in_a_fresh_network(monkeypatch, caplog):
-    right = folding._fold_
+    right = folding._fold_batchnorm_
 
     def forgets_the_mean(target, layer, norm):
         norm = copy.deepcopy(norm)
         norm.running_mean.zero_()
         right(target, layer, norm)
 
-    monkeypatch.setattr(folding, "_fold_", forgets_the_mean)
+    monkeypatch.setattr(folding, "_fold_batchnorm_", forgets_the_mean)
     with caplog.at_level(logging.INFO, "allrounder"):
-        assert frozen(Net(), images(1)) is None
+        assert folded_copy(Net(), images(1)) is None
     assert "logits and those of the copy differ" in caplog.text
 
 
 def test_a_wrong_layer_is_found_behind_weights_that_are_all_zero(monkeypatch):
     model = Net()
     nn.init.zeros_(model.linear.weight)
-    monkeypatch.setattr(folding, "_fold_", lambda target, layer, norm: None)
-    assert frozen(model, images(1)) is None
+    monkeypatch.setattr(folding, "_fold_batchnorm_", lambda target, layer, norm: None)
+    assert folded_copy(model, images(1)) is None
 
 
 def test_tracing_a_network_that_draws_leaves_the_generator_alone():
     model, state = Noisy(), torch.get_rng_state()
-    frozen(model, images(1))
+    folded_copy(model, images(1))
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -130,8 +130,8 @@ def test_a_model_that_keeps_changing_is_used_as_it_is(caplog):
         copies = []
         for t in range(12):
             model.which = "norm" if t % 2 else "other"
-            copies.append(frozen(model, images(1)))
-    assert copies[folding.MOST_TRACES] is None
-    assert None not in copies[: folding.MOST_TRACES]
+            copies.append(folded_copy(model, images(1)))
+    assert copies[folding.MAX_TRACES] is None
+    assert None not in copies[: folding.MAX_TRACES]
     assert_agrees(model, copies[-1])
     assert len(caplog.records) == 1

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from allrounder.inference.stem import Stem, suits
-from allrounder.rng import Draws
+from allrounder.inference.fast_conv import StemConv, suits_stem
+from allrounder.rng import Rng
 
 
 @given(
@@ -28,17 +28,17 @@ def test_values_and_gradients_are_those_of_the_plain_layer(
     padding: tuple[int, int],
     bias: bool,
 ):
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         plain = nn.Conv2d(channels, 4, kernel, stride, padding, bias=bias).double().requires_grad_(False)
-    assert suits(plain)
+    assert suits_stem(plain)
     x, found = (
-        Draws(1).normal(torch.empty(3, channels, *size, dtype=torch.float64)),
+        Rng(1).normal(torch.empty(3, channels, *size, dtype=torch.float64)),
         list[tuple[Tensor, ...]](),
     )
-    for layer in (plain, Stem(copy.deepcopy(plain))):
+    for layer in (plain, StemConv(copy.deepcopy(plain))):
         asked = x.clone().requires_grad_()
         y = layer(asked)
-        towards = Draws(2).normal(torch.empty_like(y, requires_grad=False))
+        towards = Rng(2).normal(torch.empty_like(y, requires_grad=False))
         found.append((y.detach(), torch.autograd.grad((y * towards).sum(), asked)[0]))
     assert torch.equal(found[0][0], found[1][0])
     torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-12)
@@ -52,8 +52,8 @@ def test_values_and_gradients_are_those_of_the_plain_layer(
         nn.Conv2d(3, 6, 3, groups=3),
         nn.Conv2d(3, 8, 3, dilation=2),
         nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"),
-        Stem(nn.Conv2d(3, 8, 3)),
+        StemConv(nn.Conv2d(3, 8, 3)),
     ],
 )
 def test_other_convolutions_are_left_alone(layer: nn.Conv2d):
-    assert not suits(layer)
+    assert not suits_stem(layer)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -9,34 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from allrounder.data.inputs.by_name import data_of
 from allrounder.errors import RunError
-from allrounder.models import external as foreign
-from allrounder.models.external import architecture_of, network_of, read_weights
+from allrounder.models import external
+from allrounder.models.external import load_network, parse_architecture, read_weights
 from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.resnet_imagenet import WideResNet50
 from allrounder.models.small_cnn import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
 from allrounder.nn.state import weights_of
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from tests.support.networks import Tiny, same
-from tests.support.paths import SHARED_DATA
 
 GREY, RGB = (1, 16, 16), (3, 16, 16)
-SHARED = SHARED_DATA
 
 
 def small(shape: tuple[int, int, int] = GREY, **fields: Any) -> nn.Module:
-    with Draws(5).at("foreign").ambient():
+    with Rng(5).fold_in("foreign").seed_global():
         return SmallCnn(**fields).build(3, shape).eval()
 
 
 def images(shape: tuple[int, int, int]) -> torch.Tensor:
-    return Draws(6).at("x").uniform(torch.empty(2, *shape))
+    return Rng(6).fold_in("x").uniform(torch.empty(2, *shape))
 
 
 @pytest.mark.parametrize(
@@ -59,21 +54,21 @@ def images(shape: tuple[int, int, int]) -> torch.Tensor:
     ],
 )
 def test_our_architectures_go_by_the_names_people_type(name, spec):
-    assert architecture_of(name) == spec
+    assert parse_architecture(name) == spec
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("resnet81", r'resnet81: no such network \(known: .*wrn-DEPTH-WIDEN\); did you mean "resnet18"'),
-        ("given", r'given: no such network .*name one of your own as "package.module:factory"'),
+        ("given", r'given: no such network .*name a custom one as "package.module:factory"'),
         ("wrn-33-10", r"wrn-33-10: no such network: depth 33 gives .* use 28 or 34"),
         ("wrn-28-0", r"wrn-28-0: no such network: .*greater than or equal to 1"),
     ],
 )
 def test_an_unknown_architecture_is_refused(name, said):
     with pytest.raises(RunError, match=said):
-        architecture_of(name)
+        parse_architecture(name)
 
 
 @pytest.mark.parametrize("name", ["own.safetensors", "own.pt", "own.pth", "own.ckpt", "own.bin"])
@@ -81,7 +76,7 @@ def test_a_network_of_ours_is_read_from_a_file_ready_to_evaluate(tmp_path, name)
     network = small()
     save = save_file if name.endswith(".safetensors") else torch.save
     save(network.state_dict(), tmp_path / name)
-    got = network_of("small-cnn", tmp_path / name, classes=3, shape=GREY)
+    got = load_network("small-cnn", tmp_path / name, classes=3, shape=GREY)
     assert not got.training and same(weights_of(got), weights_of(network))
     assert torch.equal(got(images(GREY)), network(images(GREY)))
 
@@ -90,11 +85,11 @@ def test_a_normalisation_in_the_file_is_built_in(tmp_path):
     network = small(RGB, mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.5))
     constants = {"mu": torch.tensor([0.1, 0.2, 0.3]).view(1, 3, 1, 1), "sigma": torch.tensor(0.5)}
     torch.save({"state_dict": {**network.state_dict(), **constants}}, tmp_path / "own.pt")
-    got = network_of("small-cnn", tmp_path / "own.pt", classes=3, shape=RGB)
+    got = load_network("small-cnn", tmp_path / "own.pt", classes=3, shape=RGB)
     assert torch.equal(got(images(RGB)), network(images(RGB)))
     torch.save({**network.state_dict(), "mean": torch.zeros(2)}, tmp_path / "two.pt")
-    with pytest.raises(RunError, match=r"two.pt: cannot be a network .*has 2 numbers, but the images have 3"):
-        network_of("small-cnn", tmp_path / "two.pt", classes=3, shape=RGB)
+    with pytest.raises(RunError, match=r"two.pt: does not fit images .*has 2 numbers, but the images have 3"):
+        load_network("small-cnn", tmp_path / "two.pt", classes=3, shape=RGB)
 
 
 def test_of_several_sets_in_a_file_one_is_chosen(tmp_path):
@@ -103,14 +98,14 @@ def test_of_several_sets_in_a_file_one_is_chosen(tmp_path):
         tensor.add_(1)
     torch.save({"model": one.state_dict(), "ema": other.state_dict()}, tmp_path / "both.pt")
     with pytest.raises(RunError, match=r"both.pt: holds 2 sets of weights \(model, ema\)"):
-        network_of("small-cnn", tmp_path / "both.pt", classes=3, shape=GREY)
-    got = network_of("small-cnn", tmp_path / "both.pt", classes=3, shape=GREY, key="ema")
+        load_network("small-cnn", tmp_path / "both.pt", classes=3, shape=GREY)
+    got = load_network("small-cnn", tmp_path / "both.pt", classes=3, shape=GREY, key="ema")
     assert same(weights_of(got), weights_of(other))
 
 
 def test_an_architecture_without_weights_is_no_network():
-    with pytest.raises(RunError, match="small-cnn: names an architecture, which has no weights of its own"):
-        network_of("small-cnn", classes=3, shape=GREY)
+    with pytest.raises(RunError, match="small-cnn: names an architecture, which has no weights; give a file"):
+        load_network("small-cnn", classes=3, shape=GREY)
 
 
 SOURCE = """
@@ -152,29 +147,29 @@ def module(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("attribute", ["Own", "Holder.make", "ready", "train_mode"])
 def test_a_factory_in_the_current_folder_makes_the_network(module, attribute):
-    network = network_of(f"own_networks:{attribute}", classes=3, shape=GREY)
+    network = load_network(f"own_networks:{attribute}", classes=3, shape=GREY)
     assert isinstance(network, nn.Linear if attribute != "train_mode" else Tiny) and not network.training
 
 
 def test_a_factorys_network_gets_the_weights_of_a_file(module):
     tensors = {"module.weight": torch.arange(6.0).view(3, 2), "module.bias": torch.ones(3)}
     save_file(tensors, module / "own.safetensors")
-    network: Any = network_of("own_networks:Own", module / "own.safetensors", classes=3, shape=GREY)
+    network: Any = load_network("own_networks:Own", module / "own.safetensors", classes=3, shape=GREY)
     assert torch.equal(network.weight, tensors["module.weight"])
     save_file({"weight": torch.ones(2, 2)}, module / "other.safetensors")
     with pytest.raises(RunError, match=r"other.safetensors: does not fit Own: 1 tensors .*missing \(bias\)"):
-        network_of("own_networks:Own", module / "other.safetensors", classes=3, shape=GREY)
+        load_network("own_networks:Own", module / "other.safetensors", classes=3, shape=GREY)
 
 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("own_network:Own", r"no module own_network \(looked from .*go to its folder or install it"),
+        ("own_network:Own", r"no module own_network \(looked from .*change to its folder or install it"),
         ("own_needs:Own", r"own_needs needs absent_package, which is not installed"),
         ("own_networks:own", r'own_networks has no "own"; did you mean "Own"'),
         ("own_networks:", r'own_networks has no ""; name a factory'),
-        ("own_networks:number", r"is a int, expected a function or a class that gives a network"),
-        ("own_networks:nothing", r"gave a int, expected a torch.nn.Module; return the network"),
+        ("own_networks:number", r"is a int, expected a function or class that returns a network"),
+        ("own_networks:nothing", r"returned a int, expected a torch.nn.Module; return the network"),
         (
             "own_networks:sized",
             r"cannot be called without arguments \(missing a required argument: 'width'\)",
@@ -183,12 +178,12 @@ def test_a_factorys_network_gets_the_weights_of_a_file(module):
 )
 def test_a_factory_that_gives_no_network_is_refused(module, spec, said):
     with pytest.raises(RunError, match=f"^{spec}: {said}"):
-        network_of(spec, classes=3, shape=GREY)
+        load_network(spec, classes=3, shape=GREY)
 
 
 def test_a_mistake_inside_a_factory_stays_its_own(module):
     with pytest.raises(KeyError, match="somebody's own mistake"):
-        network_of("own_networks:broken", classes=3, shape=GREY)
+        load_network("own_networks:broken", classes=3, shape=GREY)
 
 
 def write(path: Path, content: object, **options: Any) -> Path:
@@ -205,7 +200,7 @@ def test_both_forms_of_torch_files_are_read_whole_or_not_at_all(tmp_path, option
     for length in (0, 50, 5000, len(whole) - 100):
         path.write_bytes(whole[:length])
         with pytest.raises(
-            RunError, match=r"own.pth.tar: no file of torch.save, or one cut short \(.+\); get it"
+            RunError, match=r"own.pth.tar: not a torch.save file, or truncated \(.+\); download it"
         ):
             read_weights(path)
 
@@ -220,7 +215,7 @@ def test_both_forms_of_torch_files_are_read_whole_or_not_at_all(tmp_path, option
 )
 def test_a_file_that_holds_more_than_tensors_is_refused_unread(tmp_path, more, what):
     path = write(tmp_path / "own.pt", {"state_dict": {"weight": torch.ones(2, 2)}, "more": more})
-    said = rf"holds more than tensors \(\S*{what}\), and reading that would run code: refused; ask for"
+    said = rf"holds more than tensors \(\S*{what}\), and reading it would run code: refused; ask for"
     with pytest.raises(RunError, match=rf"own.pt: {said}.*state_dict\(\) alone"):
         read_weights(path)
 
@@ -243,9 +238,9 @@ def test_nothing_in_a_file_is_ever_run(tmp_path, monkeypatch):
 def test_a_torch_that_crafted_files_can_trick_reads_safetensors_only(tmp_path, monkeypatch):
     path = write(tmp_path / "own.pt", {"weight": torch.ones(2, 2)})
     save_file({"weight": torch.ones(2, 2)}, tmp_path / "own.safetensors")
-    monkeypatch.setattr(foreign.torch, "__version__", "2.9.1+cpu")
+    monkeypatch.setattr(external.torch, "__version__", "2.9.1+cpu")
     with pytest.raises(
-        RunError, match=r"read from torch 2.10 on.*\(2.9.1\+cpu\).*update torch, or convert it"
+        RunError, match=r"needs torch 2.10 or later.*2.9.1\+cpu.*update torch, or convert the file"
     ):
         read_weights(path)
     assert list(read_weights(tmp_path / "own.safetensors")) == ["weight"]
@@ -256,9 +251,9 @@ def test_a_torch_that_crafted_files_can_trick_reads_safetensors_only(tmp_path, m
     [
         ("a.pt", b"\n<!DOCTYPE html><html>", "is a web page, expected weights; the download failed"),
         ("a.safetensors", b"<HTML><body>", "is a web page"),
-        ("a.pt", b"version https://git-lfs.github.com/spec/v1\noid", "is a pointer of Git LFS.*git lfs pull"),
-        ("a.pt", b"hello", r"no file of torch.save, or one cut short \(\w+: "),
-        ("a.safetensors", b"hello", "no safetensors file, or one cut short"),
+        ("a.pt", b"version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer.*git lfs pull"),
+        ("a.pt", b"hello", r"not a torch.save file, or truncated \(\w+: "),
+        ("a.safetensors", b"hello", "not a safetensors file, or truncated"),
     ],
 )
 def test_a_file_that_is_something_else_is_told(tmp_path, name, content, said):
@@ -278,109 +273,3 @@ def test_a_file_without_named_tensors_or_none_at_all_is_told(tmp_path):
         read_weights(tmp_path / "c.pt")
     with pytest.raises(RunError, match="is a folder"):
         read_weights(tmp_path)
-
-
-X = np.random.default_rng(0).integers(0, 256, (7, 6, 5, 3), dtype=np.uint8)
-Y = np.array([0, 1, 2, 0, 1, 2, 0])
-
-
-def test_data_goes_by_name_or_file(tmp_path):
-    assert data_of("embedded").name == "embedded"
-    np.savez(tmp_path / "own.npz", x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2])
-    data = data_of(str(tmp_path / "own.npz"))
-    assert (data.name, len(data.train), len(data.test), data.shape) == ("own", 7, 2, (3, 6, 5))
-
-
-@pytest.mark.parametrize("names", [("x", "y"), ("x_test", "y_test")])
-@pytest.mark.parametrize("layout", ["nhwc", "nchw", "nhw"])
-def test_a_file_of_test_images_alone_is_enough(tmp_path, names, layout):
-    x = {"nhwc": X, "nchw": X.transpose(0, 3, 1, 2), "nhw": X[..., 0]}[layout]
-    arrays: dict[str, Any] = {names[0]: x, names[1]: Y}
-    np.savez(tmp_path / "own.npz", **arrays)
-    data = data_of(str(tmp_path / "own.npz"))
-    expected = torch.tensor(X).permute(0, 3, 1, 2)[:, : data.shape[0]] / 255
-    assert torch.equal(data.test.fetch(torch.arange(7)), expected)
-    assert data.test.labels.tolist() == Y.tolist() and data.classes == ("0", "1", "2")
-    assert data.train is data.test
-
-
-def pack(x: np.ndarray, pieces: list[int]) -> dict[str, Any]:
-    """Images in stacks of so many, one encoded image each."""
-    encoded: list[bytes] = []
-    for part in np.split(x, np.cumsum(pieces)[:-1]):
-        buffer = io.BytesIO()
-        Image.fromarray(part.reshape(-1, *x.shape[2:]).squeeze()).save(buffer, "PNG")
-        encoded.append(buffer.getvalue())
-    offsets = np.cumsum([0, *map(len, encoded)])
-    return {
-        "blob": np.frombuffer(b"".join(encoded), np.uint8),
-        "offsets": offsets,
-        "shape": np.array(x.shape),
-    }
-
-
-@pytest.mark.parametrize("pieces", [[7], [4, 3], [1] * 7])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_packed_images_are_unpacked(tmp_path, pieces, channels):
-    x = X[..., :channels]
-    np.savez(tmp_path / "own.npz", **pack(x, pieces), y=Y, classes=np.array(["a", "b", "c"]))
-    data = data_of(str(tmp_path / "own.npz"))
-    assert torch.equal(data.test.fetch(torch.arange(7)), torch.tensor(x).permute(0, 3, 1, 2) / 255)
-    assert data.classes == ("a", "b", "c") and data.test.labels.tolist() == Y.tolist()
-
-
-def test_a_grey_image_among_coloured_ones_becomes_coloured(tmp_path):
-    arrays: dict[str, Any] = {**pack(X[..., :1], [1] * 7), "shape": np.array(X.shape), "y": Y}
-    np.savez(tmp_path / "own.npz", **arrays)
-    x = data_of(str(tmp_path / "own.npz")).test.fetch(torch.arange(7))
-    assert torch.equal(x, torch.tensor(X[..., 0])[:, None].expand(-1, 3, -1, -1) / 255)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"shape": np.array([8, 6, 5, 3])}, "blob: holds 7 images, expected 8 as shape says"),
-        (
-            {"shape": np.array([7, 6, 5, 4])},
-            r"shape: got \[7, 6, 5, 4\], expected \[n, h, w, c\] with 1 or 3",
-        ),
-        ({"shape": np.array([7, 4, 5, 3])}, "blob: image 1 cannot be decoded"),
-        ({"offsets": np.array([0, 20, 40])}, "blob: image 0 cannot be decoded"),
-        ({"y": Y[:3]}, "test labels: got 3 for 7 images"),
-        ({"y": Y + 1}, "test labels: got 3 numbers from 1 to 3, expected all from 0 on"),
-    ],
-)
-def test_a_damaged_packed_file_is_told(tmp_path, change, said):
-    arrays: dict[str, Any] = {**pack(X, [4, 3]), "y": Y, **change}
-    np.savez(tmp_path / "own.npz", **arrays)
-    with pytest.raises(RunError, match=rf"own.npz: {said}"):
-        data_of(str(tmp_path / "own.npz"))
-
-
-def test_data_that_is_not_there_is_told(tmp_path):
-    np.savez(tmp_path / "own.npz", x_train=X, y_train=Y)
-    said = r"own.npz: no test images \(it has: x_train, y_train\), expected x_test and y_test, or x and y"
-    with pytest.raises(RunError, match=said):
-        data_of(str(tmp_path / "own.npz"))
-    (tmp_path / "bad.npz").write_bytes(b"PK")
-    with pytest.raises(RunError, match=r"bad.npz: not an .npz file, or one cut short"):
-        data_of(str(tmp_path / "bad.npz"))
-    with pytest.raises(RunError, match=r"absent.npz: no such file"):
-        data_of(str(tmp_path / "absent.npz"))
-    with pytest.raises(
-        RunError, match=r'embeded: no such dataset \(known: embedded, .*npz:PATH\); did you mean "embedded"'
-    ):
-        data_of("embeded")
-    with pytest.raises(RunError, match=r"^npz: no such dataset"):
-        data_of("npz")
-
-
-def test_the_packed_cifar_test_set_is_the_plain_one():
-    packed, plain = SHARED / "cifar10_test.npz", SHARED / "cifar10_test_head.npz"
-    if not (packed.is_file() and plain.is_file()):
-        pytest.skip("CIFAR-10's test images are not in ../shared/data, packed and plain")
-    full, head = data_of(str(packed)), data_of(str(plain))
-    assert len(full.test) == 10_000 and full.shape == (3, 32, 32) and full.classes[3] == "cat"
-    every = torch.arange(len(head.test))
-    assert torch.equal(full.test.fetch(every), head.test.fetch(every))
-    assert torch.equal(full.test.labels[every], head.test.labels)

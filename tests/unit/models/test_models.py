@@ -11,23 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.errors import RecipeError
-from allrounder.models import MODELS, Given
+from allrounder.models import MODELS, CustomModel
 from allrounder.models.base import Architecture
-from allrounder.models.layers import THIN, Average, Skipping, conv
+from allrounder.models.layers import MIN_STRIDED_CHANNELS, AdaptiveAvgPool, StridedConv1x1, conv
 from allrounder.models.normalise import Normalise
 from allrounder.models.resnet import PreActResNet18, ResNet18, ResNet34
 from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
 from allrounder.models.small_cnn import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 
 CIFAR = (3, 32, 32)
 IMAGENET = (3, 224, 224)
-DRAWS = Draws(1).at("models")
+RNG = Rng(1).fold_in("models")
 
 
 def built(spec, classes=10, shape=CIFAR) -> Any:
-    with DRAWS.ambient():
+    with RNG.seed_global():
         return spec.build(classes, shape)
 
 
@@ -37,7 +37,7 @@ def num_weights(spec, classes=10, shape=CIFAR):
 
 
 def images(count=2, shape=CIFAR):
-    return DRAWS.at("x").uniform(torch.empty(count, *shape))
+    return RNG.fold_in("x").uniform(torch.empty(count, *shape))
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -141,7 +141,7 @@ def test_small_networks_start_uniform_as_torch_does(spec):
 def test_dropout_acts_in_training_only():
     model = built(WideResNet(depth=10, widen=1, dropout=0.5))
     x = images()
-    with DRAWS.ambient():
+    with RNG.seed_global():
         assert not torch.equal(model(x), model(x))
     model.eval()
     assert torch.equal(model(x), model(x))
@@ -161,7 +161,7 @@ def test_shortcuts_of_preact_blocks_may_start_before_the_batch_norm():
     both = [built(PreActResNet18(width=4, raw_shortcut=raw)).eval() for raw in (False, True)]
     assert list(both[0].state_dict()) == list(both[1].state_dict())
     block = both[1].layer2[0]
-    x = DRAWS.normal(torch.empty(2, 4, 8, 8))
+    x = RNG.normal(torch.empty(2, 4, 8, 8))
     inner = F.relu(block.bn2(block.conv1(F.relu(block.bn1(x)))))
     assert torch.allclose(block(x), block.conv2(inner) + block.shortcut(x), atol=1e-6)
     assert not torch.allclose(block(x), both[0].layer2[0](x), atol=1e-3)
@@ -171,12 +171,16 @@ def test_shortcuts_of_preact_blocks_may_start_before_the_batch_norm():
 def test_thin_networks_have_no_strided_convolution_that_writes_beyond_its_memory(spec: Architecture):
     layers = [layer for layer in built(spec).modules() if isinstance(layer, nn.Conv2d)]
     strided = [layer for layer in layers if layer.kernel_size == (1, 1) and layer.stride != (1, 1)]
-    assert strided and all(type(layer) is Skipping or layer.in_channels >= THIN for layer in strided)
+    assert strided and all(
+        type(layer) is StridedConv1x1 or layer.in_channels >= MIN_STRIDED_CHANNELS for layer in strided
+    )
 
 
 def test_skipping_pixels_is_the_strided_convolution():
-    thin, x = conv(4, 8, 1, 2), DRAWS.normal(torch.empty(2, 4, 7, 6))
-    assert type(thin) is Skipping and type(conv(8, 8, 1, 2)) is nn.Conv2d and type(conv(4, 8)) is nn.Conv2d
+    thin, x = conv(4, 8, 1, 2), RNG.normal(torch.empty(2, 4, 7, 6))
+    assert (
+        type(thin) is StridedConv1x1 and type(conv(8, 8, 1, 2)) is nn.Conv2d and type(conv(4, 8)) is nn.Conv2d
+    )
     assert torch.allclose(thin(x), F.conv2d(x, thin.weight, stride=2), atol=1e-6)
 
 
@@ -228,9 +232,9 @@ def test_no_classes_and_empty_images_are_refused(classes, shape):
 
 
 def test_a_network_given_from_python_must_be_given_again():
-    assert MODELS["given"] is Given
+    assert MODELS["given"] is CustomModel
     with pytest.raises(RecipeError, match=r'given from Python as "lab.net".*give it again, also to resume'):
-        Given(name="lab.net").build(10, CIFAR)
+        CustomModel(name="lab.net").build(10, CIFAR)
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
@@ -238,10 +242,10 @@ def test_a_network_given_from_python_must_be_given_again():
 def test_averages_and_their_gradients_are_those_of_torch_to_the_bit(
     layout: torch.memory_format, size: tuple[int, int]
 ):
-    x = Draws(0).normal(torch.empty(3, 5, *size)).contiguous(memory_format=layout)
-    direction = Draws(1).normal(torch.empty(3, 20))
+    x = Rng(0).normal(torch.empty(3, 5, *size)).contiguous(memory_format=layout)
+    direction = Rng(1).normal(torch.empty(3, 20))
     found: list[tuple[Tensor, Tensor]] = []
-    for average in (partial(F.adaptive_avg_pool2d, output_size=2), Average(2)):
+    for average in (partial(F.adaptive_avg_pool2d, output_size=2), AdaptiveAvgPool(2)):
         asked = x.clone(memory_format=torch.preserve_format).requires_grad_()
         y = average(asked)
         (slope,) = torch.autograd.grad((y.flatten(1) * direction).sum(), asked)
@@ -251,7 +255,7 @@ def test_averages_and_their_gradients_are_those_of_torch_to_the_bit(
 
 
 def test_averages_can_be_differentiated_twice_and_mapped():
-    x = Draws(0).normal(torch.empty(2, 3, 4, 4, dtype=torch.float64)).requires_grad_()
-    assert torch.autograd.gradgradcheck(Average(2), (x,))
-    mapped = torch.func.vmap(lambda one: Average(2)(one[None])[0])(x.detach())
-    torch.testing.assert_close(mapped, Average(2)(x.detach()))
+    x = Rng(0).normal(torch.empty(2, 3, 4, 4, dtype=torch.float64)).requires_grad_()
+    assert torch.autograd.gradgradcheck(AdaptiveAvgPool(2), (x,))
+    mapped = torch.func.vmap(lambda one: AdaptiveAvgPool(2)(one[None])[0])(x.detach())
+    torch.testing.assert_close(mapped, AdaptiveAvgPool(2)(x.detach()))

@@ -10,15 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from allrounder.data.inputs.by_name import data_of
+from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.errors import RunError
 from allrounder.models.external import read_weights
 from allrounder.models.resnet import PreActResNet18, ResNet18
 from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
-from allrounder.models.state_dict_match import constants_of, fit, load_, tensors_of
+from allrounder.models.state_dict_match import (
+    find_state_dict,
+    load_matched_,
+    match_state_dict,
+    read_normalisation,
+)
 from allrounder.models.wide_resnet import WideResNet
-from allrounder.nn.state import snapshot, weights_of
-from allrounder.rng import Draws
+from allrounder.nn.state import clone, weights_of
+from allrounder.rng import Rng
 from tests.support.networks import same
 from tests.support.paths import SHARED_DATA
 
@@ -153,7 +158,7 @@ class Trades(nn.Module):
 
 def drawn(make: Callable[[], nn.Module], seed: int = 1) -> Any:
     """A network in which no two tensors are alike, batch-norm's included, in evaluation mode."""
-    with Draws(seed).at("zoo").ambient():
+    with Rng(seed).fold_in("zoo").seed_global():
         network = make().eval()
         for name, tensor in weights_of(network).items():
             if name.endswith("running_var") or (tensor.ndim == 1 and name.endswith("weight")):
@@ -164,7 +169,7 @@ def drawn(make: Callable[[], nn.Module], seed: int = 1) -> Any:
 
 
 def images(shape: tuple[int, int, int] = CIFAR) -> Tensor:
-    return Draws(2).at("x").uniform(torch.empty(3, *shape))
+    return Rng(2).fold_in("x").uniform(torch.empty(3, *shape))
 
 
 def assert_same_function(one: nn.Module, other: nn.Module, shape: tuple[int, int, int] = CIFAR) -> None:
@@ -194,14 +199,14 @@ FAMILIES = {
 def test_a_public_network_gives_the_same_logits_as_ours_with_its_weights(family):
     make, spec, shape = FAMILIES[family]
     theirs, ours = drawn(make), spec.build(10, shape)
-    load_(ours, theirs.state_dict())
+    load_matched_(ours, theirs.state_dict())
     assert_same_function(theirs, ours, shape)
 
 
 def test_fit_leaves_the_network_alone_and_gives_all_its_tensors():
     network, theirs = SMALL.build(10, CIFAR), cifar().state_dict()
-    before = snapshot(weights_of(network))
-    fitted = fit(network, theirs)
+    before = clone(weights_of(network))
+    fitted = match_state_dict(network, theirs)
     assert same(weights_of(network), before) and same(fitted, theirs)
 
 
@@ -211,7 +216,9 @@ def test_fit_leaves_the_network_alone_and_gives_all_its_tensors():
 @pytest.mark.parametrize("last", ["fc", "linear"])
 def test_what_is_put_before_every_name_is_taken_off(prefix, last):
     theirs = drawn(lambda: Residual(False, "shortcut", last))
-    fitted = fit(SMALL.build(10, CIFAR), {prefix + name: t for name, t in theirs.state_dict().items()})
+    fitted = match_state_dict(
+        SMALL.build(10, CIFAR), {prefix + name: t for name, t in theirs.state_dict().items()}
+    )
     assert torch.equal(fitted["linear.weight"], getattr(theirs, last).weight)
     assert torch.equal(fitted["layer2.0.shortcut.1.running_var"], theirs.layer2[0].shortcut[1].running_var)
 
@@ -229,33 +236,33 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_weights_are_found_in_what_wraps_them(wrapper):
     inner = cifar().state_dict()
-    assert same(tensors_of(WRAPPERS[wrapper](inner)), dict(inner))
-    assert same(fit(SMALL.build(10, CIFAR), WRAPPERS[wrapper](inner)), dict(inner))
+    assert same(find_state_dict(WRAPPERS[wrapper](inner)), dict(inner))
+    assert same(match_state_dict(SMALL.build(10, CIFAR), WRAPPERS[wrapper](inner)), dict(inner))
 
 
 def test_of_several_sets_one_must_be_chosen():
     last, best = cifar().state_dict(), drawn(lambda: Residual(False, "shortcut", "linear"), 2).state_dict()
     both = {"last": {"net": last}, "best": best}
     with pytest.raises(RunError, match=r"old.pt: holds 2 sets of weights \(last.net, best\); choose one by"):
-        tensors_of(both, source="old.pt")
+        find_state_dict(both, source="old.pt")
     network = SMALL.build(10, CIFAR)
-    assert same(fit(network, both, key="best"), dict(best)) and same(
-        fit(network, both, key="last.net"), dict(last)
+    assert same(match_state_dict(network, both, key="best"), dict(best)) and same(
+        match_state_dict(network, both, key="last.net"), dict(last)
     )
     with pytest.raises(
         RunError, match=r'no weights "bset" \(there are: last.net, best\); did you mean "best"'
     ):
-        fit(network, both, key="bset")
+        match_state_dict(network, both, key="bset")
 
 
 def test_a_checkpoint_without_weights_is_refused():
     with pytest.raises(RunError, match=r"holds no weights \(it has: epoch, arch\), expected tensors by name"):
-        tensors_of({"epoch": 3, "arch": "resnet18"})
+        find_state_dict({"epoch": 3, "arch": "resnet18"})
 
 
 def test_old_files_have_no_counters():
     theirs = {name: t for name, t in cifar().state_dict().items() if "num_batches" not in name}
-    fitted = fit(SMALL.build(10, CIFAR), theirs)
+    fitted = match_state_dict(SMALL.build(10, CIFAR), theirs)
     assert fitted["bn1.num_batches_tracked"] == 0 and len(fitted) > len(theirs)
 
 
@@ -265,7 +272,7 @@ def test_every_tensor_is_needed():
         with pytest.raises(
             RunError, match=rf"does not fit ResNet: 1 tensors of the network are missing \({name}"
         ):
-            fit(network, {other: tensor for other, tensor in theirs.items() if other != name})
+            match_state_dict(network, {other: tensor for other, tensor in theirs.items() if other != name})
 
 
 @pytest.mark.parametrize(
@@ -274,7 +281,7 @@ def test_every_tensor_is_needed():
 def test_no_tensor_is_left_over_and_none_has_two_sources(name):
     theirs = {**cifar().state_dict(), name: torch.zeros(1)}
     with pytest.raises(RunError, match=rf"of the file are left over \(.*{name}"):
-        fit(SMALL.build(10, CIFAR), theirs)
+        match_state_dict(SMALL.build(10, CIFAR), theirs)
 
 
 def test_what_public_code_saves_and_never_runs_is_passed_over():
@@ -283,7 +290,7 @@ def test_what_public_code_saves_and_never_runs_is_passed_over():
     madry |= {f"module.attacker.model.{name}": tensor for name, tensor in plain.items()}
     averaged = {"n_averaged": torch.tensor(7), **{f"module.{name}": t for name, t in plain.items()}}
     for theirs in (madry, averaged):
-        assert same(fit(SMALL.build(10, CIFAR), theirs), dict(plain))
+        assert same(match_state_dict(SMALL.build(10, CIFAR), theirs), dict(plain))
 
 
 def test_a_misfit_tells_the_nearest_name():
@@ -292,24 +299,28 @@ def test_a_misfit_tells_the_nearest_name():
         r'missing \(layer4.1.conv2.weight; did you mean "layer4.1.convb.weight"\?\), 1 of the file are left'
     )
     with pytest.raises(RunError, match=rf"^zoo.pt: does not fit ResNet: 1 tensors of the network are {said}"):
-        fit(SMALL.build(10, CIFAR), theirs, source="zoo.pt")
+        match_state_dict(SMALL.build(10, CIFAR), theirs, source="zoo.pt")
 
 
 def test_a_misfit_tells_the_shapes():
     said = r"2 have another shape \(linear.weight is float32 \(10, 32\), expected float32 \(100, 32\), linear"
     with pytest.raises(RunError, match=rf"{said}.*number of classes that the file was made with"):
-        fit(SMALL.build(100, CIFAR), cifar().state_dict())
+        match_state_dict(SMALL.build(100, CIFAR), cifar().state_dict())
     with pytest.raises(
         RunError, match=r"conv1.weight is float32 \(4, 3, 7, 7\), expected float32 \(4, 3, 3, 3\)"
     ):
-        fit(SMALL.build(10, CIFAR), drawn(lambda: Residual(True, "downsample", "fc")).state_dict())
+        match_state_dict(
+            SMALL.build(10, CIFAR), drawn(lambda: Residual(True, "downsample", "fc")).state_dict()
+        )
 
 
 def test_the_other_residual_network_is_refused():
     with pytest.raises(RunError, match=r"left over \(bn.weight"):
-        fit(PreActResNet18(width=WIDTH, final_norm=False).build(10, CIFAR), drawn(PreAct).state_dict())
+        match_state_dict(
+            PreActResNet18(width=WIDTH, final_norm=False).build(10, CIFAR), drawn(PreAct).state_dict()
+        )
     with pytest.raises(RunError, match="does not fit PreActResNet"):
-        fit(PreActResNet18(width=WIDTH).build(10, CIFAR), cifar().state_dict())
+        match_state_dict(PreActResNet18(width=WIDTH).build(10, CIFAR), cifar().state_dict())
 
 
 CONSTANTS = [("mean", "std"), ("mu", "sigma"), ("normalize.mean", "normalize.std"), ("0.mean", "0.std")]
@@ -320,35 +331,35 @@ def test_a_normalisation_goes_into_ours(names):
     theirs = cifar()
     raw = {f"model.{name}": t for name, t in theirs.state_dict().items()}
     raw |= {names[0]: torch.tensor(MEAN).view(1, 3, 1, 1), names[1]: torch.tensor(STD)}
-    found = constants_of(raw)
+    found = read_normalisation(raw)
     assert found["mean"] == pytest.approx(MEAN) and found["std"] == pytest.approx(STD)
     ours = ResNet18(width=WIDTH, mean=(0.5, 0.5, 0.5)).build(10, CIFAR)
-    load_(ours, raw)
+    load_matched_(ours, raw)
     with torch.no_grad():
         x = (images() - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
         assert torch.allclose(ours.eval()(images()), theirs(x), atol=1e-4)
     with pytest.raises(
-        RunError, match=rf"normalises the images \({names[0]} = \[0.4914, .*, the one to fill does"
+        RunError, match=rf"normalises the images \({names[0]} = \[0.4914, .*, this one does not"
     ):
-        fit(SMALL.build(10, CIFAR), raw)
+        match_state_dict(SMALL.build(10, CIFAR), raw)
 
 
 def test_a_normalisation_that_changes_nothing_needs_no_place():
     raw = {**cifar().state_dict(), "mean": torch.zeros(3), "std": torch.ones(1, 3, 1, 1)}
     network = SMALL.build(10, CIFAR)
-    load_(network, raw)
+    load_matched_(network, raw)
     assert_same_function(cifar(), network)
     with pytest.raises(RunError, match=r"std = \[1.0, 1.0, 0.5\]"):
-        fit(network, {**raw, "std": torch.tensor([1.0, 1.0, 0.5])})
+        match_state_dict(network, {**raw, "std": torch.tensor([1.0, 1.0, 0.5])})
 
 
 def test_one_constant_is_every_channels_and_two_are_a_misfit():
     ours = ResNet18(width=WIDTH, mean=(0.5, 0.5, 0.5)).build(10, CIFAR)
-    fitted = fit(ours, {**cifar().state_dict(), "mean": torch.tensor(0.25)})
+    fitted = match_state_dict(ours, {**cifar().state_dict(), "mean": torch.tensor(0.25)})
     assert fitted["normalise.mean"].flatten().tolist() == [0.25] * 3
     assert fitted["normalise.std"].flatten().tolist() == [1.0] * 3
     with pytest.raises(RunError, match=r"normalise.mean is float32 \(2,\), expected float32 \(3, 1, 1\)"):
-        fit(ours, {**cifar().state_dict(), "mean": torch.zeros(2)})
+        match_state_dict(ours, {**cifar().state_dict(), "mean": torch.zeros(2)})
 
 
 def test_a_network_of_ones_own_keeps_its_names():
@@ -357,30 +368,32 @@ def test_a_network_of_ones_own_keeps_its_names():
         return nn.ModuleDict({"model": inside, "sub_block1": nn.Linear(2, 2)})
 
     theirs, network = drawn(own), own()
-    assert same(fit(network, theirs.state_dict()), theirs.state_dict())
+    assert same(match_state_dict(network, theirs.state_dict()), theirs.state_dict())
     parallel = {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}
-    assert same(fit(network, parallel), theirs.state_dict())
+    assert same(match_state_dict(network, parallel), theirs.state_dict())
     with pytest.raises(RunError, match=r"sub_block1.weight"):
-        fit(network, {name: t for name, t in parallel.items() if "sub_block1" not in name})
+        match_state_dict(network, {name: t for name, t in parallel.items() if "sub_block1" not in name})
 
 
 def test_half_precision_is_widened_and_whole_numbers_are_refused():
     theirs = cifar().state_dict()
     half = {name: t.half() if t.is_floating_point() else t for name, t in theirs.items()}
-    fitted = fit(SMALL.build(10, CIFAR), half)
+    fitted = match_state_dict(SMALL.build(10, CIFAR), half)
     assert fitted["conv1.weight"].dtype == torch.float32
     assert torch.equal(fitted["conv1.weight"], theirs["conv1.weight"].half().float())
     with pytest.raises(RunError, match=r"conv1.weight is int8 \(4, 3, 3, 3\), expected float32"):
-        fit(SMALL.build(10, CIFAR), {**theirs, "conv1.weight": torch.ones(4, 3, 3, 3, dtype=torch.int8)})
+        match_state_dict(
+            SMALL.build(10, CIFAR), {**theirs, "conv1.weight": torch.ones(4, 3, 3, 3, dtype=torch.int8)}
+        )
 
 
 def test_numbers_that_are_none_are_refused():
     theirs = cifar().state_dict()
     theirs["bn1.running_var"][2] = float("nan")
     with pytest.raises(
-        RunError, match=r"holds NaN or infinite numbers \(bn1.running_var\); get the file again"
+        RunError, match=r"holds NaN or infinite numbers \(bn1.running_var\); download the file again"
     ):
-        fit(SMALL.build(10, CIFAR), theirs)
+        match_state_dict(SMALL.build(10, CIFAR), theirs)
 
 
 def test_a_naturally_trained_public_network_keeps_its_accuracy():
@@ -394,10 +407,10 @@ def test_a_naturally_trained_public_network_keeps_its_accuracy():
     assert module is not None and module.loader is not None
     code = importlib.util.module_from_spec(module)
     module.loader.exec_module(code)
-    weights, split = read_weights(examples / "model_test.pt"), data_of(str(head)).test
+    weights, split = read_weights(examples / "model_test.pt"), load_eval_data(str(head)).test
     theirs, ours = code.ResNet18().eval(), ResNet18().build(10, CIFAR).eval()
     theirs.load_state_dict(weights)
-    load_(ours, weights)
+    load_matched_(ours, weights)
     index = torch.arange(100)
     with torch.no_grad():
         x = split.fetch(index)

@@ -1,19 +1,13 @@
-"""Batch-norm statistics measured anew, against the definition."""
+"""Batch-norm statistics measured again, against the definition."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.nn.batchnorm import IMAGES, recalibrate_, recalibrated, some_images
-from allrounder.nn.state import copy_, snapshot, weights_of
-from allrounder.rng import Draws
-from allrounder.training.model_selection import split_off
-from tests.support.networks import Tiny, blobs, same, tiny
-from tests.support.trainings import PAIR, Forgetful, go, recipe
+from allrounder.nn.batchnorm import recalibrate_
+from allrounder.nn.state import clone, copy_, weights_of
+from tests.support.networks import Tiny, blobs, same
 
 BATCHES = [blobs(48).train.fetch(rows) for rows in torch.arange(48).split(20)]
 
@@ -50,7 +44,7 @@ def test_nothing_but_the_statistics_moves():
     model = Tiny()
     trained(model)
     model.bn.eval()
-    before, modes = snapshot(weights_of(model)), [module.training for module in model.modules()]
+    before, modes = clone(weights_of(model)), [module.training for module in model.modules()]
     recalibrate_(model, BATCHES)
     moved = {name for name, tensor in weights_of(model).items() if not torch.equal(tensor, before[name])}
     assert moved == {"bn.running_mean", "bn.running_var"}
@@ -86,51 +80,6 @@ def test_networks_without_statistics_are_left_alone():
         nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
         nn.BatchNorm2d(1, track_running_stats=False),
     ):
-        before = snapshot(weights_of(model))
+        before = clone(weights_of(model))
         recalibrate_(model, BATCHES)
         assert same(dict(weights_of(model)), before)
-
-
-def test_images_are_some_of_the_split_in_an_order_that_is_always_the_same():
-    split = blobs(48).train
-    one, two = ([*some_images(split, 30, Draws(1), 16)] for _ in range(2))
-    assert [len(x) for x in one] == [16, 14]
-    assert all(map(torch.equal, one, two))
-    whole = torch.cat([*some_images(split, IMAGES, Draws(1), 16)])
-    assert len(whole) == len(whole.unique(dim=0)) == 48
-    assert torch.equal(whole[:30], torch.cat(one))
-
-
-def test_a_last_image_that_would_be_alone_is_left_out():
-    split = blobs(33).train
-    assert [len(x) for x in some_images(split, IMAGES, Draws(1), 16)] == [16, 16]
-    flat = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64))
-    recalibrate_(flat, some_images(split, IMAGES, Draws(1), 16))
-    assert [len(x) for x in some_images(blobs(3).train, 1, Draws(1), 16)] == []
-
-
-def test_recalibrated_weights_differ_in_their_statistics_alone():
-    theta = snapshot(weights_of(trained(Forgetful())))
-    scratch = Forgetful()
-    found = recalibrated(theta, scratch, blobs(48).train, Draws(1), 20)
-    assert {name for name in theta if not torch.equal(theta[name], found[name])} == {
-        "bn.running_mean",
-        "bn.running_var",
-    }
-    scratch.bn.weight.data.zero_()
-    assert found["bn.weight"].all(), "the answer is a copy"
-
-
-@pytest.mark.parametrize("which", ["global", "best"])
-def test_the_global_weights_of_a_run_have_the_statistics_of_its_training_images(which: str, tmp_path: Path):
-    value = recipe(PAIR, ("decay = 0.8", "decay = 0.8\nbuffers = 'recalibrate'"))
-    run = go(value, tmp_path / "run")
-    weights, _ = run.weights(which)
-    train, _ = split_off(run.recipe, blobs(48))
-    model = tiny()
-    assert isinstance(model, Tiny)
-    copy_(weights_of(model), weights)
-    order = Draws(5).at("recalibrate").permutation(36)
-    mean, variance = literal(model, [train.fetch(rows) for rows in order.split(16)])
-    assert torch.allclose(weights["bn.running_mean"], mean, atol=1e-6)
-    assert torch.allclose(weights["bn.running_var"], variance, atol=1e-6)

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.models import MODELS
-from allrounder.nn.amp import Cast
+from allrounder.nn.amp import AutocastModule
 from allrounder.nn.gradcam import grad_cam
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from tests.support.networks import Tiny, same
 
 SMALL = {
@@ -27,11 +27,11 @@ STAGE = {"small-cnn": "bn4", "wrn": "block3"}
 
 
 def images(n: int = 5, channels: int = 3, side: int = 32) -> Tensor:
-    return Draws(0).at("x").uniform(torch.empty(n, channels, side, side))
+    return Rng(0).fold_in("x").uniform(torch.empty(n, channels, side, side))
 
 
 def built(kind: str) -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return MODELS[kind](**SMALL[kind]).build(4, (3, 32, 32))  # pyright: ignore[reportArgumentType]
 
 
@@ -46,7 +46,7 @@ def literal(maps: Tensor, slopes: Tensor, side: int) -> Tensor:
 
 
 def test_the_map_is_the_equation():
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         model = Tiny().double().eval()
     x = images(5, 1, 8).double()
     maps = model.bn(model.conv(x)).detach().requires_grad_()  # pyright: ignore[reportCallIssue]
@@ -74,7 +74,7 @@ def test_each_of_our_networks_says_its_last_stage(kind: str):
 def test_a_network_behind_casts_is_looked_at_where_it_says(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "autocast", lambda *given, **more: torch.enable_grad())
     model, x = built(kind), images()
-    assert torch.equal(grad_cam(Cast(model, torch.bfloat16), x), grad_cam(model, x))
+    assert torch.equal(grad_cam(AutocastModule(model, torch.bfloat16), x), grad_cam(model, x))
 
 
 class Halved(Tiny):
@@ -92,7 +92,7 @@ class Halved(Tiny):
 
 
 def test_maps_in_half_precision_are_weighed_and_resized_in_the_type_of_the_images():
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         half, full = Halved(), Tiny()
     full.load_state_dict(half.state_dict())
     x = images(5, 1, 8)
@@ -133,7 +133,7 @@ def test_the_network_is_left_as_it_was_also_after_an_error():
 
 
 def test_of_foreign_networks_the_last_maps_of_more_than_one_pixel_count():
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         body = nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(4, 6, 3)
         model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).eval()
     x = images()
@@ -144,7 +144,7 @@ def test_of_foreign_networks_the_last_maps_of_more_than_one_pixel_count():
 
 def test_a_network_without_maps_is_refused_with_what_to_do():
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 3))
-    with pytest.raises(ValueError, match=r"no module that gives maps.*last_stage"):
+    with pytest.raises(ValueError, match=r"no module with an output .*last_stage"):
         grad_cam(model, images())
 
 

@@ -8,37 +8,35 @@ import pytest
 import torch
 from torch import nn
 
-from allrounder.distributed import Seat
 from allrounder.errors import Diverged
-from allrounder.nn.nonfinite import Watch
-from allrounder.nn.state import snapshot
-from allrounder.optim.optimizers import Sgd
-from allrounder.recipe.compute import Compute
-from allrounder.rng import Draws
-from allrounder.training.metrics import Meter
+from allrounder.nn.nonfinite import NonFiniteGuard
+from allrounder.nn.state import clone
+from allrounder.training.metrics import EpochMetrics
 from allrounder.types import Loss
-from tests.support.networks import Tiny, same
-from tests.unit.training.test_learner import CLOCK, NATURAL, Learner, batch, learner, walk
+from tests.support.networks import same
+from tests.unit.training.test_learner import NATURAL, Learner, batch, learner, walk
 
 CPU = torch.device("cpu")
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
 
 
-def waiting() -> tuple[nn.Parameter, torch.optim.Optimizer, Watch]:
+def waiting() -> tuple[nn.Parameter, torch.optim.Optimizer, NonFiniteGuard]:
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
     return weight, optimizer, waiting_on(optimizer)
 
 
-def waiting_on(optimizer: torch.optim.Optimizer) -> Watch:
-    return Watch(optimizer, CPU, waits=True)
+def waiting_on(optimizer: torch.optim.Optimizer) -> NonFiniteGuard:
+    return NonFiniteGuard(optimizer, CPU, deferred=True)
 
 
-def step(weight: nn.Parameter, optimizer: torch.optim.Optimizer, watch: Watch, t: int, g: float) -> None:
+def step(
+    weight: nn.Parameter, optimizer: torch.optim.Optimizer, watch: NonFiniteGuard, t: int, g: float
+) -> None:
     watch.t = t
     weight.grad = torch.tensor([1.0, g, 1.0])
     optimizer.step()
-    watch.after({"weight": weight.detach(), "count": torch.tensor(t)})
+    watch.check_weights({"weight": weight.detach(), "count": torch.tensor(t)})
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -46,90 +44,71 @@ def step(weight: nn.Parameter, optimizer: torch.optim.Optimizer, watch: Watch, t
 def test_no_step_is_taken_from_the_first_bad_gradient_on(kind: type[torch.optim.Optimizer], bad: float):
     weight = nn.Parameter(torch.ones(3))
     optimizer = kind([weight], lr=0.1, fused=True)  # pyright: ignore[reportCallIssue]
-    watch = Watch(optimizer, CPU, waits=True)
+    watch = NonFiniteGuard(optimizer, CPU, deferred=True)
     step(weight, optimizer, watch, 1, 1.0)
-    assert watch.check() is None and not torch.equal(weight, torch.ones(3))
+    assert watch.first_bad_step() is None and not torch.equal(weight, torch.ones(3))
     before = weight.detach().clone()
     for t, g in ((2, bad), (3, 1.0), (4, bad)):
         step(weight, optimizer, watch, t, g)
     assert torch.equal(weight, before)
-    assert watch.check() == 2
+    assert watch.first_bad_step() == 2
 
 
 def test_weights_that_overflow_in_a_good_step_are_seen_too():
     weight, optimizer, watch = waiting()
     step(weight, optimizer, watch, 1, 1.0)
     watch.t = 2
-    watch.after({"running_var": torch.tensor([1.0, math.inf]), "none": torch.empty(0)})
+    watch.check_weights({"running_var": torch.tensor([1.0, math.inf]), "none": torch.empty(0)})
     step(weight, optimizer, watch, 3, 1.0)
-    assert watch.check() == 2
-
-
-def test_an_overflow_of_a_loss_scale_is_no_bad_step(monkeypatch: pytest.MonkeyPatch):
-    """A learner in fp16 as on a device: what overflows is left out, and the next step is taken."""
-    monkeypatch.setattr(Sgd, "build", lambda self, given: torch.optim.SGD(given, lr=0.1, fused=True))
-    monkeypatch.setattr(
-        "allrounder.training.learner.Watch", lambda optimizer, device, waits: waiting_on(optimizer)
-    )
-    with Draws(1).ambient():
-        who = Learner(NATURAL, Tiny(), Seat(), 0, CLOCK, Compute(precision="fp16"))
-    before = snapshot(who.live)
-    for g, moves in ((math.inf, False), (1.0, True)):
-        for p in who.model.parameters():
-            p.grad = torch.full_like(p, g)
-        who.watch.t += 1
-        who.optimizer.step()
-        who.watch.after(who.live)
-        assert same(snapshot(who.live), before) != moves
-    who.check()
+    assert watch.first_bad_step() == 2
 
 
 def test_a_watch_that_need_not_wait_raises_at_once():
     _, optimizer, _ = waiting()
-    watch = Watch(optimizer, CPU, waits=False)
-    watch.after({"w": torch.ones(2)})
+    watch = NonFiniteGuard(optimizer, CPU, deferred=False)
+    watch.check_weights({"w": torch.ones(2)})
     with pytest.raises(Diverged, match="weights after it are not finite; try a smaller learning rate"):
-        watch.after({"w": torch.tensor([1.0, math.nan])})
-    assert watch.check() is None
+        watch.check_weights({"w": torch.tensor([1.0, math.nan])})
+    assert watch.first_bad_step() is None
 
 
 def patient() -> Learner:
     """A learner as on a device: a fused optimiser and a watch that waits."""
     who = learner(NATURAL)
     who.optimizer = torch.optim.SGD(who.model.parameters(), lr=0.0, momentum=0.9, fused=True)
-    who.watch = Watch(who.optimizer, who.device, waits=True)
+    who.nonfinite_guard = NonFiniteGuard(who.optimizer, who.device, deferred=True)
     return who
 
 
 def test_a_learner_says_what_it_could_not_say_when_its_log_or_its_state_is_asked_for():
     who = walk(patient(), 1, 2)
-    who.check()
-    before = snapshot({name: tensor for name, tensor in who.live.items() if "bn" not in name})
+    who.raise_if_nonfinite()
+    before = clone({name: tensor for name, tensor in who.params.items() if "bn" not in name})
     handle = next(who.model.parameters()).register_hook(lambda g: g * math.nan)
     who.step(batch(3), 3)
     handle.remove()
     walk(who, 4, 5)
     said = "learner natural, epoch 1, step 3: gradients or weights are not finite"
     with pytest.raises(Diverged, match=said):
-        who.check()
+        who.raise_if_nonfinite()
     with pytest.raises(Diverged, match=said):
-        who.state()
-    assert same({name: who.live[name] for name in before}, before)
+        who.state_dict()
+    assert same({name: who.params[name] for name in before}, before)
 
 
 def test_a_meter_that_waits_reads_the_same_sums_later():
-    at_once, later = Meter(["a"]), Meter(["a"], waits=True)
+    at_once, later = EpochMetrics(["a"]), EpochMetrics(["a"], lazy=True)
     for number in range(1, 8):
         for meter in (at_once, later):
-            meter.count("a", Loss(torch.tensor(1 / number), {"accuracy": torch.tensor(0.3)}), number)
-    assert len(later.unread) == 7 and not at_once.unread
-    assert later.sums == at_once.sums and not later.unread
-    assert later.means("a") == at_once.means("a")
+            meter.add("a", Loss(torch.tensor(1 / number), {"accuracy": torch.tensor(0.3)}), number)
+    assert len(later.pending) == 7 and not at_once.pending
+    assert later.sums == at_once.sums and not later.pending
+    assert later.pop_means("a") == at_once.pop_means("a")
 
 
 def test_a_meter_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("allrounder.training.metrics.MOST_UNREAD", 3)
-    meter = Meter(["a"], waits=True)
+    monkeypatch.setattr("allrounder.training.metrics.MAX_PENDING", 3)
+    meter = EpochMetrics(["a"], lazy=True)
     for unread in (1, 2, 0):
-        meter.count("a", Loss(torch.tensor(1.0)), 1)
-        assert len(meter.unread) == unread
+        meter.add("a", Loss(torch.tensor(1.0)), 1)
+        assert len(meter.pending) == unread

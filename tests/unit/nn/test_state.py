@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from allrounder.nn.state import (
-    Weights,
     add_,
     all_finite,
-    blend_,
+    clone,
     copy_,
     distance,
-    misfit,
-    snapshot,
-    under,
+    ema_update_,
+    first_mismatch,
+    strip_prefix,
     weights_of,
     zeros_like,
 )
+from allrounder.types import Weights
 from tests.support.networks import Tiny, same
 
 SHARE = st.floats(0, 1)
@@ -46,20 +46,20 @@ def test_changing_the_live_weights_changes_the_network():
 
 def test_a_snapshot_is_independent_and_as_exact_as_its_source():
     weights = drawn(1)
-    kept = snapshot(weights)
+    kept = clone(weights)
     assert same(kept, weights)
     weights["matrix"].zero_()
     assert kept["matrix"].any()
-    layout = snapshot({"x": torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)})["x"]
+    layout = clone({"x": torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)})["x"]
     assert layout.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_averages_of_half_precision_weights_are_kept_in_single_precision(dtype: torch.dtype):
     weights = {"w": torch.ones(2, dtype=dtype)}
-    assert snapshot(weights)["w"].dtype == zeros_like(weights)["w"].dtype == torch.float32
-    average = snapshot(weights)
-    blend_(average, {"w": torch.full((2,), 2, dtype=dtype)}, 0.999)
+    assert clone(weights)["w"].dtype == zeros_like(weights)["w"].dtype == torch.float32
+    average = clone(weights)
+    ema_update_(average, {"w": torch.full((2,), 2, dtype=dtype)}, 0.999)
     assert torch.allclose(average["w"], torch.full((2,), 1.001), atol=1e-7, rtol=0)
     copy_(weights, average)
     assert weights["w"].dtype == dtype
@@ -68,7 +68,7 @@ def test_averages_of_half_precision_weights_are_kept_in_single_precision(dtype: 
 @given(SHARE, SHARE)
 def test_blending_is_one_step_of_a_moving_average(decay: float, share: float):
     target, source = drawn(1), drawn(2)
-    blend_(target, source, decay, share)
+    ema_update_(target, source, decay, share)
     for name in ("matrix", "scalar"):
         expected = decay * drawn(1)[name] + (1 - decay) * share * drawn(2)[name]
         assert torch.allclose(target[name], expected, rtol=1e-12, atol=1e-12)
@@ -76,7 +76,7 @@ def test_blending_is_one_step_of_a_moving_average(decay: float, share: float):
 
 def test_counters_are_copied_by_blending_and_kept_by_adding():
     target = drawn(1)
-    blend_(target, drawn(2), 0.5)
+    ema_update_(target, drawn(2), 0.5)
     assert target["counter"] == 2
     add_(target, drawn(9))
     assert target["counter"] == 2
@@ -97,27 +97,27 @@ def test_distance_is_euclidean_and_leaves_counters_out():
     assert distance(a, {**a, "counter": torch.tensor(99)}) == 0
 
 
-@pytest.mark.parametrize("change", [copy_, add_, lambda a, b: blend_(a, b, 0.5), distance])
+@pytest.mark.parametrize("change", [copy_, add_, lambda a, b: ema_update_(a, b, 0.5), distance])
 @pytest.mark.parametrize(
     ("other", "named"),
     [({"w": torch.ones(1)}, "w"), ({"w": torch.ones(4), "v": torch.ones(4)}, "v"), ({}, "w")],
 )
 def test_weights_of_another_network_are_refused_and_change_nothing(change, other: Weights, named: str):
     target = {"w": torch.zeros(4)}
-    with pytest.raises(ValueError, match=f"two different networks: {named} does not fit"):
+    with pytest.raises(ValueError, match=f"different networks: {named} is missing or differs in shape"):
         change(target, other)
     assert torch.equal(target["w"], torch.zeros(4))
 
 
 def test_a_misfit_is_a_missing_name_or_another_shape():
     a = {"x": torch.zeros(2), "y": torch.zeros(3)}
-    assert misfit(a, {"x": torch.ones(2), "y": torch.ones(3)}) is None
-    assert misfit(a, {"x": torch.ones(2)}) == "y"
-    assert misfit(a, {"x": torch.ones(1), "y": torch.ones(3)}) == "x"
+    assert first_mismatch(a, {"x": torch.ones(2), "y": torch.ones(3)}) is None
+    assert first_mismatch(a, {"x": torch.ones(2)}) == "y"
+    assert first_mismatch(a, {"x": torch.ones(1), "y": torch.ones(3)}) == "x"
 
 
 def test_weights_under_a_prefix_lose_it():
-    found = under("a.", {"a.x": torch.tensor(1), "b.x": torch.tensor(2), "a.a.x": torch.tensor(3)})
+    found = strip_prefix("a.", {"a.x": torch.tensor(1), "b.x": torch.tensor(2), "a.a.x": torch.tensor(3)})
     assert {name: int(tensor) for name, tensor in found.items()} == {"x": 1, "a.x": 3}
 
 

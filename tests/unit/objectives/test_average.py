@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,21 +11,21 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from allrounder.attacks import Mim, Pgd, perturb
-from allrounder.attacks.worst_of import Hardest
+from allrounder.attacks import Attack, Mim, Pgd, WorstOf, perturb
+from allrounder.config.fields import OneOf
 from allrounder.config.time import Clock
-from allrounder.objectives import Adversarial, Average, Objective, Worst
-from allrounder.rng import Draws
+from allrounder.objectives import OBJECTIVES, Adversarial, Average, Objective
+from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import Batch, Context, NormLayers
+from allrounder.types import Batch, BatchNormMode, Context, Passes
 from tests.support.networks import Tiny, blobs
 
-LINF, L2, L1 = (Threat.read(text) for text in ("Linf:0.1", "L2:0.5", "L1:3"))
-DATA, CLOCK = blobs(), Clock(epochs=10, steps=4)
+LINF, L2, L1 = (Threat.parse(text) for text in ("Linf:0.1", "L2:0.5", "L1:3"))
+DATA, CLOCK = blobs(), Clock(epochs=10, steps_per_epoch=4)
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().double()
 
 
@@ -34,7 +35,26 @@ def batch() -> Batch:
 
 
 def context() -> Context:
-    return Context(1, CLOCK, Draws(3).at("task", 1), {})
+    return Context(1, CLOCK, Rng(3).fold_in("task", 1), {})
+
+
+def average(
+    against: tuple[Threat, ...],
+    attack: Attack = Pgd(steps=10, step=0.25),
+    norm_layers: BatchNormMode = "eval",
+) -> Objective:
+    return Average(against=against, attack=attack, norm_layers=norm_layers)
+
+
+def worst(
+    against: tuple[Threat, ...],
+    attack: Attack = Pgd(steps=10, step=0.25),
+    norm_layers: BatchNormMode = "eval",
+) -> Objective:
+    return Adversarial(threat=against, attack=WorstOf(attack=attack), norm_layers=norm_layers)  # pyright: ignore[reportArgumentType]
+
+
+SEVERAL = pytest.mark.parametrize("build", [average, worst])
 
 
 def gradients(model: nn.Module, total: Tensor) -> list[Tensor]:
@@ -84,8 +104,9 @@ def test_the_worst_loss_is_at_least_that_of_every_threat_alone():
     model, given, ctx = network(), batch(), context()
     for parameter in model.parameters():
         parameter.data.mul_(2)
-    objective = Worst(against=(LINF, L2, L1))
+    objective = worst((LINF, L2, L1))
     crafted = objective.craft(model, given, ctx)
+    assert crafted is not None
     model.eval()
     found = F.cross_entropy(model(crafted.x), given.y, reduction="none")
     alone = torch.stack(
@@ -98,13 +119,13 @@ def test_the_worst_loss_is_at_least_that_of_every_threat_alone():
                         given.x,
                         given.y,
                         threat,
-                        ctx.draws.at("attack").at("threat", number),
+                        ctx.rng.fold_in("attack").fold_in("threat", number),
                     ).x
                 ),
                 given.y,
                 reduction="none",
             )
-            for number, threat in enumerate(objective.against)
+            for number, threat in enumerate(objective.threats())
         ]
     )
     assert torch.allclose(found, alone.amax(0), atol=1e-9)
@@ -118,43 +139,67 @@ def test_of_equal_candidates_the_first_is_kept():
         return torch.zeros(len(x), 3, dtype=x.dtype) + 0 * x.sum()
 
     given = batch()
-    both = perturb(Hardest(attack=Pgd(steps=1)), flat, given.x, given.y, AnyOf((LINF, L2)), Draws(0))
-    first = perturb(Pgd(steps=1), flat, given.x, given.y, LINF, Draws(0).at("threat", 0))
+    both = perturb(WorstOf(attack=Pgd(steps=1)), flat, given.x, given.y, AnyOf((LINF, L2)), Rng(0))
+    first = perturb(Pgd(steps=1), flat, given.x, given.y, LINF, Rng(0).fold_in("threat", 0))
     assert torch.equal(both.x, first.x)
 
 
-@pytest.mark.parametrize("cls", [Average, Worst])
+@SEVERAL
 @pytest.mark.parametrize(("layers", "moves"), [("eval", False), ("train", True), ("train_frozen", False)])
 def test_crafting_leaves_running_statistics_alone_unless_asked(
-    cls: type[Average] | type[Worst], layers: NormLayers, moves: bool
+    build: Callable[..., Objective], layers: BatchNormMode, moves: bool
 ):
     model = network().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    cls(against=(LINF, L2), attack=Pgd(steps=1), norm_layers=layers).craft(model, batch(), context())
+    build((LINF, L2), attack=Pgd(steps=1), norm_layers=layers).craft(model, batch(), context())
     moved = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
     assert bool(moved) == moves
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("cls", [Average, Worst])
+@SEVERAL
 @pytest.mark.parametrize("against", [(), (LINF,), (LINF, LINF), (LINF, L2, LINF)], ids=len)
 def test_fewer_than_two_different_threats_are_refused(
-    cls: type[Average] | type[Worst], against: tuple[Threat, ...]
+    build: Callable[..., Objective], against: tuple[Threat, ...]
 ):
     with pytest.raises(ValidationError, match="two or more different threats, got"):
-        cls(against=against)
+        build(against)
 
 
-@pytest.mark.parametrize("cls", [Average, Worst])
+@SEVERAL
 def test_an_attack_that_cannot_work_in_one_of_the_norms_is_refused(
-    cls: type[Average] | type[Worst], monkeypatch: pytest.MonkeyPatch
+    build: Callable[..., Objective], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Mim, "norms", frozenset({type(LINF.norm)}))
     with pytest.raises(ValidationError, match=r"got the threat L2:0\.5"):
-        cls(against=(LINF, L2), attack=Mim())
+        build((LINF, L2), attack=Mim())
 
 
 def test_every_threat_is_trained_against():
-    for objective in (Average(against=(LINF, L2)), Worst(against=(LINF, L2))):
+    for objective in (average((LINF, L2)), worst((LINF, L2))):
         assert isinstance(objective, Objective) and objective.threats() == (LINF, L2)
     assert Average(against=(LINF, L2)).attack == Adversarial(threat=LINF).attack
+
+
+def test_a_union_is_written_as_a_list_and_read_again():
+    table = OneOf(lambda: OBJECTIVES)
+    union = worst((LINF, L2, L1))
+    written = table.encode(union)
+    assert isinstance(written, dict) and written["threat"] == ["Linf:0.1", "L2:0.5", "L1:3"]
+    assert table.decode(written) == union
+    single = Adversarial(threat=LINF)
+    written = table.encode(single)
+    assert isinstance(written, dict) and written["threat"] == "Linf:0.1"
+    assert table.decode(written) == single
+
+
+def test_a_union_needs_an_attack_that_searches_unions():
+    with pytest.raises(ValidationError, match=r"searches one ball, got the union Linf:0\.1 or L2:0\.5"):
+        Adversarial(threat=AnyOf((LINF, L2)), attack=Pgd())
+    with pytest.raises(ValidationError, match="unknown norm"):
+        Adversarial(threat=["Linf:0.1", "Lx:2"], attack=WorstOf(attack=Pgd()))  # pyright: ignore[reportArgumentType]
+
+
+def test_passes_grow_with_the_union():
+    assert worst((LINF, L2)).passes() == Passes(22, 20) + Passes(1, 1)
+    assert worst((LINF, L2, L1)).passes() == Passes(33, 30) + Passes(1, 1)

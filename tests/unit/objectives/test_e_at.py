@@ -14,24 +14,24 @@ from torch import nn
 from allrounder.attacks import ApgdTrain, perturb
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Clock
-from allrounder.distributed import Seat
+from allrounder.distributed import BatchShard
 from allrounder.objectives import Eat
-from allrounder.objectives.e_at import chosen, probabilities
+from allrounder.objectives.e_at import sample_threat, threat_probabilities
 from allrounder.recipe.task import Task
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.learner import Learner
 from allrounder.types import Batch, Context, Passes
 from tests.support.networks import Tiny, blobs, same
 
-LINF, L1 = Threat.read("Linf:0.1"), Threat.read("L1:4")
+LINF, L1 = Threat.parse("Linf:0.1"), Threat.parse("L1:4")
 EAT = Eat(against=(LINF, L1))
 DATA = blobs()
 COUNTS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=4)
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny()
 
 
@@ -41,14 +41,14 @@ def batch() -> Batch:
 
 
 def context(t: int, memory: dict[str, torch.Tensor]) -> Context:
-    return Context(t, Clock(10, 4), Draws(3).at("task", t), memory)
+    return Context(t, Clock(10, 4), Rng(3).fold_in("task", t), memory)
 
 
 @hypothesis_given(COUNTS)
 @settings(max_examples=50, deadline=None)
 def test_probabilities_sum_to_one(counts: list[tuple[int, int]]):
     robust, seen = torch.tensor([(min(pair), max(pair)) for pair in counts]).unbind(1)
-    found = probabilities(robust, seen)
+    found = threat_probabilities(robust, seen)
     assert float(found.sum()) == pytest.approx(1)
     assert (found >= 0).all()
     if (seen == 0).any():
@@ -68,21 +68,23 @@ def test_probabilities_sum_to_one(counts: list[tuple[int, int]]):
 def test_the_less_robust_threat_is_likelier_once_every_one_was_used(
     robust: list[int], seen: list[int], expected: list[float]
 ):
-    assert probabilities(torch.tensor(robust), torch.tensor(seen)).tolist() == pytest.approx(expected)
+    assert threat_probabilities(torch.tensor(robust), torch.tensor(seen)).tolist() == pytest.approx(expected)
 
 
 def test_a_number_falls_on_the_interval_of_a_threat():
     odds = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64)
-    found = [chosen(odds, torch.tensor([u], dtype=torch.float64)) for u in (0.0, 0.2499, 0.25, 0.9999999)]
+    found = [
+        sample_threat(odds, torch.tensor([u], dtype=torch.float64)) for u in (0.0, 0.2499, 0.25, 0.9999999)
+    ]
     assert found == [0, 0, 2, 2]
     # Odds that rounding leaves below one still cover everything.
-    assert chosen(odds * (1 - 1e-6), torch.tensor([0.9999999], dtype=torch.float64)) == 2
+    assert sample_threat(odds * (1 - 1e-6), torch.tensor([0.9999999], dtype=torch.float64)) == 2
 
 
 def test_threats_are_chosen_as_often_as_they_are_likely():
     odds = torch.tensor([0.2, 0.8], dtype=torch.float64)
-    u = [Draws(0).at(t, "threat").uniform(torch.empty(1).double()) for t in range(2000)]
-    assert sum(chosen(odds, one) for one in u) / 2000 == pytest.approx(0.8, abs=0.03)
+    u = [Rng(0).fold_in(t, "threat").uniform(torch.empty(1).double()) for t in range(2000)]
+    assert sum(sample_threat(odds, one) for one in u) / 2000 == pytest.approx(0.8, abs=0.03)
 
 
 def test_a_batch_is_attacked_under_one_threat_and_counted_for_it():
@@ -95,7 +97,7 @@ def test_a_batch_is_attacked_under_one_threat_and_counted_for_it():
         number = new.index(12)
         used.add(number)
         assert sum(new) == 12
-        again = perturb(ApgdTrain(), model, given.x, given.y, EAT.against[number], Draws(0))
+        again = perturb(ApgdTrain(), model, given.x, given.y, EAT.against[number], Rng(0))
         assert torch.equal(found.x, again.x)
         assert again.ever_fooled is not None
         withstood = (memory["eat.robust"] - before["eat.robust"]).tolist()
@@ -115,17 +117,17 @@ def test_the_loss_is_the_cross_entropy_at_the_point_of_highest_loss():
 def test_the_counters_are_saved_with_the_learner():
     def learner() -> Learner:
         task = Task(name="eat", objective=EAT, lr=Constant(value=0.1))
-        return Learner(task, network(), Seat(), 0, Clock(3, 4))
+        return Learner(task, network(), BatchShard(), 0, Clock(3, 4))
 
     straight = learner()
     for t in (1, 2, 3):
         straight.step(batch(), t)
     again = learner()
-    again.restore({name: tensor.clone() for name, tensor in straight.state().items()})
+    again.load_state_dict({name: tensor.clone() for name, tensor in straight.state_dict().items()})
     assert int(again.memory["eat.seen"].sum()) == 36
     for who in (straight, again):
         who.step(batch(), 4)
-    assert same(again.state(), straight.state())
+    assert same(again.state_dict(), straight.state_dict())
 
 
 def test_crafting_leaves_the_running_statistics_alone():

@@ -10,22 +10,22 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from allrounder.attacks import ApgdTrain, perturb
-from allrounder.attacks.base import Crafted
+from allrounder.attacks.base import AttackResult
 from allrounder.config.time import Clock
 from allrounder.objectives import LogitPairing
-from allrounder.objectives.logit_pairing import pairing
-from allrounder.rng import Draws
+from allrounder.objectives.logit_pairing import pairing_loss
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Passes
 from tests.reference import ramp as twin
 from tests.support.networks import Tiny, blobs, same
 
-LINF, L2, L1 = (Threat.read(text) for text in ("Linf:0.1", "L2:0.6", "L1:2"))
+LINF, L2, L1 = (Threat.parse(text) for text in ("Linf:0.1", "L2:0.6", "L1:2"))
 DATA = blobs()
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().double()
 
 
@@ -34,7 +34,7 @@ def batch() -> Batch:
     return Batch(DATA.train.fetch(index).double(), DATA.train.labels[index], index)
 
 
-CTX = Context(1, Clock(10, 4), Draws(3), {})
+CTX = Context(1, Clock(10, 4), Rng(3), {})
 
 
 def test_the_three_images_are_target_source_and_the_harder_of_the_two():
@@ -43,7 +43,7 @@ def test_the_three_images_are_target_source_and_the_harder_of_the_two():
         parameter.data.mul_(2)
     crafted = LogitPairing(source=LINF, target=L1).craft(model, given, CTX)
     target, source, harder = crafted.x.chunk(3)
-    t, s = (perturb(ApgdTrain(), model, given.x, given.y, one, Draws(0)) for one in (L1, LINF))
+    t, s = (perturb(ApgdTrain(), model, given.x, given.y, one, Rng(0)) for one in (L1, LINF))
     assert torch.equal(target, t.x) and torch.equal(source, s.x)
     assert t.loss is not None and s.loss is not None
     rows = t.loss > s.loss
@@ -54,7 +54,7 @@ def test_the_three_images_are_target_source_and_the_harder_of_the_two():
 def test_of_two_that_are_equally_hard_it_is_the_target(monkeypatch: pytest.MonkeyPatch):
     def equally(attack: Any, model: Any, x: Tensor, y: Tensor, threat: Threat, *more: Any, **named: Any):
         moved = (x + 0.01 * threat.eps).clamp(0, 1)
-        return Crafted(x=moved, passes=Passes(), loss=torch.ones(len(x), dtype=x.dtype))
+        return AttackResult(x=moved, passes=Passes(), loss=torch.ones(len(x), dtype=x.dtype))
 
     monkeypatch.setattr("allrounder.objectives.logit_pairing.perturb", equally)
     crafted = LogitPairing(source=LINF, target=L1).craft(network(), batch(), CTX)
@@ -102,7 +102,7 @@ def logits(*rows: list[float]) -> Tensor:
 def test_the_pairing_counts_images_that_the_source_gets_right_and_moves_both_sides():
     source, target = logits([2, 0, 0], [0, 2, 0], [0, 0, 2]), logits([0, 1, 0], [1, 0, 0], [0, 1, 0])
     y = torch.tensor([0, 1, 0])
-    found = pairing(source, target, y)
+    found = pairing_loss(source, target, y)
     rows = [twin.divergence(source[i].tolist(), target[i].tolist()) for i in (0, 1)]
     assert float(found.detach()) == pytest.approx(sum(rows) / 2)
     found.backward()
@@ -113,15 +113,15 @@ def test_the_pairing_counts_images_that_the_source_gets_right_and_moves_both_sid
 
 def test_the_pairing_is_zero_where_the_source_gets_nothing_right_or_agrees():
     source, y = logits([2, 0, 0], [0, 2, 0]), torch.tensor([1, 2])
-    nothing = pairing(source, logits([0, 1, 0], [1, 0, 0]), y)
+    nothing = pairing_loss(source, logits([0, 1, 0], [1, 0, 0]), y)
     nothing.backward()
     assert float(nothing.detach()) == 0 and source.grad is not None and not source.grad.any()
-    assert float(pairing(source, source, torch.tensor([0, 1])).detach()) == 0
+    assert float(pairing_loss(source, source, torch.tensor([0, 1])).detach()) == 0
 
 
 def test_source_and_target_must_differ():
     with pytest.raises(
-        ValidationError, match=r"another threat than the source, got Linf:0\.1 twice; write another target"
+        ValidationError, match=r"a threat other than the source, got Linf:0\.1 twice; change one of them"
     ):
         LogitPairing(source=LINF, target=LINF)
     assert LogitPairing(source=LINF, target=L2).threats() == (LINF, L2)

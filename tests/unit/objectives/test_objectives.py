@@ -9,19 +9,19 @@ from allrounder.attacks import Pgd
 from allrounder.attacks.base import perturb
 from allrounder.config.time import Clock
 from allrounder.objectives import Adversarial, Natural
-from allrounder.objectives.base import Objective, fit
-from allrounder.rng import Draws
+from allrounder.objectives.base import Objective, cross_entropy_loss
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context
 from tests.support.networks import Tiny, blobs
 
 DATA = blobs()
 
-CLOCK = Clock(epochs=10, steps=4)
+CLOCK = Clock(epochs=10, steps_per_epoch=4)
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny()
 
 
@@ -31,7 +31,7 @@ def batch(smoothing: float = 0.0) -> Batch:
 
 
 def context(t: int = 1) -> Context:
-    return Context(t, CLOCK, Draws(3).at("task", t), {})
+    return Context(t, CLOCK, Rng(3).fold_in("task", t), {})
 
 
 def test_natural_training_fits_the_images_as_they_are():
@@ -43,9 +43,9 @@ def test_natural_training_fits_the_images_as_they_are():
 
 def test_adversarial_training_fits_what_its_attack_found_and_nothing_else():
     model, given, ctx = network(), batch(), context()
-    objective = Adversarial(threat=Threat.read("L2:0.5"), attack=Pgd(steps=3, step=0.5))
+    objective = Adversarial(threat=Threat.parse("L2:0.5"), attack=Pgd(steps=3, step=0.5))
     crafted = objective.craft(model, given, ctx)
-    again = perturb(objective.attack, model, given.x, given.y, objective.threat, ctx.draws.at("attack"))
+    again = perturb(objective.attack, model, given.x, given.y, objective.threat, ctx.rng.fold_in("attack"))
     assert torch.equal(crafted.x, again.x)
     assert not torch.equal(crafted.x, given.x)
     assert objective.threat.contains(given.x, crafted.x).all()
@@ -55,19 +55,19 @@ def test_adversarial_training_fits_what_its_attack_found_and_nothing_else():
 
 def test_smoothing_softens_the_targets_of_the_loss_and_not_those_of_the_attack():
     model, ctx = network(), context()
-    objective = Adversarial(threat=Threat.read("Linf:0.1"), attack=Pgd(steps=2))
+    objective = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2))
     hard, soft = (objective.craft(model, batch(smoothing), ctx) for smoothing in (0.0, 0.3))
     assert torch.equal(hard.x, soft.x)
     logits = network()(batch().x)
     target = F.one_hot(batch().y, 3) * 0.7 + 0.3 / 3
     expected = -(target * F.log_softmax(logits, 1)).sum(1).mean()
-    assert torch.allclose(fit(logits, batch(0.3)).total, expected)
+    assert torch.allclose(cross_entropy_loss(logits, batch(0.3)).total, expected)
 
 
 def test_the_accuracy_comes_with_the_fit():
     logits = torch.tensor([[2.0, 1, 0], [0, 1, 2], [0, 3, 0], [1, 0, 0]], requires_grad=True)
     given = Batch(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 1, 2]), torch.arange(4))
-    loss = fit(logits, given)
+    loss = cross_entropy_loss(logits, given)
     assert loss.parts["accuracy"] == 0.5
     assert not loss.parts["accuracy"].requires_grad
     assert loss.total.requires_grad
@@ -76,7 +76,7 @@ def test_the_accuracy_comes_with_the_fit():
 @pytest.mark.parametrize(("layers", "moves"), [("eval", False), ("train", True), ("train_frozen", False)])
 def test_the_batch_norm_of_crafting_is_the_one_asked_for(layers: str, moves: bool):
     model = network().train()
-    objective = Adversarial(threat=Threat.read("Linf:0.1"), attack=Pgd(steps=2), norm_layers=layers)  # pyright: ignore[reportArgumentType]
+    objective = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2), norm_layers=layers)  # pyright: ignore[reportArgumentType]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     objective.craft(model, batch(), context())
     moved = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
@@ -85,7 +85,7 @@ def test_the_batch_norm_of_crafting_is_the_one_asked_for(layers: str, moves: boo
 
 
 def test_the_papers_attack_is_the_default():
-    assert Adversarial(threat=Threat.read("Linf:8/255")).attack == Pgd(steps=10, step=0.25)
+    assert Adversarial(threat=Threat.parse("Linf:8/255")).attack == Pgd(steps=10, step=0.25)
 
 
 def test_an_objective_must_say_its_loss():

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from allrounder.attacks import Pgd
 from allrounder.attacks.base import perturb
-from allrounder.attacks.pixel_budget_pgd import Weighted
+from allrounder.attacks.pixel_budget_pgd import PixelBudgetPgd
 from allrounder.config.time import Clock, Time
 from allrounder.errors import RecipeError
 from allrounder.nn.gradcam import grad_cam
 from allrounder.objectives import Adversarial, Part
-from allrounder.objectives.mart import aware
-from allrounder.objectives.part_masks import jet, jet_masks, plain_masks
-from allrounder.objectives.trades import traded
+from allrounder.objectives.mart import mart_loss
+from allrounder.objectives.part_masks import jet_colours, jet_masks, plain_masks
+from allrounder.objectives.trades import trades_loss
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Passes
 from tests.reference import part as literal
@@ -32,10 +32,10 @@ from tests.support.networks import Tiny, blobs, same
 from tests.support.trainings import HEAD, LINF
 
 DATA = blobs()
-CLOCK = Clock(epochs=8, steps=4)
-THREAT = Threat.read("Linf:0.1")
+CLOCK = Clock(epochs=8, steps_per_epoch=4)
+THREAT = Threat.parse("Linf:0.1")
 PART = Part(threat=THREAT, attack=Pgd(steps=3))
-LATE = CLOCK.total
+LATE = CLOCK.total_steps
 
 
 def batch() -> Batch:
@@ -44,17 +44,17 @@ def batch() -> Batch:
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().train()
 
 
 def context(t: int = LATE) -> Context:
-    return Context(t, CLOCK, Draws(3).at("task", t), {})
+    return Context(t, CLOCK, Rng(3).fold_in("task", t), {})
 
 
 def maps(seed: int, n: int = 2, side: int = 6) -> Tensor:
     like = torch.empty(n, side, side, dtype=torch.float64)
-    return 1.1 * Draws(seed).at("cam").uniform(like) - 0.05
+    return 1.1 * Rng(seed).fold_in("cam").uniform(like) - 0.05
 
 
 @settings(max_examples=25, deadline=None)
@@ -69,10 +69,10 @@ def test_the_masks_are_what_the_literal_twin_says(seed: int):
 def test_the_colours_are_those_of_the_map_at_its_knots():
     values = torch.tensor([[[-0.2, 0.0, 0.25, 0.5, 0.75, 1.0, 1.3]]], dtype=torch.float64)
     np.testing.assert_allclose(
-        jet(values)[0].permute(1, 2, 0), literal.colours(values[0].numpy()), atol=1e-12
+        jet_colours(values)[0].permute(1, 2, 0), literal.colours(values[0].numpy()), atol=1e-12
     )
-    assert jet(values)[0, :, 0, 0].tolist() == [0, 0, 0.5]
-    assert jet(values)[0, :, 0, -1].tolist() == [0.5, 0, 0]
+    assert jet_colours(values)[0, :, 0, 0].tolist() == [0, 0, 0.5]
+    assert jet_colours(values)[0, :, 0, -1].tolist() == [0.5, 0, 0]
 
 
 def test_blue_is_on_for_low_maps_and_grey_takes_red():
@@ -105,7 +105,7 @@ def test_in_a_flat_map_nothing_stands_out_but_the_blue_of_jet():
 def test_the_weighted_attack_stays_within_its_budgets_and_uses_them():
     given, model = batch(), network()
     budgets = torch.where(given.x > 0.5, 0.1, 0.02)
-    found = perturb(Weighted(Pgd(steps=10), budgets), model, given.x, given.y, THREAT, Draws(0)).x
+    found = perturb(PixelBudgetPgd(Pgd(steps=10), budgets), model, given.x, given.y, THREAT, Rng(0)).x
     moved = (found - given.x).abs()
     assert (moved <= budgets + 1e-6).all()
     assert found.min() >= 0 and found.max() <= 1
@@ -114,9 +114,9 @@ def test_the_weighted_attack_stays_within_its_budgets_and_uses_them():
 
 def test_with_one_budget_it_is_plain_pgd_from_a_start_in_the_box():
     x = 0.3 + 0.4 * batch().x
-    weighted = Weighted(Pgd(steps=4), torch.full_like(x, 0.1))
+    weighted = PixelBudgetPgd(Pgd(steps=4), torch.full_like(x, 0.1))
     ours, theirs = (
-        perturb(attack, network(), x, batch().y, THREAT, Draws(0)).x for attack in (weighted, Pgd(steps=4))
+        perturb(attack, network(), x, batch().y, THREAT, Rng(0)).x for attack in (weighted, Pgd(steps=4))
     )
     torch.testing.assert_close(ours, theirs)
 
@@ -125,7 +125,7 @@ def test_budgets_beyond_the_threat_or_of_another_batch_are_refused():
     x, y = batch().x, batch().y
     for budgets in (torch.full_like(x, 0.2), torch.full_like(x[:3], 0.1), torch.full_like(x, -0.1)):
         with pytest.raises(ValueError, match=r"the budget of Linf:0\.1"):
-            perturb(Weighted(Pgd(steps=1), budgets), network(), x, y, THREAT, Draws(0))
+            perturb(PixelBudgetPgd(Pgd(steps=1), budgets), network(), x, y, THREAT, Rng(0))
 
 
 def test_the_warm_up_is_adversarial_training_and_then_masks_count():
@@ -159,8 +159,8 @@ def test_released_masks_are_those_of_other_images():
 def test_all_of_the_budget_is_adversarial_training_without_masks():
     x = batch()
     whole = replace(PART, low=1.0)
-    attack = Weighted(PART.attack, torch.full_like(x.x, THREAT.eps))
-    expected = perturb(attack, network(), x.x, x.y, THREAT, context().draws.at("attack"))
+    attack = PixelBudgetPgd(PART.attack, torch.full_like(x.x, THREAT.eps))
+    expected = perturb(attack, network(), x.x, x.y, THREAT, context().rng.fold_in("attack"))
     assert torch.equal(whole.craft(network(), x, context()).x, expected.x)
 
 
@@ -182,16 +182,16 @@ def test_batch_norm_while_crafting_is_as_told_and_maps_move_nothing():
 
 
 def logits(name: str) -> Tensor:
-    return 2 * Draws(0).at(name).normal(torch.empty(12, 3, dtype=torch.float64))
+    return 2 * Rng(0).fold_in(name).normal(torch.empty(12, 3, dtype=torch.float64))
 
 
 def test_the_loss_of_trades_and_its_end_at_no_weight():
     natural, adversarial, given = logits("n"), logits("a"), batch()
-    found = traded(natural, adversarial, given, 6.0).total
+    found = trades_loss(natural, adversarial, given, 6.0).total
     p, q = natural.softmax(1), adversarial.softmax(1)
     expected = F.cross_entropy(natural, given.y) + 6 * (p * (p.log() - q.log())).sum(1).mean()
     torch.testing.assert_close(found, expected)
-    assert torch.equal(traded(natural, adversarial, given, 0.0).total, F.cross_entropy(natural, given.y))
+    assert torch.equal(trades_loss(natural, adversarial, given, 0.0).total, F.cross_entropy(natural, given.y))
 
 
 def test_the_loss_of_mart_and_its_end_at_no_weight():
@@ -204,9 +204,9 @@ def test_the_loss_of_mart_and_its_end_at_no_weight():
         kl = sum(float(p[i, k] * (p[i, k].log() - q[i, k].log())) for k in range(3))
         apart += kl * (1.0000001 - float(p[i, y]))
     expected = torch.tensor((boosted + 5 * apart) / 12, dtype=torch.float64)
-    torch.testing.assert_close(aware(natural, adversarial, given, 5.0).total, expected)
+    torch.testing.assert_close(mart_loss(natural, adversarial, given, 5.0).total, expected)
     torch.testing.assert_close(
-        aware(natural, adversarial, given, 0.0).total, torch.tensor(boosted / 12, dtype=torch.float64)
+        mart_loss(natural, adversarial, given, 0.0).total, torch.tensor(boosted / 12, dtype=torch.float64)
     )
 
 
@@ -218,8 +218,8 @@ def test_the_loss_is_the_one_asked_for(outer: str, pairs: int):
     model = network()
     ways = {
         "at": lambda: F.cross_entropy(model(crafted.x), given.y),
-        "trades": lambda: traded(model(given.x), model(crafted.x), given, 6.0).total,
-        "mart": lambda: aware(model(given.x), model(crafted.x), given, 6.0).total,
+        "trades": lambda: trades_loss(model(given.x), model(crafted.x), given, 6.0).total,
+        "mart": lambda: mart_loss(model(given.x), model(crafted.x), given, 6.0).total,
     }
     torch.testing.assert_close(found, ways[outer]())
     assert part.passes() == Passes(1 + 3 + pairs, 1 + 3 + pairs)
@@ -228,7 +228,7 @@ def test_the_loss_is_the_one_asked_for(outer: str, pairs: int):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("threat = 'L2:0.5'", "budgets of pixels are those of Linf"),
+        ("threat = 'L2:0.5'", "expected an Linf threat for budgets per pixel"),
         ("threat = 'Linf:0.1', warmup = 3", "no mask is ever used in a run of 3 epochs"),
         ("threat = 'Linf:0.1', low = '9/8'", "less than or equal to 1"),
         ("threat = 'Linf:0.1', attack = { kind = 'mim' }", "unknown kind"),
@@ -242,8 +242,8 @@ def test_what_makes_no_sense_is_refused_at_load(more: str, said: str):
 
 
 def test_the_released_numbers_are_the_defaults():
-    part = Part(threat=Threat.read("Linf:8/255"))
+    part = Part(threat=Threat.parse("Linf:8/255"))
     assert part.low * part.threat.eps == pytest.approx(7 / 255)
-    assert part.warmup.steps(Clock(epochs=80, steps=1)) == 20
+    assert part.warmup.to_steps(Clock(epochs=80, steps_per_epoch=1)) == 20
     assert part.attack == Pgd(steps=10, step=0.25)
-    assert part.warmup == Time.read("25%")
+    assert part.warmup == Time.parse("25%")

@@ -11,21 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allrounder.attacks.base import Crafted
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.time import Clock
 from allrounder.data.base import Subset
 from allrounder.errors import RecipeError
-from allrounder.objectives.robust_self_training import RobustSelfTraining, weighted
-from allrounder.rng import Draws
-from allrounder.system.files import read_facts, read_tensors
+from allrounder.objectives.robust_self_training import RobustSelfTraining, weighted_cross_entropy
+from allrounder.rng import Rng
+from allrounder.system.tensor_folders import read_manifest, read_tensors
 from allrounder.threats.threat import Threat
-from allrounder.training.model_selection import split_off
-from allrounder.training.pipelines.self_training import cut, label
+from allrounder.training.data import train_val_split
+from allrounder.training.pipelines.self_training import hide_labels, predict_labels
 from allrounder.training.run import Run, load
 from allrounder.types import Batch, Context
 from tests.support.networks import Tiny, blobs, tiny
-from tests.support.programs import program
+from tests.support.pipelines import pipeline
 from tests.support.trainings import LINF, SOLO, go, recipe
 
 DATA = blobs(12, 6)
@@ -34,11 +34,11 @@ SECOND = torch.arange(12) >= 5
 
 def objective(**fields: float) -> RobustSelfTraining:
     attack = Pgd(steps=2, start="gaussian")
-    return RobustSelfTraining(threat=Threat.read("Linf:0.1"), attack=attack, **fields)  # pyright: ignore[reportArgumentType]
+    return RobustSelfTraining(threat=Threat.parse("Linf:0.1"), attack=attack, **fields)  # pyright: ignore[reportArgumentType]
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().double()
 
 
@@ -48,13 +48,14 @@ def batch(second: bool = True) -> Batch:
     return Batch(images, DATA.train.labels[index], index, extra=SECOND if second else None)
 
 
-def evaluated(of: RobustSelfTraining, given: Batch) -> tuple[float, Crafted]:
-    ctx, model = Context(1, Clock(2, 4), Draws(0), {}), network()
+def evaluated(of: RobustSelfTraining, given: Batch) -> tuple[float, AttackResult]:
+    ctx, model = Context(1, Clock(2, 4), Rng(0), {}), network()
     crafted = of.craft(model, given, ctx)
+    assert crafted is not None
     return float(of.loss(model.train(), given, crafted, ctx).total.detach()), crafted
 
 
-def losses(crafted: Crafted, given: Batch) -> tuple[list[float], list[float]]:
+def losses(crafted: AttackResult, given: Batch) -> tuple[list[float], list[float]]:
     """Natural and robust cross-entropies, image by image, in two forwards: crafted images first."""
     model = network().train()
     robust = F.cross_entropy(model(crafted.x), given.y, reduction="none")
@@ -92,14 +93,14 @@ def test_equal_weights_are_those_of_one_set():
 def test_a_batch_in_which_nothing_counts_has_no_loss_and_no_gradient():
     given = replace(batch(), extra=torch.ones_like(SECOND))
     logits = network()(given.x).detach().requires_grad_()
-    loss = weighted(logits, given, 0.0)
+    loss = weighted_cross_entropy(logits, given, 0.0)
     loss.backward()
     assert float(loss.detach()) == 0 and logits.grad is not None and not logits.grad.any()
 
 
 def test_without_weight_the_labels_of_the_second_set_do_not_matter():
     """But its images do, as they are in the batch statistics, as in the released code."""
-    given, ctx, model = batch(), Context(1, Clock(2, 4), Draws(0), {}), network().train()
+    given, ctx, model = batch(), Context(1, Clock(2, 4), Rng(0), {}), network().train()
     crafted = objective().craft(model, given, ctx)
     other = replace(given, y=torch.where(SECOND, (given.y + 1) % 3, given.y))
     one, two = (float(objective().loss(model, b, crafted, ctx).total.detach()) for b in (given, other))
@@ -117,7 +118,7 @@ def test_weights_without_a_second_set_are_refused(weight: str):
 def done(tmp_path_factory: pytest.TempPathFactory):
     @cache
     def of(hidden: float) -> Run:
-        value = program("self-training", ("hidden = 0.5", f"hidden = {hidden}"))
+        value = pipeline("self-training", ("hidden = 0.5", f"hidden = {hidden}"))
         return go(value, tmp_path_factory.mktemp("done") / "run")
 
     return of
@@ -126,43 +127,43 @@ def done(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize("hidden", [0.0, 0.5])
 def test_the_labels_are_the_teachers(hidden: float, done):
     run = done(hidden)
-    _, pool = cut(run.recipe, blobs(48), hidden)
+    _, pool = hide_labels(run.recipe, blobs(48), hidden)
     labels = read_tensors(run.folder / "labels", "labels")["labels"]
-    teacher = load(run.folder / "phases" / "teacher", model=tiny)
-    assert torch.equal(labels, label(teacher, pool))
+    teacher = load(run.folder / "stages" / "teacher", model=tiny)
+    assert torch.equal(labels, predict_labels(teacher, pool))
     agree = float((labels == pool.labels).float().mean())
-    assert read_facts(run.folder / "labels")["agree"] == pytest.approx(agree)
-    final = Run(run.folder / "phases" / "final").recipe
+    assert read_manifest(run.folder / "labels")["agree"] == pytest.approx(agree)
+    final = Run(run.folder / "stages" / "final").recipe
     assert final.extra is not None and final.extra.share == 0.5
 
 
 def test_hidden_labels_are_an_equal_part_of_every_class_and_of_no_other_use():
-    value, data = program("self-training"), blobs(48)
-    known, pool = cut(value, data, 0.25)
+    value, data = pipeline("self-training"), blobs(48)
+    known, pool = hide_labels(value, data, 0.25)
     assert isinstance(known.train, Subset) and isinstance(pool, Subset)
     both = torch.cat([known.train.index, pool.index])
     assert torch.equal(both.sort().values, torch.arange(48))
     assert torch.bincount(pool.labels).tolist() == [4, 4, 4]
-    again = cut(value, data, 0.25)[1]
+    again = hide_labels(value, data, 0.25)[1]
     assert isinstance(again, Subset) and torch.equal(pool.index, again.index)
     # The images held out for selection are among those with labels, and nobody trains on them.
-    train, held_out = split_off(value, known)
+    train, held_out = train_val_split(value, known)
     assert held_out is not None and len(train) + len(held_out) == 36
 
 
 def test_where_nothing_is_hidden_the_images_trained_on_are_labelled():
-    value, data = program("self-training"), blobs(48)
-    known, pool = cut(value, data, 0.0)
+    value, data = pipeline("self-training"), blobs(48)
+    known, pool = hide_labels(value, data, 0.0)
     assert known is data and len(pool) == 36
-    train, _ = split_off(value, data)
+    train, _ = train_val_split(value, data)
     assert isinstance(pool, Subset) and isinstance(train, Subset) and torch.equal(pool.index, train.index)
 
 
 @pytest.mark.parametrize(
-    ("hidden", "said"), [("0.001", "program.hidden: hold out: got 0"), ("0.98", "validation.images")]
+    ("hidden", "said"), [("0.001", "pipeline.hidden: hold out: got 0"), ("0.98", "validation.images")]
 )
 def test_sets_that_are_too_small_leave_no_folder(hidden: str, said: str, tmp_path: Path):
-    value = program("self-training", ("hidden = 0.5", f"hidden = {hidden}"))
+    value = pipeline("self-training", ("hidden = 0.5", f"hidden = {hidden}"))
     with pytest.raises(RecipeError, match=said):
         go(value, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -170,7 +171,7 @@ def test_sets_that_are_too_small_leave_no_folder(hidden: str, said: str, tmp_pat
 
 def test_the_result_is_what_the_last_phase_became(done):
     run = done(0.5)
-    final = Run(run.folder / "phases" / "final")
+    final = Run(run.folder / "stages" / "final")
     for which in ("global", "best", "linf", "linf@best"):
         ours, theirs = run.weights(which), final.weights(which)
         assert all(torch.equal(ours[0][name], tensor) for name, tensor in theirs[0].items())

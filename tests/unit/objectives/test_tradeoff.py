@@ -15,9 +15,18 @@ from allrounder.data.augment.mixup import symmetric_beta
 from allrounder.objectives import Adversarial, Fat, HalfHalf, Iat, Mart, Natural, Score, Trades
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
-from tests.support.steps import NATURAL, ROBUST, batch, context, equal, network, step, told
+from tests.support.steps import (
+    NATURAL,
+    ROBUST,
+    assert_equal_steps,
+    batch,
+    context,
+    loss_with_logits,
+    network,
+    step,
+)
 
-THREAT = Threat.read("Linf:0.1")
+THREAT = Threat.parse("Linf:0.1")
 ATTACK = Pgd(steps=3)
 EVERY: dict[str, Any] = {
     "half-half": HalfHalf,
@@ -32,20 +41,20 @@ EVERY: dict[str, Any] = {
 @pytest.mark.parametrize("forward", ["separate", "joint"])
 def test_half_half_without_crafted_images_is_natural_training(forward: Any):
     objective = HalfHalf(threat=THREAT, beta=0, forward=forward)
-    equal(objective, Natural())
+    assert_equal_steps(objective, Natural())
     assert objective.craft(network(), batch(), context()) is None
 
 
 @pytest.mark.parametrize("forward", ["separate", "joint"])
 def test_half_half_without_natural_images_is_adversarial_training(forward: Any):
-    equal(
+    assert_equal_steps(
         HalfHalf(threat=THREAT, attack=ATTACK, beta=1, forward=forward),
         Adversarial(threat=THREAT, attack=ATTACK),
     )
 
 
 def test_half_half_weighs_crafted_images_first_and_natural_ones_second():
-    loss, model = told(HalfHalf(threat=THREAT, beta=0.25), ROBUST, NATURAL)
+    loss, model = loss_with_logits(HalfHalf(threat=THREAT, beta=0.25), ROBUST, NATURAL)
     y = batch(4).y
     expected = 0.25 * F.cross_entropy(ROBUST, y) + 0.75 * F.cross_entropy(NATURAL, y)
     assert torch.allclose(loss.total, expected, rtol=1e-12)
@@ -62,8 +71,8 @@ def test_a_joint_forward_shares_its_batch_statistics():
     (first, left), (second, right) = step(apart), step(joint)
     assert left["bn.num_batches_tracked"] == 2 and right["bn.num_batches_tracked"] == 1
     assert not torch.equal(first.total, second.total)
-    halves, _ = told(apart, ROBUST, NATURAL)
-    whole, model = told(joint, torch.cat([ROBUST, NATURAL]))
+    halves, _ = loss_with_logits(apart, ROBUST, NATURAL)
+    whole, model = loss_with_logits(joint, torch.cat([ROBUST, NATURAL]))
     assert torch.allclose(halves.total, whole.total, rtol=1e-12)
     assert len(model.seen) == 1 and len(model.seen[0]) == 8
     assert apart.passes() == joint.passes() == Passes(5, 5)
@@ -71,13 +80,13 @@ def test_a_joint_forward_shares_its_batch_statistics():
 
 def test_trades_without_its_divergence_is_natural_training():
     objective = Trades(threat=THREAT, beta=0)
-    equal(objective, Natural())
+    assert_equal_steps(objective, Natural())
     assert objective.craft(network(), batch(), context()) is None
 
 
 def test_trades_adds_the_divergence_of_both_predictions_and_descends_both():
     natural, robust = (z.clone().requires_grad_() for z in (NATURAL, ROBUST))
-    loss, model = told(Trades(threat=THREAT, beta=6), natural, robust)
+    loss, model = loss_with_logits(Trades(threat=THREAT, beta=6), natural, robust)
     p, q = natural.softmax(1), robust.softmax(1)
     expected = F.cross_entropy(natural, batch(4).y) + 6 * (p * (p.log() - q.log())).sum() / 4
     assert torch.allclose(loss.total, expected, rtol=1e-12)
@@ -92,7 +101,7 @@ def test_trades_climbs_the_divergence_from_close_to_the_image():
 
 
 def test_mart_by_hand():
-    loss, _ = told(Mart(threat=THREAT, lam=5), NATURAL, ROBUST)
+    loss, _ = loss_with_logits(Mart(threat=THREAT, lam=5), NATURAL, ROBUST)
     y, total = batch(4).y.tolist(), 0.0
     for i in range(4):
         p, q = (
@@ -107,7 +116,7 @@ def test_mart_by_hand():
 
 
 def test_mart_without_its_divergence_never_sees_natural_images():
-    loss, model = told(Mart(threat=THREAT, lam=0), ROBUST)
+    loss, model = loss_with_logits(Mart(threat=THREAT, lam=0), ROBUST)
     q, y = ROBUST.softmax(1), batch(4).y
     wrong = torch.stack([q[i, [k for k in range(3) if k != y[i]]].max() for i in range(4)])
     expected = F.cross_entropy(ROBUST, y) - (1.0001 - wrong + 1e-12).log().mean()
@@ -119,19 +128,19 @@ def test_mart_without_its_divergence_never_sees_natural_images():
 def test_mart_survives_certainty():
     sure = torch.tensor([[300.0, -300, 0]] * 4, requires_grad=True)
     wrong = torch.tensor([[-300.0, 300, 0]] * 4, requires_grad=True)
-    loss, _ = told(Mart(threat=THREAT), sure, wrong, given=batch(4))
+    loss, _ = loss_with_logits(Mart(threat=THREAT), sure, wrong, given=batch(4))
     grads = torch.autograd.grad(loss.total, (sure, wrong))
     assert loss.total.isfinite() and all(bool(g.isfinite().all()) for g in grads)
 
 
 def test_iat_mixes_natural_and_crafted_images_each_with_weights_of_their_own():
-    given = replace(batch(4, smoothing=0.2), x=batch(4).x.double())
-    loss, model = told(Iat(threat=THREAT), NATURAL, ROBUST, given=given)
+    given = replace(batch(4, label_smoothing=0.2), x=batch(4).x.double())
+    loss, model = loss_with_logits(Iat(threat=THREAT), NATURAL, ROBUST, given=given)
     shown, expected, weights = [given.x, (given.x + 0.05).clamp(0, 1)], 0.0, list[float]()
     for which, x, z, seen in zip(("natural", "robust"), shown, (NATURAL, ROBUST), model.seen, strict=True):
-        draws = context().draws.at("mix", which)
-        u = draws.at("weight").uniform(torch.empty(2, dtype=torch.float64))
-        w, other = float(symmetric_beta(1.0, u[0], u[1])), draws.at("partner").permutation(4)
+        draws = context().rng.fold_in("mix", which)
+        u = draws.fold_in("weight").uniform(torch.empty(2, dtype=torch.float64))
+        w, other = float(symmetric_beta(1.0, u[0], u[1])), draws.fold_in("partner").permutation(4)
         assert torch.allclose(seen, w * x + (1 - w) * x[other])
         own, partner = (
             F.cross_entropy(z, labels, label_smoothing=0.2) for labels in (given.y, given.y[other])
@@ -146,6 +155,7 @@ def test_iat_attacks_images_that_are_not_mixed():
     ours, plain = (
         kind(threat=THREAT, attack=ATTACK).craft(network(), batch(), context()) for kind in (Iat, Adversarial)
     )
+    assert ours is not None and plain is not None
     assert torch.equal(ours.x, plain.x)
 
 

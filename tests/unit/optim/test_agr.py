@@ -14,25 +14,25 @@ from allrounder.attacks import Pgd
 from allrounder.config.time import Clock, Time
 from allrounder.errors import RecipeError
 from allrounder.objectives import Adversarial, Natural
-from allrounder.objectives.base import fit
-from allrounder.optim import Descend, Reconstructed
+from allrounder.objectives.base import cross_entropy_loss
+from allrounder.optim import Agr, Descend
 from allrounder.optim.agr import reconstruct
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Loss
-from tests.reference.agr import reconstructed
+from tests.reference.agr import reference_reconstruct
 from tests.support.networks import Tiny, blobs, same
 from tests.support.trainings import HEAD, LINF, NATURAL
 
-CLOCK = Clock(epochs=10, steps=4)
+CLOCK = Clock(epochs=10, steps_per_epoch=4)
 DATA = blobs()
-AT = Adversarial(threat=Threat.read("Linf:0.1"), attack=Pgd(steps=2))
+AT = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2))
 
 
 def draw(name: str, *shape: int) -> Tensor:
-    return Draws(0).at(name).normal(torch.empty(*shape, dtype=torch.float64))
+    return Rng(0).fold_in(name).normal(torch.empty(*shape, dtype=torch.float64))
 
 
 def batch() -> Batch:
@@ -41,15 +41,15 @@ def batch() -> Batch:
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().train()
 
 
 def context(t: int) -> Context:
-    return Context(t, CLOCK, Draws(3).at("task", t), {})
+    return Context(t, CLOCK, Rng(3).fold_in("task", t), {})
 
 
-def after(update: Reconstructed | Descend, model: nn.Module, t: int, rate: float = 0.1) -> Loss:
+def after(update: Agr | Descend, model: nn.Module, t: int, rate: float = 0.1) -> Loss:
     optimizer = Sgd(momentum=0.0).build(model.parameters())
     optimizer.param_groups[0]["lr"] = rate
     return update.apply(model, optimizer, AT, batch(), context(t), lambda model: None)
@@ -59,9 +59,9 @@ def after(update: Reconstructed | Descend, model: nn.Module, t: int, rate: float
 @given(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([-3.0, -0.5, 0.0, 0.5, 3.0]))
 def test_it_is_what_its_literal_twin_says(seed: int, size: int, lean: float):
     like = torch.empty(size, dtype=torch.float64)
-    g2 = Draws(seed).at("g2").normal(like)
-    g1 = Draws(seed).at("g1").normal(like) + lean * g2
-    expected = reconstructed(g1.tolist(), g2.tolist(), 0.7)
+    g2 = Rng(seed).fold_in("g2").normal(like)
+    g1 = Rng(seed).fold_in("g1").normal(like) + lean * g2
+    expected = reference_reconstruct(g1.tolist(), g2.tolist(), 0.7)
     torch.testing.assert_close(reconstruct(g1, g2, 0.7), torch.tensor(expected, dtype=torch.float64))
 
 
@@ -100,7 +100,7 @@ def test_zero_and_tiny_gradients_stay_finite(dtype: torch.dtype):
 
 
 def test_before_its_start_it_is_plain_descent_and_from_then_on_it_is_not():
-    update = Reconstructed(start=Time.read("50%"))
+    update = Agr(start=Time.parse("50%"))
     for t, plain in ((1, True), (20, True), (21, False), (40, False)):
         ours, theirs = network(), network()
         after(update, ours, t)
@@ -113,12 +113,12 @@ def test_a_step_goes_along_the_edited_gradients_of_both_losses():
     crafted = AT.craft(model, given, ctx)
     parameters = list(model.parameters())
     before = [p.detach().clone() for p in parameters]
-    g2 = torch.autograd.grad(fit(model(given.x), given).total, parameters)
+    g2 = torch.autograd.grad(cross_entropy_loss(model(given.x), given).total, parameters)
     g1 = torch.autograd.grad(AT.loss(model, given, crafted, ctx).total, parameters)
     stepped = network()
-    after(Reconstructed(), stepped, 40)
+    after(Agr(), stepped, 40)
     for p, start, a, b in zip(stepped.parameters(), before, g1, g2, strict=True):
-        twin = reconstructed(a.flatten().tolist(), b.flatten().tolist(), 0.1)
+        twin = reference_reconstruct(a.flatten().tolist(), b.flatten().tolist(), 0.1)
         expected = start - 0.1 * torch.tensor(twin).view_as(start)
         torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-6)
 
@@ -130,13 +130,13 @@ def test_the_natural_images_pass_before_the_crafted_ones_and_crafting_moves_no_s
     twin.train()
     for x in (given.x, crafted.x):
         twin(x)
-    after(Reconstructed(), model, 40, rate=0.0)
+    after(Agr(), model, 40, rate=0.0)
     assert same(model.state_dict(), twin.state_dict())
 
 
 def test_both_gradients_are_averaged_over_a_group_before_the_edit():
     """Two ranks with other batches: each puts the group's mean in place of its own gradient."""
-    update, given, ctx, seen = Reconstructed(), batch(), context(40), list[list[Tensor]]()
+    update, given, ctx, seen = Agr(), batch(), context(40), list[list[Tensor]]()
 
     def fake(model: nn.Module) -> None:
         seen.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
@@ -155,7 +155,7 @@ def test_both_gradients_are_averaged_over_a_group_before_the_edit():
 
 
 def test_the_log_has_both_losses():
-    loss = after(Reconstructed(), network(), 40)
+    loss = after(Agr(), network(), 40)
     assert loss.parts.keys() == {"accuracy", "natural"}
 
 
@@ -173,9 +173,9 @@ def test_what_makes_no_sense_is_refused_at_load(task: str, update: str, said: st
 
 
 def test_the_released_numbers_are_the_defaults():
-    update = Reconstructed()
+    update = Agr()
     assert update.clip == 0.1
-    assert update.start.steps(Clock(epochs=200, steps=1)) == 155
-    assert update.start.steps(Clock(epochs=120, steps=1)) == 93
+    assert update.start.to_steps(Clock(epochs=200, steps_per_epoch=1)) == 155
+    assert update.start.to_steps(Clock(epochs=120, steps_per_epoch=1)) == 93
     assert update.problems(Natural(), Sgd(), 10)
     assert not update.problems(AT, Sgd(), 10)

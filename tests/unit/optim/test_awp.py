@@ -13,19 +13,19 @@ from allrounder.config.time import Clock, Time
 from allrounder.errors import Diverged, RecipeError
 from allrounder.objectives import Adversarial
 from allrounder.objectives.base import Objective
-from allrounder.optim import Descend, Update, WeightPerturbed
-from allrounder.optim.awp import perturbed
+from allrounder.optim import Awp, Descend, Update
+from allrounder.optim.awp import perturb_weights
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Loss, Passes
 from tests.support.networks import Tiny, blobs, same
 from tests.support.trainings import HEAD, LINF
 
-CLOCK = Clock(epochs=10, steps=4)
+CLOCK = Clock(epochs=10, steps_per_epoch=4)
 DATA = blobs()
-AT = Adversarial(threat=Threat.read("Linf:0.1"), attack=Pgd(steps=2))
+AT = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2))
 
 
 def batch() -> Batch:
@@ -34,12 +34,12 @@ def batch() -> Batch:
 
 
 def network() -> nn.Module:
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         return Tiny().train()
 
 
 def context(t: int = 1) -> Context:
-    return Context(t, CLOCK, Draws(3).at("task", t), {"count": torch.zeros(())})
+    return Context(t, CLOCK, Rng(3).fold_in("task", t), {"count": torch.zeros(())})
 
 
 def after(
@@ -84,7 +84,7 @@ def test_the_gradient_is_taken_at_weights_moved_up_the_loss_by_gamma_of_their_no
     assert higher > ascent
     expected = torch.autograd.grad(higher, parameters)
     stepped = network()
-    loss = after(WeightPerturbed(gamma=gamma), stepped)
+    loss = after(Awp(gamma=gamma), stepped)
     torch.testing.assert_close(loss.total, higher)
     for p, w, g in zip(stepped.parameters(), start, expected, strict=True):
         torch.testing.assert_close(p.detach(), w - 0.1 * (g + 0.01 * w))
@@ -92,14 +92,14 @@ def test_the_gradient_is_taken_at_weights_moved_up_the_loss_by_gamma_of_their_no
 
 def test_with_almost_no_perturbation_it_is_plain_descent():
     ours, theirs = network(), network()
-    after(WeightPerturbed(gamma=1e-12), ours)
+    after(Awp(gamma=1e-12), ours)
     after(Descend(), theirs)
     for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_before_its_start_it_is_plain_descent():
-    update = WeightPerturbed(gamma=0.3, start=Time.read(2))
+    update = Awp(gamma=0.3, start=Time.parse(2))
     for t, plain in ((8, True), (9, False)):
         ours, theirs = network(), network()
         after(update, ours, ctx=context(t))
@@ -109,7 +109,7 @@ def test_before_its_start_it_is_plain_descent():
 
 def test_statistics_see_one_pass_and_memory_one_loss():
     model, ctx = network(), context()
-    after(WeightPerturbed(gamma=0.3), model, Remembering(), ctx)
+    after(Awp(gamma=0.3), model, Remembering(), ctx)
     assert int(model.state_dict()["bn.num_batches_tracked"]) == 1
     assert ctx.memory["count"] == 1
 
@@ -117,7 +117,7 @@ def test_statistics_see_one_pass_and_memory_one_loss():
 def test_weights_come_back_to_the_bit_and_after_an_error_too():
     model, before = network(), network()
     model(batch().x).square().sum().backward()
-    with pytest.raises(ValueError, match="inside"), perturbed(model, 0.5):
+    with pytest.raises(ValueError, match="inside"), perturb_weights(model, 0.5):
         for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
             assert torch.equal(p, q) == (p.dim() <= 1), name
             if p.dim() > 1:
@@ -130,7 +130,7 @@ def test_a_flat_loss_perturbs_nothing_and_a_broken_one_moves_nothing():
     model = network()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    with perturbed(model, 0.5):
+    with perturb_weights(model, 0.5):
         assert same(dict(model.named_parameters()), dict(network().named_parameters()))
 
     seen: list[Loss] = []
@@ -141,7 +141,7 @@ def test_a_flat_loss_perturbs_nothing_and_a_broken_one_moves_nothing():
             return seen[0] if len(seen) == 1 else Loss(seen[1].total * float("nan"))
 
     with pytest.raises(Diverged):
-        after(WeightPerturbed(), model, Broken())
+        after(Awp(), model, Broken())
     assert len(seen) == 2
     assert same(dict(model.named_parameters()), dict(network().named_parameters()))
 
@@ -154,7 +154,7 @@ def test_a_tensor_whose_ascent_overflows_is_not_perturbed_and_others_are(bad: fl
     grad = model.get_parameter("conv.weight").grad
     assert grad is not None
     grad[0, 0, 0, 0] = bad
-    with perturbed(model, 0.5):
+    with perturb_weights(model, 0.5):
         assert torch.equal(model.get_parameter("conv.weight"), before["conv.weight"])
         assert not torch.equal(model.get_parameter("linear.weight"), before["linear.weight"])
         assert bool(model(batch().x).isfinite().all())
@@ -167,12 +167,12 @@ def test_the_group_averages_the_ascent_and_the_descent():
     def count(model: nn.Module) -> None:
         calls.append(same(dict(model.named_parameters()), dict(network().named_parameters())))
 
-    after(WeightPerturbed(gamma=0.3), network(), reduce_=count)
+    after(Awp(gamma=0.3), network(), reduce_=count)
     assert calls == [True, True]
 
 
 def test_it_takes_the_loss_twice_and_crafts_once():
-    assert WeightPerturbed().passes(AT) == Passes(2 + 1 + 1, 2 + 1 + 1)
+    assert Awp().passes(AT) == Passes(2 + 1 + 1, 2 + 1 + 1)
 
 
 def test_a_start_that_never_comes_is_refused_at_load():

@@ -12,24 +12,23 @@ from allrounder.attacks.pgd import Pgd
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Clock
 from allrounder.data.augment import NoAugment
-from allrounder.distributed import Seat
+from allrounder.distributed import BatchShard
 from allrounder.errors import Diverged
-from allrounder.nn.state import bezier, copy_, snapshot, weights_of
+from allrounder.nn.state import average_weights, bezier, clone, copy_, weights_of
 from allrounder.objectives import Adversarial, Natural
-from allrounder.optim import OnCurve
+from allrounder.optim import ModeCurve
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.task import Task
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.learner import Learner
-from allrounder.training.starting import soup
 from allrounder.types import Batch, Context
 from tests.reference.generalist import linf_pgd
-from tests.reference.rmc import State, bend, parameters, phi
+from tests.reference.rmc import State, parameters, phi, train_bend
 from tests.support.networks import blobs, same, unfoldable64
 
 DATA = blobs(24, 6)
-CLOCK = Clock(epochs=2, steps=2)
+CLOCK = Clock(epochs=2, steps_per_epoch=2)
 SEED, LR, PULL = 3, 0.1, 0.02
 
 
@@ -37,7 +36,7 @@ def ends() -> tuple[nn.Module, nn.Module]:
     """Two networks that differ in all weights and statistics."""
     found = []
     for seed in (1, 2):
-        with Draws(seed).ambient():
+        with Rng(seed).seed_global():
             found.append(unfoldable64())
     return found[0], found[1]
 
@@ -50,28 +49,28 @@ def batch(t: int) -> Batch:
 def learner(robust: bool, pull: float = PULL, lr: float = LR) -> Learner:
     """One that bends the curve, half-way between the ends."""
     attack = Pgd(steps=2, step=0.5, start="zero")
-    objective = Adversarial(threat=Threat.read("Linf:0.1"), attack=attack) if robust else Natural()
+    objective = Adversarial(threat=Threat.parse("Linf:0.1"), attack=attack) if robust else Natural()
     task = Task(
         name="curve",
         objective=objective,
         lr=Constant(value=lr),
         optimizer=Sgd(momentum=0.9),
-        update=OnCurve(weight_decay=pull),
+        update=ModeCurve(weight_decay=pull),
         augment=NoAugment(),
     )
     members, network = [weights_of(end) for end in ends()], unfoldable64()
-    copy_(weights_of(network), soup(members))
-    found = Learner(task, network, Seat(), SEED, CLOCK)
-    found.begin(members)
+    copy_(weights_of(network), average_weights(members))
+    found = Learner(task, network, BatchShard(), SEED, CLOCK)
+    found.set_init(members)
     return found
 
 
 def place(t: int) -> float:
-    return float(Draws(SEED).at("curve", t, "curve").uniform(torch.zeros((), dtype=torch.float64)))
+    return float(Rng(SEED).fold_in("curve", t, "curve").uniform(torch.zeros((), dtype=torch.float64)))
 
 
 def weights(seed: int) -> State:
-    return {"w": Draws(seed).normal(torch.zeros(5, dtype=torch.float64)), "count": torch.tensor(seed)}
+    return {"w": Rng(seed).normal(torch.zeros(5, dtype=torch.float64)), "count": torch.tensor(seed)}
 
 
 def test_the_curve_begins_at_the_first_end_and_ends_at_the_second():
@@ -104,7 +103,7 @@ def check_beside_the_literal_one(robust: bool) -> None:
     start = linf_pgd(0.1, 0.05, 2, lambda x, t: torch.zeros_like(x))
     plain = lambda model, x, y, t: x  # noqa: E731
     batches = [(batch(t).x, batch(t).y) for t in range(1, 5)]
-    theirs = bend(model, one, two, batches, place, start if robust else plain, LR, PULL)
+    theirs = train_bend(model, one, two, batches, place, start if robust else plain, LR, PULL)
     for t in range(1, 5):
         ours.step(batch(t), t)
     for name, tensor in parameters(ours.model).items():
@@ -124,11 +123,11 @@ def test_images_are_crafted_against_the_place_of_the_step():
 
 def test_the_ends_stay_and_are_part_of_what_is_saved():
     ours = learner(robust=False)
-    before = snapshot(ours.memory)
+    before = clone(ours.memory)
     ours.step(batch(1), 1)
     assert same(dict(ours.memory), before)
     one, two = (parameters(end) for end in ends())
-    saved = ours.state()
+    saved = ours.state_dict()
     assert all(torch.equal(saved[f"memory.first.{name}"], tensor) for name, tensor in one.items())
     assert all(torch.equal(saved[f"memory.second.{name}"], tensor) for name, tensor in two.items())
 
@@ -149,10 +148,10 @@ def test_weight_decay_pulls_the_point_of_the_curve_and_not_its_bend():
 
 def test_a_step_that_fails_leaves_the_bend_where_it_was():
     ours = learner(robust=False)
-    before = snapshot(weights_of(ours.model))
+    before = clone(weights_of(ours.model))
     broken = batch(1)
     broken.x.fill_(float("nan"))
-    ctx, task = Context(1, CLOCK, Draws(0), ours.memory), ours.task
+    ctx, task = Context(1, CLOCK, Rng(0), ours.memory), ours.task
     with pytest.raises(Diverged):
         task.update.apply(ours.model, ours.optimizer, task.objective, broken, ctx, lambda model: None)
     assert all(torch.equal(tensor, before[name]) for name, tensor in parameters(ours.model).items())

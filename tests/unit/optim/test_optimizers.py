@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from allrounder.config.fields import Kind, adapter
+from allrounder.config.fields import OneOf, adapter
 from allrounder.optim.optimizers import OPTIMIZERS, Adam, AdamW, Optimizer, Sgd
 
 
@@ -70,9 +70,9 @@ def test_every_optimiser_starts_still_descends_and_takes_any_parameters(kind: st
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimiser_is_a_value_that_is_written_and_read_again(kind: str):
     value = adapter(OPTIMIZERS[kind]).validate_python({"weight_decay": 0.25})
-    table = Kind(lambda: OPTIMIZERS)
-    assert table.read(table.write(value)) == value
-    assert table.write(value) == {"kind": kind, **adapter(type(value)).dump_python(value, mode="json")}
+    table = OneOf(lambda: OPTIMIZERS)
+    assert table.decode(table.encode(value)) == value
+    assert table.encode(value) == {"kind": kind, **adapter(type(value)).dump_python(value, mode="json")}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_decay_on_weights_needs_no_parameters_of_both_kinds(dims: int):
 
 
 def test_recipes_from_before_the_choice_of_decay_read_and_write_the_same():
-    table = Kind(lambda: OPTIMIZERS)
-    assert "decay_on" not in str(table.write(Sgd()))
-    assert table.read(table.write(Sgd(decay_on="weights"))) == Sgd(decay_on="weights")
+    table = OneOf(lambda: OPTIMIZERS)
+    assert "decay_on" not in str(table.encode(Sgd()))
+    assert table.decode(table.encode(Sgd(decay_on="weights"))) == Sgd(decay_on="weights")

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from allrounder.attacks import Pgd
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Clock
-from allrounder.distributed import Seat
+from allrounder.distributed import BatchShard
 from allrounder.errors import RecipeError
-from allrounder.objectives import Adversarial, Fast, Natural
-from allrounder.optim import Descend, Guarded
+from allrounder.objectives import Adversarial, Natural
+from allrounder.optim import CatastrophicOverfittingGuard, Descend
 from allrounder.optim.optimizers import Sgd
-from allrounder.optim.overfit_guard import agreed
+from allrounder.optim.overfit_guard import group_mean
 from allrounder.recipe.recipe import Recipe
 from allrounder.recipe.task import Task
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.learner import Learner
 from allrounder.types import Batch, Context, Passes
@@ -28,8 +28,8 @@ from tests.support.networks import Tiny, blobs, same
 from tests.support.trainings import HEAD, NATURAL, PAIR, go, recipe
 
 DATA = blobs()
-CLOCK = Clock(epochs=6, steps=2)
-FAST = Fast(threat=Threat.read("Linf:0.1"))
+CLOCK = Clock(epochs=6, steps_per_epoch=2)
+FAST = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=1, step=1.25), norm_layers="train")
 
 
 def batch() -> Batch:
@@ -37,32 +37,34 @@ def batch() -> Batch:
     return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
 
 
-def learner(update: Guarded | Descend, average: float | None = None) -> Learner:
-    with Draws(0).ambient():
+def learner(update: CatastrophicOverfittingGuard | Descend, average: float | None = None) -> Learner:
+    with Rng(0).seed_global():
         model = Tiny()
     kept = None if average is None else Constant(value=average)
     task = Task(name="one", objective=FAST, update=update, lr=Constant(value=0.05), average=kept)
-    return Learner(task, model, Seat(), 0, CLOCK)
+    return Learner(task, model, BatchShard(), 0, CLOCK)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, *accuracies: float) -> list[float]:
+def fake_accuracies(monkeypatch: pytest.MonkeyPatch, *accuracies: float) -> list[float]:
     """Let the guard see these accuracies, one at the end of every epoch."""
     left = list(accuracies)
 
-    def next_of(self: Guarded, model: nn.Module, objective: object, batch: Batch, ctx: Context) -> Tensor:
+    def next_of(
+        self: CatastrophicOverfittingGuard, model: nn.Module, objective: object, batch: Batch, ctx: Context
+    ) -> Tensor:
         return torch.tensor(left.pop(0))
 
-    monkeypatch.setattr(Guarded, "_accuracy", next_of)
+    monkeypatch.setattr(CatastrophicOverfittingGuard, "_probe_accuracy", next_of)
     return left
 
 
 def live(one: Learner) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in one.live.items()}
+    return {name: tensor.clone() for name, tensor in one.params.items()}
 
 
 def test_while_nothing_falls_it_is_plain_descent(monkeypatch: pytest.MonkeyPatch):
-    told(monkeypatch, 0.5, 0.31, 0.12)
-    ours, theirs = learner(Guarded()), learner(Descend())
+    fake_accuracies(monkeypatch, 0.5, 0.31, 0.12)
+    ours, theirs = learner(CatastrophicOverfittingGuard()), learner(Descend())
     for t in range(1, 7):
         loss = ours.step(batch(), t)
         assert torch.equal(loss.total, theirs.step(batch(), t).total)
@@ -71,8 +73,8 @@ def test_while_nothing_falls_it_is_plain_descent(monkeypatch: pytest.MonkeyPatch
 
 
 def test_after_a_fall_the_weights_of_the_epoch_before_come_back_and_stay(monkeypatch: pytest.MonkeyPatch):
-    left = told(monkeypatch, 0.5, 0.6, 0.3, 0.9)
-    one = learner(Guarded())
+    left = fake_accuracies(monkeypatch, 0.5, 0.6, 0.3, 0.9)
+    one = learner(CatastrophicOverfittingGuard())
     for t in range(1, 5):
         one.step(batch(), t)
     before = live(one)
@@ -91,28 +93,28 @@ def test_after_a_fall_the_weights_of_the_epoch_before_come_back_and_stay(monkeyp
 
 
 def test_what_an_exchange_brought_comes_back(monkeypatch: pytest.MonkeyPatch):
-    told(monkeypatch, 0.9, 0.1)
-    one = learner(Guarded())
+    fake_accuracies(monkeypatch, 0.9, 0.1)
+    one = learner(CatastrophicOverfittingGuard())
     for t in (1, 2):
         one.step(batch(), t)
     brought = {name: 0.5 * t if t.is_floating_point() else t for name, t in live(one).items()}
-    one.receive(brought)
+    one.load_global_weights(brought)
     for t in (3, 4):
         one.step(batch(), t)
     assert same(live(one), brought)
 
 
 def test_an_average_does_not_keep_the_epoch_that_collapsed(monkeypatch: pytest.MonkeyPatch):
-    told(monkeypatch, 0.9, 0.1)
-    one = learner(Guarded(), average=0.9)
+    fake_accuracies(monkeypatch, 0.9, 0.1)
+    one = learner(CatastrophicOverfittingGuard(), average=0.9)
     for t in (1, 2):
         one.step(batch(), t)
     before = live(one)
     for t in (3, 4):
-        assert not same(one.weights(), before)
+        assert not same(one.averaged_weights(), before)
         one.step(batch(), t)
-    assert same(one.weights(), before) and one.average is not None
-    one.receive({name: 0.5 * t if t.is_floating_point() else t for name, t in before.items()})
+    assert same(one.averaged_weights(), before) and one.average is not None
+    one.load_global_weights({name: 0.5 * t if t.is_floating_point() else t for name, t in before.items()})
     one.step(batch(), 5)
     for name, tensor in before.items():
         if tensor.is_floating_point():
@@ -120,19 +122,26 @@ def test_an_average_does_not_keep_the_epoch_that_collapsed(monkeypatch: pytest.M
 
 
 def test_what_it_measures_is_the_probes_accuracy_in_evaluation_mode():
-    with Draws(0).ambient():
+    with Rng(0).seed_global():
         model = Tiny().train()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    ctx = Context(2, CLOCK, Draws(1), {})
+    ctx = Context(2, CLOCK, Rng(1), {})
     given = batch()
     with torch.no_grad():
         right = replace(given, y=model.eval()(given.x).argmax(1))
     model.train()
-    nothing = Adversarial(threat=Threat.read("Linf:0"))
-    assert Guarded()._accuracy(model, nothing, right, ctx) == 1
-    assert Guarded()._accuracy(model, nothing, replace(right, y=(right.y + 1) % 3), ctx) == 0
-    everything = Adversarial(threat=Threat.read("Linf:1"))
-    assert Guarded(probe=Pgd(steps=20))._accuracy(model, everything, right, ctx) < 0.5
+    nothing = Adversarial(threat=Threat.parse("Linf:0"))
+    assert CatastrophicOverfittingGuard()._probe_accuracy(model, nothing, right, ctx) == 1
+    assert (
+        CatastrophicOverfittingGuard()._probe_accuracy(
+            model, nothing, replace(right, y=(right.y + 1) % 3), ctx
+        )
+        == 0
+    )
+    everything = Adversarial(threat=Threat.parse("Linf:1"))
+    assert (
+        CatastrophicOverfittingGuard(probe=Pgd(steps=20))._probe_accuracy(model, everything, right, ctx) < 0.5
+    )
     assert model.training and same(dict(model.state_dict()), state)
 
 
@@ -142,16 +151,18 @@ def test_a_group_agrees_on_the_mean():
             assert p.grad is not None
             p.grad /= 2
 
-    assert agreed(torch.tensor(0.8), halve) == 0.4
+    assert group_mean(torch.tensor(0.8), halve) == 0.4
 
 
 def test_a_stopped_learner_rests_in_a_mix_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    told(monkeypatch, 0.9, 0.1)
+    fake_accuracies(monkeypatch, 0.9, 0.1)
     plain = recipe(PAIR)
     linf, natural = plain.tasks
-    value = replace(plain, task=(replace(linf, update=Guarded(), objective=FAST), natural))
+    value = replace(
+        plain, tasks=(replace(linf, update=CatastrophicOverfittingGuard(), objective=FAST), natural)
+    )
     run = go(value, tmp_path / "run")
     epochs = [event for event in run.metrics() if event["event"] == "epoch"]
     shares = [event["stopped"] for event in epochs if event["learner"] == "linf"]
@@ -161,12 +172,12 @@ def test_a_stopped_learner_rests_in_a_mix_and_the_log_says_so(
 
 
 def test_it_takes_the_probe_and_a_look_at_the_end_of_an_epoch():
-    assert Guarded().passes(FAST) == Passes(2, 2)
-    assert Guarded().epoch_passes(FAST) == Passes(5 + 1, 5)
+    assert CatastrophicOverfittingGuard().passes(FAST) == Passes(2, 2)
+    assert CatastrophicOverfittingGuard().epoch_passes(FAST) == Passes(5 + 1, 5)
 
 
 def test_where_there_is_nothing_to_guard_it_is_refused():
     with pytest.raises(RecipeError, match=r"no threat, .*; use descend"):
         Recipe.loads(f"{HEAD}{NATURAL}\nupdate = {{ kind = 'guarded' }}\n")
-    assert Guarded().problems(Natural(), Sgd(), 3)
-    assert not Guarded().problems(FAST, Sgd(), 3)
+    assert CatastrophicOverfittingGuard().problems(Natural(), Sgd(), 3)
+    assert not CatastrophicOverfittingGuard().problems(FAST, Sgd(), 3)

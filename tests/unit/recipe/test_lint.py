@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allrounder.config.time import Clock, Time
-from allrounder.recipe.lint import advice
+from allrounder.recipe.lint import warnings_for
 from tests.support.trainings import PAIR, SOLO, recipe
 
 CLOCK = Clock(20, 10)
@@ -14,11 +14,11 @@ LINEAR = "curve = { kind = 'linear', at = [0, '50%', '100%'], to = [1, 1, 0] }"
 
 
 def remarks(*sets: tuple[str, str], clock: Clock = CLOCK) -> list[str]:
-    return advice(recipe(PAIR, ("epochs = 3", "epochs = 20"), *sets), clock)
+    return warnings_for(recipe(PAIR, ("epochs = 3", "epochs = 20"), *sets), clock)
 
 
 def test_a_recipe_without_exchanges_or_with_sound_ones_gets_none():
-    assert advice(recipe(SOLO), CLOCK) == []
+    assert warnings_for(recipe(SOLO), CLOCK) == []
     assert remarks() == []
     assert remarks((EXCHANGE, "")) == []
 
@@ -44,8 +44,8 @@ def test_exchanges_that_overwrite_the_others_with_the_lead_are_counted_and_dated
 def test_an_average_that_remembers_more_than_a_period_is_noticed():
     (remark,) = remarks(("decay = 0.8", "decay = 0.99"))
     assert remark == (
-        "the global average remembers 100 steps and exchanges are 10 apart, 10.0 times less: "
-        "each takes the learners back behind where they were"
+        "the global average has a time constant of 100 steps, 10.0 times the 10 steps between exchanges: "
+        "each exchange sets the learners back"
     )
 
 
@@ -53,13 +53,13 @@ def test_exchanges_at_every_step_are_dated_by_their_epochs():
     every_step = "exchange = { start = 5, every = 5, when = 'every-step' }"
     overwriting, remembering = remarks(("curve = 0.6", LINEAR), (EXCHANGE, every_step))
     assert overwriting.startswith("20 of 40 exchanges happen while the share of linf is 1 (at epoch 5, 10)")
-    assert remembering.startswith("the global average remembers 5 steps and exchanges are 1 apart")
+    assert remembering.startswith("the global average has a time constant of 5 steps, 5.0 times the 1 steps")
 
 
 @pytest.mark.parametrize("when", ["epoch-end", "every-step"])
 def test_advice_takes_work_in_proportion_to_the_steps(when: str, monkeypatch: pytest.MonkeyPatch):
     asked: list[None] = []
-    steps = Time.steps
-    monkeypatch.setattr(Time, "steps", lambda self, clock: asked.append(None) or steps(self, clock))
+    steps = Time.to_steps
+    monkeypatch.setattr(Time, "to_steps", lambda self, clock: asked.append(None) or steps(self, clock))
     remarks((EXCHANGE, f"exchange = {{ start = 5, every = 5, when = '{when}' }}"), clock=Clock(20, 100))
     assert len(asked) <= 10 * 2000

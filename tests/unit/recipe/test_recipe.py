@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from allrounder.attacks import ATTACKS, Attack, Pgd
-from allrounder.attacks.base import Crafted
-from allrounder.config.decode import decode, override
-from allrounder.config.fields import value
+from allrounder.attacks.base import AttackResult
+from allrounder.config.decode import apply_override, decode
+from allrounder.config.fields import frozen_config
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Time
 from allrounder.errors import RecipeError
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optim.optimizers import Adam, Sgd
 from allrounder.recipe.mix import Exchange, Mix, Shares
-from allrounder.recipe.recipe import Recipe, shipped
+from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.recipe.task import Task
 from allrounder.threats.norms import L2, Norm
 from allrounder.threats.threat import Threat
@@ -65,7 +65,7 @@ def edited(*sets: str, drop: str = "", text: str = TWO) -> Recipe:
         place = place[int(key) if key.isdigit() else key]
     place.pop(last, None)
     for change in sets:
-        override(raw, change)
+        apply_override(raw, change)
     return decode(Recipe, raw, "two.toml")
 
 
@@ -108,7 +108,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("task.natural.lr", "true", f"{KINDS_OF_CURVES} True"),
         ("task.linf.optimizer.weight_decay", "x", "expected a number, got 'x'"),
         ("task.linf.optimizer.nesterov", "1", "expected true or false, got 1"),
-        ("task.linf.stream", "3", "expected a text, got 3"),
+        ("task.linf.augment_stream", "3", "expected a text, got 3"),
         ("name", "3", "expected a text, got 3"),
         ("data", "embedded", "expected a table with a kind (embedded, "),
         ("mix", "3", "expected a table, got 3"),
@@ -180,10 +180,10 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
             "expected one value for every time, got 1 times and 2",
         ),
         ("task.natural.lr", "-0.1", "expected rates of at least 0, got -0.1"),
-        ("task.natural.smoothing", "1", "expected less than 1, got 1"),
+        ("task.natural.label_smoothing", "1", "expected less than 1, got 1"),
         # the rest
         ("epochs", "0", "expected greater than or equal to 1, got 0"),
-        ("batch", "1", "expected greater than or equal to 2, got 1"),
+        ("batch_size", "1", "expected greater than or equal to 2, got 1"),
         ("seed", "-1", "expected greater than or equal to 0, got -1"),
         ("task", "[]", "expected at least one, got none"),
         ("validation.on", "train", "expected 'validation' or 'test', got 'train'"),
@@ -199,10 +199,10 @@ def test_a_mistake_is_refused_at_its_path(path: str, written: str, said: str):
         ("task.linf.name=natural", 'task: two learners are called "natural"; names must differ'),
         (
             "task.linf.name=best",
-            'task.best.name: "best" is taken: a learner may not be called global, best, last, live',
+            'task.best.name: "best" is reserved; a learner may not be called global, best, last, live',
         ),
-        ("task.linf.name=global", 'task.global.name: "global" is taken'),
-        ("task.linf.name=last", 'task.last.name: "last" is taken'),
+        ("task.linf.name=global", 'task.global.name: "global" is reserved'),
+        ("task.linf.name=last", 'task.last.name: "last" is reserved'),
         ("task.linf.name=a/b", "task.a/b.name: expected a text of the form"),
         (
             "task.linf.optimizer={kind='sgd', momentum=0, nesterov=true}",
@@ -226,14 +226,14 @@ def test_a_mistake_inside_is_refused_at_its_own_path(text: str, said: str):
 @pytest.mark.parametrize(
     ("drop", "said"),
     [
-        ("epochs", "epochs: missing; it must be given"),
-        ("data", "data: missing; it must be given"),
-        ("task.0.lr", "task.linf.lr: missing; it must be given"),
-        ("task.0.name", "task.0.name: missing; it must be given"),
-        ("task.0.objective.threat", "task.linf.objective.threat: missing; it must be given"),
-        ("mix.exchange.every", "mix.exchange.every: missing; it must be given"),
-        ("mix", "mix: missing; say how ['linf', 'natural'] are mixed"),
-        ("mix.shares", "mix.shares: missing; say the share of each of ['linf', 'natural']"),
+        ("epochs", "epochs: missing; it is required"),
+        ("data", "data: missing; it is required"),
+        ("task.0.lr", "task.linf.lr: missing; it is required"),
+        ("task.0.name", "task.0.name: missing; it is required"),
+        ("task.0.objective.threat", "task.linf.objective.threat: missing; it is required"),
+        ("mix.exchange.every", "mix.exchange.every: missing; it is required"),
+        ("mix", "mix: missing; it must define how ['linf', 'natural'] are mixed"),
+        ("mix.shares", "mix.shares: missing; it must give the share of each of ['linf', 'natural']"),
     ],
 )
 def test_what_is_missing_is_named(drop: str, said: str):
@@ -243,7 +243,7 @@ def test_what_is_missing_is_named(drop: str, said: str):
 def test_three_learners_must_say_how_they_divide_the_rest():
     tasks = ", ".join(f'{{ name = "{name}", objective = {{ kind = "natural" }}, lr = 1 }}' for name in "abc")
     assert complaints(f"task=[{tasks}]", "mix.shares={ lead = 'a', curve = 1 }") == [
-        "mix.shares.rest: missing; say how ['b', 'c'] divide what the lead leaves"
+        "mix.shares.rest: missing; give each of ['b', 'c'] its part of what the lead leaves"
     ]
 
 
@@ -253,19 +253,19 @@ def test_a_single_learner_exchanges_with_nobody_and_shares_with_nobody():
         "mix.exchange: an exchange needs at least two learners; there is one",
         "mix.shares.curve: expected 1, or no shares at all: there is no other learner to take the rest",
     ]
-    assert edited(alone, "mix={ decay = 0.9 }").mixing.decay == Constant(value=0.9)
-    assert edited(alone, drop="mix").mixing == Mix.solo()
+    assert edited(alone, "mix={ decay = 0.9 }").effective_mix.decay == Constant(value=0.9)
+    assert edited(alone, drop="mix").effective_mix == Mix.solo()
 
 
 def test_an_attack_that_does_not_know_the_norm_is_refused(monkeypatch: pytest.MonkeyPatch):
     @final
-    @value
+    @frozen_config
     class Round(Attack):
         """Works in L2 alone."""
 
         norms: ClassVar[frozenset[type[Norm]]] = frozenset({L2})
 
-        def run(self, model: Any, x: Any, y: Any, threat: Threat, draws: Any) -> Crafted:
+        def run(self, model: Any, x: Any, y: Any, threat: Threat, rng: Any) -> AttackResult:
             raise AssertionError
 
     monkeypatch.setitem(ATTACKS, "round", Round)
@@ -288,7 +288,7 @@ def test_several_mistakes_are_reported_together_with_their_paths():
         "task.natural.lr=-1",
         "task.natural.objective.kind=ntural",
         "mix.exchange.start=never",
-        "batch=1",
+        "batch_size=1",
         "probes=['x']",
         "epoch=3",
     )
@@ -297,7 +297,7 @@ def test_several_mistakes_are_reported_together_with_their_paths():
         "task.natural.objective",
         "task.natural.lr",
         "mix.exchange.start",
-        "batch",
+        "batch_size",
         "probes.0",
         "epoch",
     ]
@@ -333,10 +333,10 @@ def test_more_validation_images_than_there_are_stop_the_training(tmp_path: Path)
         (lambda: Task(name="a", objective=Natural(), lr=0.1, average=3), "average"),  # pyright: ignore[reportArgumentType]
         (lambda: Adversarial(threat="Linf:8/0"), "threat"),  # pyright: ignore[reportArgumentType]
         (lambda: Adversarial(), "threat"),  # pyright: ignore[reportCallIssue]
-        (lambda: Exchange(start="soon", every=Time.read(1)), "start"),  # pyright: ignore[reportArgumentType]
+        (lambda: Exchange(start="soon", every=Time.parse(1)), "start"),  # pyright: ignore[reportArgumentType]
         (lambda: replace(edited(), epochs=0), "epochs"),
         (lambda: replace(edited(), mix=None), "mix"),
-        (lambda: replace(edited(), task=()), "task"),
+        (lambda: replace(edited(), tasks=()), "tasks"),
     ],
 )
 def test_constructors_refuse_the_same_and_name_the_field(make: Callable[[], object], field: str):
@@ -356,7 +356,7 @@ def test_python_may_write_what_a_recipe_may_write():
     assert made.lr == Constant(value=0.1)
     assert made.average == Constant(value=0.9)
     assert isinstance(made.objective, Adversarial)
-    assert made.objective.threat == Threat.read("L2:1/2")
+    assert made.objective.threat == Threat.parse("L2:1/2")
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -373,7 +373,7 @@ def test_a_recipe_is_laid_over_the_one_it_extends(tmp_path: Path):
     assert made.name == "child"
     assert base.name == "base"
     mix = replace(cast(Mix, base.mix), decay=Constant(value=0.5))
-    mix = replace(mix, exchange=Exchange(start=Time.read("50%"), every=Time.read(2)))
+    mix = replace(mix, exchange=Exchange(start=Time.parse("50%"), every=Time.parse(2)))
     assert made == replace(base, name="child", epochs=3, mix=mix)
 
 
@@ -386,7 +386,9 @@ def test_a_list_is_replaced_by_the_recipe_that_extends(tmp_path: Path):
 
 def test_only_one_level_is_extended(tmp_path: Path):
     write(tmp_path, a=TWO, b='extends = "a.toml"', c='extends = "b.toml"')
-    with pytest.raises(RecipeError, match=r"b\.toml extends yet another recipe; one level is allowed"):
+    with pytest.raises(
+        RecipeError, match=r"b\.toml extends another recipe itself; only one level is allowed"
+    ):
         Recipe.load(tmp_path / "c.toml")
 
 
@@ -443,15 +445,15 @@ def test_overrides_are_applied_in_order_and_as_strictly():
 
 def test_an_overridden_budget_keeps_its_spelling():
     made = Recipe.load("embedded/at-linf", ["task.linf.objective.threat=linf:8/255"])
-    assert 'threat = "Linf:8/255"' in made.dump()
+    assert 'threat = "Linf:8/255"' in made.dumps()
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_shipped_recipes_survive_being_written(name: str):
     recipe = Recipe.load(name)
-    again = Recipe.loads(recipe.dump())
+    again = Recipe.loads(recipe.dumps())
     assert again == recipe
-    assert again.dump() == recipe.dump()
+    assert again.dumps() == recipe.dumps()
     assert again.fingerprint() == recipe.fingerprint()
     assert recipe.name == name
 
@@ -490,7 +492,7 @@ EVERY_ATTACK = st.one_of(
     st.builds(lambda a, n: {"kind": "restarts", "attack": a, "count": n}, SIMPLE_ATTACKS, st.integers(1, 9)),
 )
 BELOW_ONE = UNIT.filter(lambda share: share < 1)
-SPANS = TIMES.filter(lambda time: Time.read(time).amount > 0)
+SPANS = TIMES.filter(lambda time: Time.parse(time).amount > 0)
 DECAYS = st.one_of(
     BELOW_ONE, kinds(ramp={"limit": BELOW_ONE}), SPANS.map(lambda time: {"kind": "horizon", "over": time})
 )
@@ -547,8 +549,8 @@ TASKS = st.fixed_dictionaries(
         | st.lists(AUGMENTS.filter(lambda one: one["kind"] not in ("mixup", "cutmix")), min_size=1).map(
             lambda steps: {"kind": "chain", "steps": [*steps, {"kind": "cutmix"}]}
         ),
-        "stream": TEXTS,
-        "smoothing": st.floats(0, 0.9),
+        "augment_stream": TEXTS,
+        "label_smoothing": st.floats(0, 0.9),
         "average": st.one_of(st.just(False), DECAYS),
     },
 )
@@ -596,7 +598,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
         "threats": st.lists(THREATS, max_size=3),
     }
     optional: dict[str, st.SearchStrategy[Any]] = {
-        "batch": st.integers(2, 999),
+        "batch_size": st.integers(2, 999),
         "extra": st.fixed_dictionaries(
             {
                 "share": st.just(0.5),
@@ -624,7 +626,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=60)
 def test_any_recipe_survives_being_written(table: dict[str, Any]):
     recipe = Recipe.loads(tomli_w.dumps(table))
-    again = Recipe.loads(recipe.dump())
+    again = Recipe.loads(recipe.dumps())
     assert again == recipe
     assert again.fingerprint() == recipe.fingerprint()
     renamed = replace(recipe, name="another", about="name")
@@ -635,7 +637,7 @@ def test_any_recipe_survives_being_written(table: dict[str, Any]):
     "text",
     [
         "epochs=11",
-        "batch=64",
+        "batch_size=64",
         "seed=1",
         "pace=step",
         "model.width=8",
@@ -651,7 +653,7 @@ def test_any_recipe_survives_being_written(table: dict[str, Any]):
         "task.linf.lr.to=[0.1, 0.02]",
         "task.linf.lr.at=[0, '99%']",
         "task.natural.average=0.9",
-        "task.natural.stream=own",
+        "task.natural.augment_stream=own",
         "task.natural.augment={kind='none'}",
         "task.natural.augment={kind='crop-flip', padding='reflect'}",
         "extra={share=0.5, data={kind='embedded'}}",
@@ -709,7 +711,7 @@ def test_equal_recipes_have_equal_fingerprints_in_whatever_order_they_are_writte
 
 
 def test_the_fingerprint_is_the_same_in_every_process():
-    names = list(shipped())[::5]
+    names = list(shipped_recipes())[::5]
     code = (
         "import json, sys; from allrounder.recipe.recipe import Recipe;"
         "print(json.dumps({name: Recipe.load(name).fingerprint() for name in sys.argv[1:]}))"

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from allrounder.data.corruptions import STANDARD
+from allrounder.data.corruptions import STANDARD_CORRUPTIONS
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
-from allrounder.report.corruption_metrics import AVERAGED, View, groups, view_of
+from allrounder.report.corruption_metrics import STANDARD_SHIFTS, ShiftId, average_columns, parse_shift_id
 from allrounder.report.outcome import Outcome
-from allrounder.report.reliability import flags
-from allrounder.report.statistics import wilson
-from allrounder.report.tables import render
+from allrounder.report.reliability import compute_flags
+from allrounder.report.render import render
+from allrounder.report.statistics import wilson_interval
 
 LABEL = np.array([0, 1, 2, 0])
 
@@ -34,12 +34,12 @@ def shown(*right: int) -> np.ndarray:
 def outcome(source: str = "generated", drop: str = "") -> Outcome:
     """Right about one image less at every severity; and about the first in all frames but some."""
     predicted = {"natural": LABEL, "pgd-20@Linf:8/255": shown(0), "pgd-20@L2:0.5": shown(0, 1)}
-    for number, name in enumerate(AVERAGED["c"]):
+    for number, name in enumerate(STANDARD_SHIFTS["c"]):
         for severity in range(1, 6):
             best = (0, 1, 2, 3)[: max(0, 5 - severity)]
             predicted[f"{name}@c-{source}:{severity}"] = shown(*best) if number else shown(0, 1, 2, 3)
     predicted[f"spatter@c-{source}:5"] = shown()
-    for name in AVERAGED["p"]:
+    for name in STANDARD_SHIFTS["p"]:
         for frame in range(4):
             predicted[f"{name}@p-{source}:{frame}"] = shown(0, 1) if frame < 3 else shown(0, 2)
     predicted = {name: array for name, array in predicted.items() if not drop or drop not in name}
@@ -48,14 +48,16 @@ def outcome(source: str = "generated", drop: str = "") -> Outcome:
 
 
 def test_the_averages_are_over_what_the_package_makes():
-    assert AVERAGED["c"] == tuple(STANDARD)
-    assert AVERAGED["p"] == tuple(PERTURBATIONS)
+    assert STANDARD_SHIFTS["c"] == tuple(STANDARD_CORRUPTIONS)
+    assert STANDARD_SHIFTS["p"] == tuple(PERTURBATIONS)
 
 
 def test_names_are_read_as_they_are_written():
-    view = View("fog", "c", "official", 5)
-    assert str(view) == "fog@c-official:5" and view_of(str(view)) == view
-    assert [view_of(name) for name in ("natural", "pgd-20@Linf:8/255", "fog@c:5", "aa@L2:0.5")] == [None] * 4
+    view = ShiftId("fog", "c", "official", 5)
+    assert str(view) == "fog@c-official:5" and parse_shift_id(str(view)) == view
+    assert [parse_shift_id(name) for name in ("natural", "pgd-20@Linf:8/255", "fog@c:5", "aa@L2:0.5")] == [
+        None
+    ] * 4
 
 
 def test_columns_are_few_and_say_which_set_it_was():
@@ -85,7 +87,7 @@ def test_averages_are_those_of_the_papers():
     assert low < 1 / 15 < high
     assert one.corruptions()["fog"] == {1: 1.0, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.0}
     assert one.corruptions()["spatter"] == {5: 0.0}
-    assert len(one.behind("corruptions", "severities 1-5")) == 75
+    assert len(one.probe_names("corruptions", "severities 1-5")) == 75
 
 
 def test_an_ambiguous_average_is_no_average():
@@ -136,7 +138,7 @@ def test_an_average_over_fewer_says_so():
     assert ("corruptions", "severity 5 (generated, 14 of 15)") in some.columns()
     titles = [how for _, how in outcome(drop="fog@c-generated:3").columns()]
     assert "severity 5 (generated)" in titles and "severities 1-5 (generated, 14 of 15)" in titles
-    assert groups(["natural"]) == {}
+    assert average_columns(["natural"]) == {}
 
 
 def test_what_is_in_no_average_is_shown_by_itself():
@@ -150,7 +152,7 @@ def test_what_is_in_no_average_is_shown_by_itself():
         ("spatter", "severity 5 (generated)"),
     ]
     assert one.accuracy("spatter", "severity 1") == 1 and one.accuracy("spatter", "severity 5") == 0
-    assert one.interval("spatter", "severity 5") == wilson(0.0, 2)
+    assert one.interval("spatter", "severity 5") == wilson_interval(0.0, 2)
     for style in ("markdown", "csv", "json"):
         assert "spatter severity 5 (generated)" in render({"x": one}, style)
 
@@ -250,4 +252,4 @@ def test_more_than_256_classes_are_stored_whole(tmp_path: Path):
 
 
 def test_changed_images_raise_no_doubts_about_attacks():
-    assert flags(outcome()) == []
+    assert compute_flags(outcome()) == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from allrounder.report import reliability
-from allrounder.report.footnotes import flags, footnotes
+from allrounder.report.footnotes import footnotes, stored_flags
 from allrounder.report.outcome import Outcome
 
 AA = "aa@Linf:8/255"
@@ -18,8 +18,8 @@ def outcome(n: int = 4, **facts: Any) -> Outcome:
 
 
 def test_how_everything_was_measured_is_said_once():
-    one = outcome(seed=0, lane=125, budget="quick")
-    assert footnotes({"a": one, "b": one}) == ["4 images; seed 0; lane width 125; budget quick."]
+    one = outcome(seed=0, batch_size=125, budget="quick")
+    assert footnotes({"a": one, "b": one}) == ["4 images; seed 0; batch size 125; budget quick."]
 
 
 def test_what_holds_for_some_rows_names_them():
@@ -88,17 +88,17 @@ def test_doubts_about_one_threat_are_told_from_those_about_another():
     doubts = ["Linf:8/255: x", "L2:1: y", "z", "L2:10: w"]
     probes = {"natural": label, AA: label, "aa@L2:1": label, "aa@L2:10": label}
     found = Outcome(label, probes, {"flags": doubts})
-    assert flags(found) == doubts
-    assert flags(found, "Linf:8/255") == ["Linf:8/255: x", "z"]
-    assert flags(found, "L2:1") == ["L2:1: y", "z"]
-    assert flags(outcome()) == flags(outcome(), "Linf:8/255") == []
+    assert stored_flags(found) == doubts
+    assert stored_flags(found, "Linf:8/255") == ["Linf:8/255: x", "z"]
+    assert stored_flags(found, "L2:1") == ["L2:1: y", "z"]
+    assert stored_flags(outcome()) == stored_flags(outcome(), "Linf:8/255") == []
 
 
 def test_the_doubts_that_are_derived_are_told():
     label = np.zeros(4, np.int64)
     probes = {"natural": label, "pgd-20@Linf:1": label, "square@Linf:1": label + 1, "pgd-20@L2:1": label}
-    derived = reliability.flags(Outcome(label, probes))
+    derived = reliability.compute_flags(Outcome(label, probes))
     found = Outcome(label, probes, {"flags": derived})
     assert len(derived) == 1
-    assert flags(found, "Linf:1") == derived and flags(found, "L2:1") == []
+    assert stored_flags(found, "Linf:1") == derived and stored_flags(found, "L2:1") == []
     assert footnotes({"a": found})[-1] == f"FLAGGED: {derived[0]}."

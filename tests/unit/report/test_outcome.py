@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import allrounder.report.outcome
-from allrounder.report.outcome import Outcome
-from allrounder.report.statistics import Paired, wilson
-from allrounder.report.tables import render
+from allrounder.report.outcome import FORMAT, Outcome
+from allrounder.report.render import render
+from allrounder.report.statistics import McNemar, wilson_interval
 
 LINF, L2 = "pgd-20@Linf:8/255", "pgd-20@L2:128/255"
 
@@ -130,11 +130,11 @@ def test_classes_add_up_to_the_whole(rows: list[tuple[int, ...]]):
 
 
 def test_intervals_follow_the_kind_of_number():
-    assert SMALL.interval() == wilson(4 / 6, 6)
-    assert SMALL.interval("pgd-20", "worst") == wilson(1 / 6, 6)
+    assert SMALL.interval() == wilson_interval(4 / 6, 6)
+    assert SMALL.interval("pgd-20", "worst") == wilson_interval(1 / 6, 6)
     scores = np.array([1, 0.5, 0.5, 0, 0, 0])
     worth = 6 * (1 / 3) * (2 / 3) / scores.var()
-    assert worth > 6 and SMALL.interval("pgd-20", "mean") == pytest.approx(wilson(1 / 3, worth))
+    assert worth > 6 and SMALL.interval("pgd-20", "mean") == pytest.approx(wilson_interval(1 / 3, worth))
 
 
 @pytest.mark.parametrize(("right", "share"), [((0, 0), 0.0), ((4, 4), 1.0), ((4, 0), 0.5)])
@@ -145,7 +145,7 @@ def test_the_interval_of_a_mean_is_never_a_point(right: tuple[int, int], share: 
         for norm, count in zip(("L1", "L2"), right, strict=True)
     }
     found = Outcome(label, {"natural": label, **said})
-    assert found.accuracy("aa", "mean") == share and found.interval("aa", "mean") == wilson(share, 4)
+    assert found.accuracy("aa", "mean") == share and found.interval("aa", "mean") == wilson_interval(share, 4)
 
 
 @given(st.integers(2, 60), st.integers(1, 9), st.integers(0, 9))
@@ -153,7 +153,7 @@ def test_a_mean_over_probes_is_at_least_as_sure_as_one(images: int, probes: int,
     chance = np.random.default_rng(seed)
     label = np.zeros(images, np.int64)
     found = Outcome(label, {f"aa@L2:{k}": chance.integers(0, 2, images) for k in range(1, probes + 1)})
-    (low, high), plain = found.interval("aa", "mean"), wilson(found.mean("aa"), images)
+    (low, high), plain = found.interval("aa", "mean"), wilson_interval(found.mean("aa"), images)
     assert plain[0] - 1e-9 <= low <= found.mean("aa") <= high <= plain[1] + 1e-9
 
 
@@ -182,7 +182,7 @@ def test_a_norm_with_two_budgets_must_be_told_apart():
 
 
 def test_an_outcome_is_read_as_it_was_written(tmp_path: Path):
-    facts = {"seed": 3, "lane": 125, "selected_on": "test", "nested": {"a": [1, 2.5, None]}}
+    facts = {"seed": 3, "batch_size": 125, "selected_on": "test", "nested": {"a": [1, 2.5, None]}}
     before = Outcome(SMALL.label, SMALL.predicted, facts)
     before.save(tmp_path / "one.safetensors")
     after = Outcome.load(tmp_path / "one.safetensors")
@@ -205,7 +205,7 @@ def test_equal_outcomes_give_equal_bytes_in_whatever_layout_and_order_of_facts(t
 
 def test_another_file_is_not_taken_for_an_outcome(tmp_path: Path):
     save_file({"weight": np.zeros(3)}, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match=r"weights\.safetensors: holds no outcome; it has: weight"):
+    with pytest.raises(ValueError, match=r"weights\.safetensors: is not an outcome; it has: weight"):
         Outcome.load(tmp_path / "weights.safetensors")
 
 
@@ -223,29 +223,29 @@ def cascade(facts: dict[str, Any] | None = None) -> Outcome:
 def test_accuracy_falls_from_stage_to_stage_and_ends_at_the_probes_own():
     found = cascade()
     assert found.accuracy() == 0.8
-    assert found.after("aa@Linf:8/255") == found.after("aa") == [0.5, 0.4, 0.4, 0.2]
-    assert found.after("aa")[-1] == found.accuracy("aa")
+    assert found.accuracy_by_stage("aa@Linf:8/255") == found.accuracy_by_stage("aa") == [0.5, 0.4, 0.4, 0.2]
+    assert found.accuracy_by_stage("aa")[-1] == found.accuracy("aa")
 
 
 def test_stages_at_the_end_that_break_nothing_are_known_from_their_names():
     named = cascade({"stages": {"aa@Linf:8/255": ["a", "b", "c", "d", "e", "f"]}})
-    assert named.after("aa") == [0.5, 0.4, 0.4, 0.2, 0.2, 0.2]
+    assert named.accuracy_by_stage("aa") == [0.5, 0.4, 0.4, 0.2, 0.2, 0.2]
     whole = Outcome(ints(0), {"aa": ints(0)}, {"stages": {"aa": ["a", "b"]}}, stage={"aa": ints(-1)})
-    assert whole.after("aa") == [1.0, 1.0]
+    assert whole.accuracy_by_stage("aa") == [1.0, 1.0]
 
 
 def test_the_verdict_outweighs_what_the_attack_believed():
     # The attack believed to have broken the first image; the network itself gets it right.
     found = Outcome(ints(0, 0), {"aa": ints(0, 1)}, stage={"aa": ints(1, 2)})
-    assert found.after("aa") == [1.0, 0.5]
-    assert found.after("aa")[-1] == found.accuracy("aa")
+    assert found.accuracy_by_stage("aa") == [1.0, 0.5]
+    assert found.accuracy_by_stage("aa")[-1] == found.accuracy("aa")
 
 
 def test_a_probe_without_stages_is_named():
     with pytest.raises(KeyError, match=r"pgd-20@Linf:8/255 has no stages; these have: none"):
-        SMALL.after(LINF)
+        SMALL.accuracy_by_stage(LINF)
     with pytest.raises(KeyError, match="pgd-20 names 2 probes"):
-        SMALL.after("pgd-20")
+        SMALL.accuracy_by_stage("pgd-20")
 
 
 @pytest.mark.parametrize("extra", [{"distance": {"x": np.zeros(1)}}, {"stage": {"x": ints(0)}}])
@@ -284,15 +284,26 @@ def test_all_forms_of_nan_give_the_same_bytes(tmp_path: Path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_a_file_from_before_distances_and_stages_is_read(tmp_path: Path):
-    facts = json.dumps({"facts": {"seed": 1}, "probes": ["natural"]}, sort_keys=True)
+@pytest.mark.parametrize("version", [{}, {"format": FORMAT}])
+def test_a_file_without_distances_and_stages_is_read(version: dict[str, int], tmp_path: Path):
+    content = {"facts": {"seed": 1}, "probes": ["natural"], **version}
     arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
-    save_file(arrays, tmp_path / "old", metadata={"outcome": facts})
+    save_file(arrays, tmp_path / "old", metadata={"outcome": json.dumps(content, sort_keys=True)})
     found = Outcome.load(tmp_path / "old")
     assert found.accuracy() == 0.5 and found.facts == {"seed": 1}
     assert found.distance == found.stage == {}
     found.save(tmp_path / "new")
-    assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
+    if version:
+        assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
+
+
+@pytest.mark.parametrize("version", [0, FORMAT + 1, "1", None])
+def test_a_file_in_another_format_is_refused(version: object, tmp_path: Path):
+    content = json.dumps({"facts": {}, "probes": ["natural"], "format": version})
+    arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
+    save_file(arrays, tmp_path / "new", metadata={"outcome": content})
+    with pytest.raises(ValueError, match=f"new: has format {version}, expected {FORMAT}; it was written by"):
+        Outcome.load(tmp_path / "new")
 
 
 def cut(whole: Outcome, *ends: int) -> list[Outcome]:
@@ -346,12 +357,12 @@ def test_two_networks_are_compared_image_by_image():
         {"natural": ints(0, 1, 1, 0, 3, 1), LINF: ints(1, 0, 0, 1, 3, 3), L2: ints(0, 1, 1, 1, 1, 1)},
     )
     #                                               natural 1 1 1 1 0 0 and 1 0 1 0 1 0
-    assert SMALL.mcnemar(other) == Paired(2, 2, 1, 1)
-    assert other.mcnemar(SMALL) == Paired(2, 1, 2, 1)
+    assert SMALL.mcnemar(other) == McNemar(2, 2, 1, 1)
+    assert other.mcnemar(SMALL) == McNemar(2, 1, 2, 1)
     #                                                  Linf 1 0 1 0 0 0 and 0 1 0 1 1 1
-    assert SMALL.mcnemar(other, "pgd-20", "Linf") == Paired(0, 2, 4, 0)
+    assert SMALL.mcnemar(other, "pgd-20", "Linf") == McNemar(0, 2, 4, 0)
     #                                                 worst 1 0 0 0 0 0 and 0 0 0 1 0 0
-    assert SMALL.mcnemar(other, "pgd-20", "worst") == Paired(0, 1, 1, 4)
+    assert SMALL.mcnemar(other, "pgd-20", "worst") == McNemar(0, 1, 1, 4)
     paired = SMALL.mcnemar(other)
     assert paired.difference == pytest.approx(SMALL.accuracy() - other.accuracy())
 
@@ -418,7 +429,7 @@ def test_results_can_be_read_without_torch(tmp_path: Path):
 import sys, types
 from pathlib import Path
 package = types.ModuleType("allrounder")
-package.__path__ = [{str(Path(allrounder.report.outcome.__file__).parent)!r}]
+package.__path__ = [{str(Path(allrounder.report.outcome.__file__).parent.parent)!r}]
 sys.modules["allrounder"] = package
 from allrounder.report.outcome import Outcome
 found = Outcome.load(Path({str(tmp_path / "x.safetensors")!r}))
@@ -431,8 +442,14 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
     worst, modules = found.stdout.splitlines()
     assert float(worst) == 1 / 6
     assert modules.split() == [
-        f"allrounder.{name}"
-        for name in ("certainty", "footnotes", "outcome", "shift_tables", "shifts", "tables")
+        "allrounder.report",
+        *(
+            f"allrounder.report.{name}"
+            for name in (
+                *("corruption_metrics", "footnotes", "outcome", "render", "robustbench", "statistics"),
+                "tables",
+            )
+        ),
     ]
 
 
@@ -440,6 +457,6 @@ def test_differences_are_listed_probe_by_probe():
     label = np.array([0, 1, 2])
     one = Outcome(label, {"natural": np.array([0, 1, 2]), "pgd@Linf:1": np.array([0, 2, 1])})
     two = Outcome(label, {"pgd@Linf:1": np.array([0, 1, 0]), "natural": np.array([0, 1, 2])})
-    assert one.differences(two) == {"natural": [], "pgd@Linf:1": [1, 2]}
+    assert one.disagreements(two) == {"natural": [], "pgd@Linf:1": [1, 2]}
     with pytest.raises(ValueError, match="expected the same images"):
-        one.differences(Outcome(label[::-1].copy(), one.predicted))
+        one.disagreements(Outcome(label[::-1].copy(), one.predicted))

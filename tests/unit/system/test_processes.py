@@ -11,8 +11,9 @@ from multiprocessing.connection import Connection
 import pytest
 
 from allrounder.errors import Interrupted, RunError
-from allrounder.system.processes import SAVED, Note, Send, _work, run_jobs
-from allrounder.system.signals import stop_on_signals
+from allrounder.system.processes import _run_job, run_jobs
+from allrounder.system.progress import ProgressCallback, ProgressEvent
+from allrounder.system.signals import EXIT_RESUMABLE, stop_on_signals
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -20,45 +21,45 @@ pytestmark = [
 ]
 
 
-def counts(name: str, send: Send, *, up_to: int) -> None:
+def counts(name: str, send: ProgressCallback, *, up_to: int) -> None:
     for done in range(up_to):
-        send(Note(name, done, up_to))
+        send(ProgressEvent(name, done, up_to))
 
 
-def dies_in_the_middle_of_a_note(name: str, send: Send) -> None:
+def dies_in_the_middle_of_a_note(name: str, send: ProgressCallback) -> None:
     """As a process that is killed while it writes."""
-    send(Note(name, 1, 2))
+    send(ProgressEvent(name, 1, 2))
 
     def half(self: Connection, data: bytes) -> None:
         os.write(self.fileno(), len(data).to_bytes(4, "big") + data[: len(data) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(Connection, "_send_bytes", half)  # noqa: B010
-    send(Note(name, 2, 2))
+    send(ProgressEvent(name, 2, 2))
 
 
-def counts_until_told(name: str, send: Send) -> None:
+def counts_until_told(name: str, send: ProgressCallback) -> None:
     """A job that looks for signals, as trainings and evaluations do."""
     with stop_on_signals() as stop:
         for done in range(10**9):
-            send(Note(name, done, 10**9))
+            send(ProgressEvent(name, done, 10**9))
             if stop.signal is not None:
                 raise Interrupted(stop.signal)
 
 
-def fails(name: str, send: Send) -> None:
+def fails(name: str, send: ProgressCallback) -> None:
     raise ValueError("cannot be done")
 
 
 def test_every_note_arrives_in_order_and_every_job_is_done():
-    told = list[Note]()
+    told = list[ProgressEvent]()
     run_jobs({name: partial(counts, up_to=500) for name in ("a", "b", "c")}, 2, told.append)
     for name in ("a", "b", "c"):
         assert [note.done for note in told if note.name == name] == list(range(500))
 
 
 def test_a_job_that_dies_while_it_writes_harms_no_other():
-    told = list[Note]()
+    told = list[ProgressEvent]()
     jobs = {"dies": dies_in_the_middle_of_a_note, "fails": fails, "lasts": partial(counts, up_to=500)}
     with pytest.raises(RunError) as failed:
         run_jobs(jobs, 2, told.append)
@@ -66,13 +67,13 @@ def test_a_job_that_dies_while_it_writes_harms_no_other():
     assert "dies: its process ended with code -9" in str(failed.value)
     assert "fails: cannot be done" in str(failed.value)
     assert [note.done for note in told if note.name == "lasts"] == list(range(500))
-    assert Note("dies", 1, 2) in told
+    assert ProgressEvent("dies", 1, 2) in told
 
 
 def test_an_error_of_the_listener_is_not_taken_for_the_end_of_a_job():
     heard = set[str]()
 
-    def full(note: Note) -> None:
+    def full(note: ProgressEvent) -> None:
         heard.add(note.name)
         if len(heard) == 2:
             raise OSError(28, "No space left on device")
@@ -88,11 +89,11 @@ def test_a_job_stops_when_nobody_listens_any_more():
 
     def work() -> None:
         here.close()  # a copy would keep the pipe open
-        _work(counts_until_told, "a", there)
+        _run_job(counts_until_told, "a", there)
 
     process = context.Process(target=work)
     process.start()
-    assert here.recv() == Note("a", 0, 10**9)
+    assert here.recv() == ProgressEvent("a", 0, 10**9)
     here.close()
     process.join(30)
-    assert process.exitcode == SAVED
+    assert process.exitcode == EXIT_RESUMABLE

@@ -63,7 +63,7 @@ def test_a_signal_from_outside_stops_the_command(tmp_path: Path, stopped):
         child.send_signal(signal.SIGTERM)
         _, said = child.communicate(timeout=120)
     assert child.returncode == RESUMABLE
-    path = Run(tmp_path / "run").latest()
+    path = Run(tmp_path / "run").latest_checkpoint()
     assert path is not None
     assert f"SIGTERM after step {int(path.name[5:])}; continue with --resume" in " ".join(said.split())
     assert remains(resumed(tmp_path / "run").folder) == remains(stopped[0] / "whole")

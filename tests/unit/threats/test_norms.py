@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.rng import Draws
-from allrounder.threats.norms import L1, L2, NORMS, Linf, norm_named
+from allrounder.rng import Rng
+from allrounder.threats.norms import L1, L2, NORMS, Linf, parse_norm
 from tests.reference import attacks as twin
 
 EVERY = pytest.mark.parametrize("norm", [Linf(), L2(), L1(), L1(density=0.5)], ids=repr)
@@ -59,7 +59,7 @@ def test_projection_is_idempotent(norm, seed, scale, eps):
 @given(seed=SEEDS)
 def test_projection_leaves_allowed_points_alone(norm, seed):
     x0 = images(seed)
-    x = (x0 + norm.sample(x0, 0.9, Draws(seed))).clamp(0, 1)
+    x = (x0 + norm.sample(x0, 0.9, Rng(seed))).clamp(0, 1)
     torch.testing.assert_close(norm.project(x0, x, 1.0), x, rtol=0, atol=1e-15)
 
 
@@ -80,7 +80,7 @@ def test_exact_projection_is_closest_point(norm, seed, scale, eps):
     x = x0 + scale * noise(seed, x0)
     p = norm.project(x0, x, eps)
     for i in range(20):
-        z = (x0 + norm.boundary(x0, eps, Draws(seed).at(i))).clamp(0, 1)
+        z = (x0 + norm.sample_boundary(x0, eps, Rng(seed).fold_in(i))).clamp(0, 1)
         assert (((x - p) * (z - p)).flatten(1).sum(1) <= 1e-9 * (1 + scale)).all()
 
 
@@ -160,7 +160,7 @@ def test_directions_are_the_steepest(norm, dual, seed):
     slope = (g * norm.ascend(g)).flatten(1).sum(1)
     torch.testing.assert_close(slope, g.flatten(1).norm(dual, dim=1))
     for i in range(10):
-        other = norm.boundary(g, 1.0, Draws(seed).at(i))
+        other = norm.sample_boundary(g, 1.0, Rng(seed).fold_in(i))
         assert ((g * other).flatten(1).sum(1) <= slope + 1e-12).all()
 
 
@@ -201,43 +201,40 @@ def test_l1_directions_keep_unit_length_when_few_coordinates_have_a_slope():
 @EVERY
 @given(seed=SEEDS, eps=BUDGETS)
 def test_samples_lie_inside_the_ball(norm, seed, eps):
-    assert (norm.length(norm.sample(images(0), eps, Draws(seed))) <= eps * (1 + 1e-12)).all()
+    assert (norm.length(norm.sample(images(0), eps, Rng(seed))) <= eps * (1 + 1e-12)).all()
 
 
 @EVERY
 @given(seed=SEEDS, eps=BUDGETS)
 def test_boundary_points_have_the_length_of_the_budget(norm, seed, eps):
-    lengths = norm.length(norm.boundary(images(0), eps, Draws(seed)))
+    lengths = norm.length(norm.sample_boundary(images(0), eps, Rng(seed)))
     torch.testing.assert_close(lengths, torch.full((4,), eps, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("norm", [L2(), L1()], ids=repr)
 def test_sampled_radii_are_uniform(norm):
-    radii = norm.length(norm.sample(torch.empty(2000, 1, 2, 2), 1.0, Draws(0))).sort().values
+    radii = norm.length(norm.sample(torch.empty(2000, 1, 2, 2), 1.0, Rng(0))).sort().values
     assert (radii - torch.linspace(0, 1, 2000)).abs().max() < 0.04
 
 
 def test_linf_samples_are_uniform_in_the_ball():
-    values = Linf().sample(torch.empty(500, 1, 2, 2), 1.0, Draws(0)).flatten().sort().values
+    values = Linf().sample(torch.empty(500, 1, 2, 2), 1.0, Rng(0)).flatten().sort().values
     assert (values - torch.linspace(-1, 1, 2000)).abs().max() < 0.08
 
 
 @EVERY
 def test_samples_are_addressed_per_example(norm):
     like, rows = torch.empty(3, 3, 4, 4), torch.tensor([5, 9, 2])
-    for draw in (norm.sample, norm.boundary):
-        together = draw(like, 1.0, Draws(1).per_example(rows))
-        assert torch.equal(together[1], draw(like[:1], 1.0, Draws(1).per_example(rows[1:2]))[0])
+    for draw in (norm.sample, norm.sample_boundary):
+        together = draw(like, 1.0, Rng(1).per_example(rows))
+        assert torch.equal(together[1], draw(like[:1], 1.0, Rng(1).per_example(rows[1:2]))[0])
 
 
 @EVERY
 def test_empty_batches_stay_empty(norm):
     x = torch.empty(0, 3, 4, 4)
     assert (
-        norm.project(x, x, 1.0).shape
-        == norm.ascend(x).shape
-        == norm.sample(x, 1.0, Draws(0)).shape
-        == x.shape
+        norm.project(x, x, 1.0).shape == norm.ascend(x).shape == norm.sample(x, 1.0, Rng(0)).shape == x.shape
     )
     assert norm.length(x).shape == (0,)
 
@@ -249,14 +246,14 @@ def test_empty_batches_stay_empty(norm):
     "text", ["Linf", "linf", "LINF", "l_inf", "inf", "np.inf", np.inf, float("inf"), Linf()]
 )
 def test_linf_goes_by_many_names(text):
-    assert norm_named(text) == Linf()
+    assert parse_norm(text) == Linf()
 
 
 @pytest.mark.parametrize(
     ("text", "norm"), [("l2", L2()), (2, L2()), (2.0, L2()), ("1", L1()), ("l1(0.1)", L1(density=0.1))]
 )
 def test_other_norms_go_by_many_names(text, norm):
-    assert norm_named(text) == norm
+    assert parse_norm(text) == norm
 
 
 @pytest.mark.parametrize(
@@ -275,7 +272,7 @@ def test_other_norms_go_by_many_names(text, norm):
 )
 def test_unknown_norms_are_refused_with_a_hint(text, said):
     with pytest.raises(ValueError) as error:
-        norm_named(text)
+        parse_norm(text)
     assert said in str(error.value)
 
 
@@ -289,7 +286,7 @@ def test_norms_are_values():
     assert [str(cls()) for cls in NORMS.values()] == list(NORMS) == ["Linf", "L2", "L1"]
     assert L1() == L1(density=0.05) != L1(density=0.1)
     assert len({Linf(), Linf(), L2(), L1(), L1()}) == 3
-    assert norm_named(str(L1(density=0.1))) == L1(density=0.1)
+    assert parse_norm(str(L1(density=0.1))) == L1(density=0.1)
     assert pickle.loads(pickle.dumps(L1(density=0.1))) == L1(density=0.1)
     with pytest.raises(AttributeError):
         L1().density = 0.5  # pyright: ignore

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.config.fields import adapter, value
+from allrounder.config.fields import adapter, frozen_config
 from allrounder.threats.norms import L1, L2, Linf
 from allrounder.threats.threat import AnyOf, Threat
 
 
-@value
+@frozen_config
 class Holder:
     threat: Threat
 
@@ -23,9 +23,9 @@ class Holder:
 )
 def test_what_is_written_is_read_back(norm, top, bottom):
     text = f"{norm}:{top}/{bottom}"
-    threat = Threat.read(text)
-    assert str(threat) == threat.write() == text
-    assert Threat.read(str(threat)) == threat
+    threat = Threat.parse(text)
+    assert str(threat) == threat.to_toml() == text
+    assert Threat.parse(str(threat)) == threat
     assert threat.eps == float(Fraction(top, bottom))
 
 
@@ -36,10 +36,10 @@ def test_any_usual_spelling_is_read(text):
 
 
 def test_numbers_are_kept_as_written():
-    assert str(Threat.read("l2:0.50")) == "L2:0.50"
-    assert Threat.read("L2:0.5").eps == 0.5
-    assert Threat.read("L1:12").eps == 12
-    assert Threat.read("Linf:0").eps == 0
+    assert str(Threat.parse("l2:0.50")) == "L2:0.50"
+    assert Threat.parse("L2:0.5").eps == 0.5
+    assert Threat.parse("L1:12").eps == 12
+    assert Threat.parse("Linf:0").eps == 0
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_numbers_are_kept_as_written():
 )
 def test_unreadable_threats_are_refused_with_what_was_expected(text, said):
     with pytest.raises(ValueError) as error:
-        Threat.read(text)
+        Threat.parse(text)
     assert said in str(error.value)
     assert str(error.value).startswith(f"threat {text!r}")
 
@@ -71,7 +71,7 @@ def test_a_threat_made_in_code_is_checked_too():
 
 
 def test_threats_are_values():
-    threat = Threat.read("L2:1/2")
+    threat = Threat.parse("L2:1/2")
     assert threat == Threat(L2(), "1/2") != Threat(L2(), "0.5")
     assert {threat, Threat(L2(), "1/2")} == {threat}
     assert pickle.loads(pickle.dumps(threat)) == threat
@@ -94,34 +94,34 @@ def test_a_recipe_reads_and_writes_a_threat_as_text():
     ],
 )
 def test_a_budget_near_a_fraction_of_255_raises_a_question(budget, k):
-    question = Threat.read(f"Linf:{budget}").question()
+    question = Threat.parse(f"Linf:{budget}").budget_warning()
     number = f"{k / 255:.4g}"
     assert question == (
-        f"Linf:{budget} is close to {k}/255 = {number}, but not equal; write Linf:{k}/255 if that is meant"
+        f"Linf:{budget} is close to {k}/255 = {number}, but not equal; write Linf:{k}/255 if you meant that"
     )
 
 
 def test_exact_fractions_of_255_raise_no_question():
     for k in range(255):
         for budget in (f"{k}/255", repr(k / 255), f"{2 * k}/510"):
-            assert Threat.read(f"Linf:{budget}").question() is None
+            assert Threat.parse(f"Linf:{budget}").budget_warning() is None
 
 
 def test_round_budgets_are_meant_as_they_are():
     for budget in ("0", "0.0", "3/10", "0.30", "1/10", "0.123", *(f"{k / 100:g}" for k in range(1, 100))):
-        assert Threat.read(f"Linf:{budget}").question() is None
+        assert Threat.parse(f"Linf:{budget}").budget_warning() is None
 
 
 @pytest.mark.parametrize(
     ("budget", "fix"),
     [
-        *((budget, "write Linf:8/255 if that is meant") for budget in ("8", "8.0")),
-        ("1", "write Linf:1/255 if that is meant"),
-        *((budget, "write a budget below 1") for budget in ("7.5", "255", "300")),
+        *((budget, "write Linf:8/255 if you meant that") for budget in ("8", "8.0")),
+        ("1", "write Linf:1/255 if you meant that"),
+        *((budget, "use a budget below 1") for budget in ("7.5", "255", "300")),
     ],
 )
 def test_a_budget_that_allows_every_image_raises_a_question(budget, fix):
-    question = Threat.read(f"Linf:{budget}").question()
+    question = Threat.parse(f"Linf:{budget}").budget_warning()
     assert question is not None
     assert question.startswith(f"Linf:{budget} allows every image, because images lie in [0, 1]; ")
     assert question.endswith(fix)
@@ -129,11 +129,11 @@ def test_a_budget_that_allows_every_image_raises_a_question(budget, fix):
 
 @pytest.mark.parametrize("text", ["L2:0.5", "L2:128/255", "L2:0.031", "L1:12", "L1(0.2):8"])
 def test_other_norms_raise_no_question(text):
-    assert Threat.read(text).question() is None
+    assert Threat.parse(text).budget_warning() is None
 
 
 def test_containment_is_per_example_with_slack_and_box():
-    threat, x0 = Threat.read("Linf:1/10"), torch.full((6, 1, 2, 2), 0.95, dtype=torch.float64)
+    threat, x0 = Threat.parse("Linf:1/10"), torch.full((6, 1, 2, 2), 0.95, dtype=torch.float64)
     x = x0.clone()
     x[1] -= 0.1 + 9e-6  # inside the slack
     x[2] -= 0.1 + 2e-5
@@ -145,7 +145,7 @@ def test_containment_is_per_example_with_slack_and_box():
 
 
 def test_slack_grows_with_budgets_above_one():
-    threat, x0 = Threat.read("L1:12"), torch.zeros(1, 1, 1, 20, dtype=torch.float64)
+    threat, x0 = Threat.parse("L1:12"), torch.zeros(1, 1, 1, 20, dtype=torch.float64)
     assert threat.contains(x0, x0 + 12.0001 / 20).all()
     assert not threat.contains(x0, x0 + 12.001 / 20).any()
     torch.testing.assert_close(threat.excess(x0, x0 + 12.6 / 20), torch.tensor([0.05], dtype=torch.float64))
@@ -153,7 +153,7 @@ def test_slack_grows_with_budgets_above_one():
 
 @pytest.mark.parametrize("text", ["Linf:8/255", "L2:1/2", "L1:2"])
 def test_projected_images_are_contained(text):
-    threat = Threat.read(text)
+    threat = Threat.parse(text)
     x0 = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     x = threat.project(x0, x0 + torch.randn(x0.shape, generator=torch.Generator().manual_seed(1)))
     assert threat.contains(x0, x).all()
@@ -161,7 +161,7 @@ def test_projected_images_are_contained(text):
 
 
 def test_a_union_contains_what_any_of_its_threats_contains():
-    union = AnyOf((Threat.read("Linf:1/10"), Threat.read("L1:1/2")))
+    union = AnyOf((Threat.parse("Linf:1/10"), Threat.parse("L1:1/2")))
     x0 = torch.full((4, 1, 4, 4), 0.5)
     x = x0.clone()
     x[1] += 0.1  # L1 length 1.6

@@ -10,18 +10,19 @@ from torch import Tensor, nn
 
 from allrounder.data.augment import CropFlip
 from allrounder.distributed import World
-from allrounder.nn.state import Blend
-from allrounder.rng import Draws
-from allrounder.training.learner import Learner, Seen
+from allrounder.nn.state import EmaUpdate
+from allrounder.rng import Rng
+from allrounder.training.learner import AugmentCache, Learner
 from allrounder.training.run import Run
-from allrounder.training.training import Training
+from allrounder.training.setup import TrainingSetup
+from allrounder.training.trainer import Trainer
 from allrounder.types import Batch
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import HEAD, LINF, MIX, NATURAL, Model, recipe
 
 OTHERS = {
-    "another smoothing": ("lr = 0.05", "lr = 0.05\nsmoothing = 0.1", 1),
-    "another stream": ("lr = 0.05", 'lr = 0.05\nstream = "own"', 2),
+    "another smoothing": ("lr = 0.05", "lr = 0.05\nlabel_smoothing = 0.1", 1),
+    "another stream": ("lr = 0.05", 'lr = 0.05\naugment_stream = "own"', 2),
     "another augmentation": ("pad = 1", "pad = 2", 2),
 }
 L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
@@ -40,10 +41,11 @@ def in_place() -> nn.Module:
     return InPlace()
 
 
-def trio(l2: str, folder: Path, model: Model = tiny) -> Training:
+def trio(l2: str, folder: Path, model: Model = tiny) -> Trainer:
     text = HEAD + NATURAL + LINF + l2 + MIX.replace("curve = 0.6", SHARES)
     value = recipe(text)
-    return Training(value, Run.begin(folder, value, resume=False), model, blobs(48), WORLD)
+    run = Run.open_or_create(folder, value, resume=False)
+    return Trainer(TrainingSetup.build(value, run, model, blobs(48), WORLD))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -53,38 +55,38 @@ def test_every_view_is_augmented_once_a_step_and_is_what_its_learner_would_see_a
     before, after, views = OTHERS[name]
     training = trio(L2.replace(before, after), tmp_path / "run")
     applied, apply, met = list[Batch](), CropFlip.apply, dict[str, Batch]()
-    prepare = Learner.prepare
+    prepare = Learner.prepare_batch
 
-    def counted(self: CropFlip, batch: Batch, draws: Draws) -> Batch:
+    def counted(self: CropFlip, batch: Batch, draws: Rng) -> Batch:
         applied.append(batch)
         return apply(self, batch, draws)
 
-    def noted(self: Learner, batch: Batch, t: int, seen: Seen | None = None) -> Batch:
+    def noted(self: Learner, batch: Batch, t: int, seen: AugmentCache | None = None) -> Batch:
         met[self.task.name] = prepare(self, batch, t, seen)
         return met[self.task.name]
 
     with monkeypatch.context() as patch:
         patch.setattr(CropFlip, "apply", counted)
-        patch.setattr(Learner, "prepare", noted)
-        training.step(1)
+        patch.setattr(Learner, "prepare_batch", noted)
+        training.fit(until=1)
     assert len(applied) == views
     for learner in training.learners:
-        alone = learner.prepare(training.batches.at(1, 1), 1)
+        alone = learner.prepare_batch(training.batches.at(1, 1), 1)
         assert torch.equal(met[learner.task.name].x, alone.x)
-        assert met[learner.task.name].smoothing == alone.smoothing == learner.task.smoothing
+        assert met[learner.task.name].label_smoothing == alone.label_smoothing == learner.task.label_smoothing
     assert torch.equal(met["natural"].x, met["l2"].x) == (views == 1)
 
 
 def test_a_network_that_changes_its_images_in_place_spoils_them_for_nobody(tmp_path: Path):
     training = trio(L2, tmp_path / "run", in_place)
-    training.step(1)
+    training.fit(until=1)
     for learner in training.learners:
         value = recipe(HEAD + {"natural": NATURAL, "linf": LINF, "l2": L2}[learner.task.name])
-        run = Run.begin(tmp_path / learner.task.name, value, resume=False)
-        alone = Training(value, run, in_place, blobs(48), WORLD)
-        alone.step(1)
-        for name, tensor in alone.learners[0].live.items():
-            assert torch.equal(tensor, learner.live[name]), (learner.task.name, name)
+        run = Run.open_or_create(tmp_path / learner.task.name, value, resume=False)
+        alone = Trainer(TrainingSetup.build(value, run, in_place, blobs(48), WORLD))
+        alone.fit(until=1)
+        for name, tensor in alone.learners[0].params.items():
+            assert torch.equal(tensor, learner.params[name]), (learner.task.name, name)
 
 
 def test_a_part_follows_whatever_weights_it_is_shown(tmp_path: Path):
@@ -92,8 +94,8 @@ def test_a_part_follows_whatever_weights_it_is_shown(tmp_path: Path):
     mixer, name = training.mixer, training.learners[0].task.name
     share, decay = mixer.mix.shares_at(1, mixer.clock, mixer.names)[name], 0.8
     for number in (1.0, 2.0):
-        shown = {key: torch.full_like(tensor, number) for key, tensor in mixer.parts[name].items()}
-        expected = {key: tensor.clone() for key, tensor in mixer.parts[name].items()}
-        Blend(expected, shown)(decay, share)
-        mixer.observe(name, shown, 1)
-        assert all(torch.equal(mixer.parts[name][key], tensor) for key, tensor in expected.items())
+        shown = {key: torch.full_like(tensor, number) for key, tensor in mixer.partial_sums[name].items()}
+        expected = {key: tensor.clone() for key, tensor in mixer.partial_sums[name].items()}
+        EmaUpdate(expected, shown)(decay, share)
+        mixer.update(name, shown, 1)
+        assert all(torch.equal(mixer.partial_sums[name][key], tensor) for key, tensor in expected.items())

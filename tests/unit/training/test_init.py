@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from allrounder.errors import RecipeError, RunError
-from allrounder.nn.state import Weights, weights_of
+from allrounder.nn.state import average_weights, weights_of
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.run import Run
-from allrounder.training.starting import soup, starting_network
+from allrounder.training.setup import build_initial_model
+from allrounder.types import Weights
 from tests.support.networks import Tiny, blobs, same, tiny
 from tests.support.trainings import SOLO, go, recipe
 
@@ -26,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def started(init: str) -> Weights:
-    return dict(weights_of(starting_network(Recipe.loads(f"init = {init}\n{SOLO}"), tiny, blobs(48))))
+    return dict(weights_of(build_initial_model(Recipe.loads(f"init = {init}\n{SOLO}"), tiny, blobs(48))))
 
 
 def test_fresh_weights_come_from_the_seed_alone():
@@ -36,7 +37,7 @@ def test_fresh_weights_come_from_the_seed_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.manual_seed(2)
     assert same(one, started("{ kind = 'random' }"))
-    other = starting_network(recipe(SOLO, ("seed = 5", "seed = 6")), tiny, blobs(48))
+    other = build_initial_model(recipe(SOLO, ("seed = 5", "seed = 6")), tiny, blobs(48))
     assert not same(one, dict(weights_of(other)))
 
 
@@ -69,7 +70,7 @@ def test_a_soup_of_one_is_that_one(runs: list[Run]):
 def test_a_long_soup_is_a_plain_mean():
     members = [{"w": torch.randn(5, dtype=torch.float64)} for _ in range(7)]
     mean = torch.stack([member["w"] for member in members]).mean(0)
-    assert torch.allclose(soup(members)["w"], mean, rtol=0, atol=1e-12)
+    assert torch.allclose(average_weights(members)["w"], mean, rtol=0, atol=1e-12)
 
 
 def test_fine_tuning_trains_from_there(runs: list[Run], tmp_path: Path):
@@ -100,9 +101,9 @@ def test_another_network_is_an_error_that_names_the_run(runs: list[Run], tmp_pat
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{ kind = 'run', run = 'nowhere' }", "nowhere: no run folder"),
-        ("{ kind = 'soup', runs = ['nowhere'] }", "nowhere: no run folder"),
-        ("{ kind = 'run', run = '%s', which = 'l2' }", 'holds no "l2"'),
+        ("{ kind = 'run', run = 'nowhere' }", "nowhere: not a run folder"),
+        ("{ kind = 'soup', runs = ['nowhere'] }", "nowhere: not a run folder"),
+        ("{ kind = 'run', run = '%s', which = 'l2' }", 'has no "l2"'),
     ],
 )
 def test_weights_that_are_not_there_are_an_error(text: str, said: str, runs: list[Run]):
@@ -112,4 +113,4 @@ def test_weights_that_are_not_there_are_an_error(text: str, said: str, runs: lis
 
 def test_a_given_network_must_be_given():
     with pytest.raises(RecipeError, match="give it again"):
-        starting_network(recipe(SOLO), None, blobs(48))
+        build_initial_model(recipe(SOLO), None, blobs(48))

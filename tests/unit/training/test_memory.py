@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.machines import expected_bytes, here, newly_held, peak_bytes, storages
+from benchmarks.harness import cpu_world, expected_bytes, new_bytes, peak_bytes, tensor_storages
 from torch import nn
 
 from allrounder.data.base import Data
-from allrounder.inference.fold import frozen
+from allrounder.inference.fold import folded_copy
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.run import Run
-from allrounder.training.training import Training
+from allrounder.training.setup import TrainingSetup
+from allrounder.training.trainer import Trainer
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import HEAD, LINF, NATURAL
 
@@ -37,11 +38,11 @@ def recipe_of(count: int, averaged: int) -> Recipe:
     return Recipe.loads(head.replace("checkpoint = 0.7", 'checkpoint = "100%"') + "".join(tasks) + mix)
 
 
-def stepped(recipe: Recipe, folder: Path, data: Data, steps: int = 2) -> Training:
+def stepped(recipe: Recipe, folder: Path, data: Data, steps: int = 2) -> Trainer:
     """The machines of a run after some steps."""
-    training = Training(recipe, Run.begin(folder, recipe, resume=False), tiny, data, here())
-    for t in range(1, steps + 1):
-        training.step(t)
+    run = Run.open_or_create(folder, recipe, resume=False)
+    training = Trainer(TrainingSetup.build(recipe, run, tiny, data, cpu_world()))
+    training.fit(until=steps)
     return training
 
 
@@ -66,9 +67,9 @@ def test_a_learner_costs_its_network_its_momentum_its_part_and_its_average(
     count: int, averaged: int, tmp_path: Path
 ):
     data = blobs(48)
-    before = storages()
+    before = tensor_storages()
     training = stepped(recipe_of(count, averaged), tmp_path / "run", data)
-    held = newly_held(before)
+    held = new_bytes(before)
     each = NETWORK + MOMENTUM + NETWORK
     once = NETWORK + FOLDED + ORDER
     assert held == once + count * each + averaged * NETWORK
@@ -77,18 +78,17 @@ def test_a_learner_costs_its_network_its_momentum_its_part_and_its_average(
 
 def test_more_steps_hold_no_more(tmp_path: Path):
     data = blobs(48)
-    before = storages()
+    before = tensor_storages()
     training = stepped(recipe_of(3, 3), tmp_path / "run", data, 1)
-    held = newly_held(before)
-    training.step(2)
-    training.step(3)
-    assert newly_held(before) == held
+    held = new_bytes(before)
+    training.fit(until=3)
+    assert new_bytes(before) == held
 
 
 def test_activations_are_there_once_however_many_learners_there_are(tmp_path: Path):
     data = blobs(48)
     one, three = (stepped(recipe_of(n, n), tmp_path / str(n), data) for n in (1, 3))
-    alone, together = (peak_bytes(lambda t=training: t.step(3)) for training in (one, three))
+    alone, together = (peak_bytes(lambda t=training: t.fit(until=3)) for training in (one, three))
     assert alone > 4 * 16 * 64  # a network's answers to a batch, at the very least
     assert alone <= together <= alone + 256  # some numbers for the log wait for the end of the step
 
@@ -105,30 +105,30 @@ def test_what_is_held_on_the_way_is_counted_at_its_peak():
 
 
 def test_what_is_held_is_counted_once_and_with_its_gradients():
-    before = storages()
+    before = tensor_storages()
     tensor = torch.zeros(5, requires_grad=True)
     view = tensor[1:]
-    assert newly_held(before) == 5 * 4
+    assert new_bytes(before) == 5 * 4
     view.sum().backward()
-    assert newly_held(before) == 2 * 5 * 4
+    assert new_bytes(before) == 2 * 5 * 4
 
 
 def test_siblings_take_turns_with_one_folded_copy_and_each_sees_its_own_numbers(tmp_path: Path):
     x = blobs(6).train.fetch(torch.arange(6))
     first, second = siblings(tmp_path / "run")
-    folded = frozen(first, x)
+    folded = folded_copy(first, x)
     assert folded is not None and torch.allclose(folded(x), first(x), atol=1e-5)
-    assert frozen(second, x) is folded and torch.allclose(folded(x), second(x), atol=1e-5)
+    assert folded_copy(second, x) is folded and torch.allclose(folded(x), second(x), atol=1e-5)
     assert not torch.allclose(first(x), second(x), atol=1e-3)
 
 
 def test_a_sibling_that_changes_its_structure_leaves_the_others_theirs(tmp_path: Path):
     x = blobs(6).train.fetch(torch.arange(6))
     first, second = siblings(tmp_path / "run")
-    shared = frozen(first, x)
+    shared = folded_copy(first, x)
     assert isinstance(second, Tiny)
     second.bn.eps = 0.5
-    own = frozen(second, x)
+    own = folded_copy(second, x)
     assert own is not None and own is not shared
     assert torch.allclose(own(x), second(x), atol=1e-5)
-    assert frozen(first, x) is shared and frozen(second, x) is own
+    assert folded_copy(first, x) is shared and folded_copy(second, x) is own

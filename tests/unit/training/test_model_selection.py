@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from allrounder.config.time import Clock
 from allrounder.errors import RecipeError
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
-from allrounder.nn.state import snapshot, weights_of
-from allrounder.rng import Draws
-from allrounder.training.model_selection import Selector, split_off
+from allrounder.nn.state import clone, weights_of
+from allrounder.rng import Rng
+from allrounder.training.data import TrainingData, train_val_split
+from allrounder.training.model_selection import ModelSelector
 from allrounder.training.run import Run, load
 from tests.support.networks import Tiny, blobs, same, tiny
 from tests.support.trainings import PAIR, SOLO, go, recipe
@@ -22,14 +22,15 @@ from tests.support.trainings import PAIR, SOLO, go, recipe
 TWO = ('threats = ["Linf:0.1"]', 'threats = ["Linf:0.1", "L2:0.5"]')
 
 
-def selector(*sets: tuple[str, str], clock: Clock = Clock(3, 3)) -> Selector:
-    with Draws(0).ambient():
-        return Selector(recipe(SOLO, *sets), blobs(48), Tiny(), clock)
+def selector(*sets: tuple[str, str]) -> ModelSelector:
+    value = recipe(SOLO, *sets)
+    with Rng(0).seed_global():
+        return ModelSelector(value, TrainingData.split(value, blobs(48)), Tiny())
 
 
 def test_the_score_is_natural_plus_mean_robust_accuracy():
     who = selector(TWO)
-    with Draws(7).ambient():
+    with Rng(7).seed_global():
         model = Tiny()
     facts = who.measure(weights_of(model), 3)
     assert who.split is not None
@@ -49,10 +50,12 @@ def test_the_first_of_the_largest_scores_is_the_best(monkeypatch: pytest.MonkeyP
     who = selector()
     scores = iter([0.2, 0.5, 0.5, 0.3, 0.6])
     monkeypatch.setattr(
-        Selector, "_accuracies", lambda self, split: {"natural": next(scores), "robust": {"Linf:0.1": 0.0}}
+        ModelSelector,
+        "_accuracies",
+        lambda self, split: {"natural": next(scores), "robust": {"Linf:0.1": 0.0}},
     )
-    who.slice = None
-    found = [who.measure(weights_of(who.scratch), t)["best"] for t in (3, 6, 9, 12, 15)]
+    who.train_slice = None
+    found = [who.measure(weights_of(who.scratch_model), t)["best"] for t in (3, 6, 9, 12, 15)]
     assert found == [True, True, False, False, True]
     assert who.best == {"t": 15, "score": 0.6, "selected_on": "validation"}
 
@@ -65,7 +68,7 @@ def test_the_best_weights_of_a_run_are_the_argmax_of_its_log(text: str, tmp_path
     best = max(events, key=lambda event: event["score"])
     facts = run.weights("best")[1]
     assert (facts["t"], facts["score"], facts["selected_on"]) == (best["t"], best["score"], "validation")
-    _, held_out = split_off(run.recipe, blobs(48))
+    _, held_out = train_val_split(run.recipe, blobs(48))
     assert held_out is not None
     rule = run.recipe.validation
     probes = [Probe("validation", rule.attack, threat) for threat in run.recipe.selection_threats]
@@ -87,27 +90,27 @@ def test_best_weights_hold_every_learner_at_that_moment(tmp_path: Path):
 )
 def test_the_end_is_always_measured(every: str, due: list[int]):
     who = selector(("every = 1\nthreats", f"every = {every}\nthreats"))
-    assert [t for t in range(1, 10) if who.due(t)] == due
+    assert [t for t in range(1, 10) if who.is_due(t)] == due
 
 
 def test_the_training_slice_is_measured_and_never_decides(tmp_path: Path):
     who = selector()
     plain = selector(("train_images = 6", "train_images = 0"))
-    theta = snapshot(weights_of(Tiny()))
+    theta = clone(weights_of(Tiny()))
     with_slice, without = who.measure(theta, 3), plain.measure(theta, 3)
     train = with_slice.pop("train")
     assert with_slice == without
-    slice_: Any = who.slice
+    slice_: Any = who.train_slice
     held: Any = who.split
-    assert len(slice_) == 6 and plain.slice is None
-    trained = set(slice_.whole.index[slice_.index].tolist())
+    assert len(slice_) == 6 and plain.train_slice is None
+    trained = set(slice_.split.index[slice_.index].tolist())
     assert not trained & set(held.index.tolist())
     assert train.keys() == {"natural", "robust"}
 
 
 def test_images_held_out_are_not_trained_on_and_are_the_same_in_every_session():
     value = recipe(SOLO)
-    parts: list[Any] = [split_off(value, blobs(48)) for _ in range(2)]
+    parts: list[Any] = [train_val_split(value, blobs(48)) for _ in range(2)]
     for one, two in zip(*parts, strict=True):
         assert torch.equal(one.index, two.index)
     train, held = parts[0]
@@ -118,30 +121,30 @@ def test_images_held_out_are_not_trained_on_and_are_the_same_in_every_session():
 def test_selecting_on_the_test_set_holds_out_nothing():
     data = blobs(48)
     value = recipe(SOLO, ("[validation]", "[validation]\non = 'test'"))
-    assert split_off(value, data) == (data.train, None)
-    who = Selector(value, data, Tiny(), Clock(3, 3))
+    assert train_val_split(value, data) == (data.train, None)
+    who = ModelSelector(value, TrainingData.split(value, data), Tiny())
     assert who.split is data.test
     assert who.measure(weights_of(Tiny()), 3)["selected_on"] == "test"
 
 
 def test_without_validation_images_nothing_is_ever_measured():
     who = selector(("images = 12", "images = 0"))
-    assert not any(who.due(t) for t in range(1, 10))
+    assert not any(who.is_due(t) for t in range(1, 10))
 
 
 @pytest.mark.parametrize("images", [48, 500])
 def test_holding_out_everything_is_an_error_that_says_where(images: int):
     with pytest.raises(RecipeError, match=rf"validation\.images: .*got {images} of 48 training images"):
-        split_off(recipe(SOLO, ("images = 12", f"images = {images}")), blobs(48))
+        train_val_split(recipe(SOLO, ("images = 12", f"images = {images}")), blobs(48))
 
 
 def test_measuring_leaves_the_weights_it_was_given_alone():
     who = selector()
-    theta = snapshot(weights_of(Tiny()))
-    before = snapshot(theta)
+    theta = clone(weights_of(Tiny()))
+    before = clone(theta)
     who.measure(theta, 3)
     assert same(theta, before)
-    assert same(dict(weights_of(who.scratch)), before)
+    assert same(dict(weights_of(who.scratch_model)), before)
 
 
 def test_a_run_that_selects_on_test_says_so_in_every_manifest(tmp_path: Path):

@@ -12,10 +12,11 @@ from torch import Tensor
 from allrounder.distributed import World
 from allrounder.nn.state import weights_of
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.run import Run
-from allrounder.training.training import Training
+from allrounder.training.setup import TrainingSetup
+from allrounder.training.trainer import Trainer
 from tests.reference import generalist as literal
 from tests.support.networks import Unfoldable, blobs
 
@@ -23,7 +24,7 @@ WORLD = World(0, 1, torch.device("cpu"))
 
 COMMON = """
 epochs = 6
-batch = 16
+batch_size = 16
 seed = 5
 data = { kind = "given", name = "blobs" }
 model = { kind = "given", name = "unfoldable" }
@@ -73,18 +74,18 @@ exchange = {{ start = "62.5%", every = 2, when = "every-step" }}
 """
 
 
-def training(text: str, out: Path, dtype: torch.dtype) -> Training:
+def training(text: str, out: Path, dtype: torch.dtype) -> Trainer:
     recipe = Recipe.loads(text)
-    run = Run.begin(out, recipe, resume=False)
-    return Training(recipe, run, lambda: Unfoldable().to(dtype), blobs(48), WORLD)
+    run = Run.open_or_create(out, recipe, resume=False)
+    return Trainer(TrainingSetup.build(recipe, run, lambda: Unfoldable().to(dtype), blobs(48), WORLD))
 
 
 def noise(threat: str, name: str, seed: int) -> Callable[[Tensor, int], Tensor]:
     parsed = Threat.parse(threat)
-    return lambda x, t: parsed.norm.sample(x, parsed.eps, Draws(seed).at(name, t, "attack", "start"))
+    return lambda x, t: parsed.norm.sample(x, parsed.eps, Rng(seed).fold_in(name, t, "attack", "start"))
 
 
-def duties(real: Training) -> list[literal.Duty]:
+def duties(real: Trainer) -> list[literal.Duty]:
     clock, seed = real.clock, real.recipe.seed
     attacks = {
         "linf": literal.linf_pgd(0.1, 0.025, 3, noise("Linf:0.1", "linf", seed)),
@@ -93,26 +94,26 @@ def duties(real: Training) -> list[literal.Duty]:
     }
 
     def lr(t: int) -> float:
-        epoch = (t - 1) // clock.steps + 1
+        epoch = (t - 1) // clock.steps_per_epoch + 1
         return 0.1 if epoch <= 3 else 0.1 + (0.01 - 0.1) * (epoch - 3) / 3
 
     decays = {"linf": 1e-3, "natural": 5e-4, "l2": 1e-3}
     return [literal.Duty(attacks[n], lr, decays[n]) for n in real.recipe.names]
 
 
-def batches(real: Training) -> Callable[[int], tuple[Tensor, Tensor]]:
+def batches(real: Trainer) -> Callable[[int], tuple[Tensor, Tensor]]:
     def at(t: int) -> tuple[Tensor, Tensor]:
         epoch = real.clock.epoch(t)
-        batch = real.batches.at(epoch, t - (epoch - 1) * real.clock.steps)
-        seen = real.learners[0].prepare(batch, t)
+        batch = real.batches.at(epoch, t - (epoch - 1) * real.clock.steps_per_epoch)
+        seen = real.learners[0].prepare_batch(batch, t)
         return seen.x, seen.y
 
     return at
 
 
-def shares(real: Training) -> Callable[[int], list[float]]:
+def shares(real: Trainer) -> Callable[[int], list[float]]:
     def at(t: int) -> list[float]:
-        epoch = (t - 1) // real.clock.steps + 1
+        epoch = (t - 1) // real.clock.steps_per_epoch + 1
         lead = 1 - 0.1 * epoch if epoch <= 3 else 0.7 * (6 - epoch) / 3
         rest = {2: [1.0], 3: [0.4, 0.6]}[len(real.recipe.names)]
         return [lead, *((1 - lead) * part for part in rest)]
@@ -120,12 +121,12 @@ def shares(real: Training) -> Callable[[int], list[float]]:
     return at
 
 
-def follow(real: Training, oracle, steps: int, tolerance: float) -> None:
+def follow(real: Trainer, oracle, steps: int, tolerance: float) -> None:
     for t, (theta_g, thetas) in zip(range(1, steps + 1), oracle, strict=False):
-        real.step(t)
-        found = [real.mixer.collect(), *(learner.live for learner in real.learners)]
+        real.fit(until=t)
+        found = [real.mixer.global_weights(), *(learner.params for learner in real.learners)]
         # The last exchange, after which nobody goes on, is left out: it would only overwrite the learners.
-        compared = [theta_g, *thetas] if t < real.clock.total else [theta_g]
+        compared = [theta_g, *thetas] if t < real.clock.total_steps else [theta_g]
         for expected, got in zip(compared, found, strict=False):
             for name, tensor in expected.items():
                 assert torch.allclose(got[name], tensor, rtol=0, atol=tolerance), (t, name)
@@ -135,18 +136,18 @@ def follow(real: Training, oracle, steps: int, tolerance: float) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_training_follows_the_algorithm_step_by_step(text, every, dtype, tolerance, tmp_path: Path):
     real = training(text, tmp_path / "run", dtype)
-    steps = real.clock.steps
+    steps = real.clock.steps_per_epoch
     oracle = literal.algorithm(
-        real.scratch,
+        real.scratch_model,
         duties(real),
         batches(real),
-        real.clock.total,
+        real.clock.total_steps,
         0.9,
         shares(real),
         lambda t: t >= 3 * steps and t % (every * steps) == 0,
     )
     # Sign steps amplify rounding, so a long comparison is made in float64 alone.
-    follow(real, oracle, real.clock.total if dtype == torch.float64 else 1, tolerance)
+    follow(real, oracle, real.clock.total_steps if dtype == torch.float64 else 1, tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
@@ -154,16 +155,18 @@ def test_training_follows_the_released_loop_step_by_step(dtype, tolerance, tmp_p
     real = training(RELEASED, tmp_path / "run", dtype)
     at, st = duties(real)
     at.weight_decay = 3.5e-3
-    oracle = literal.released(real.scratch, at, st, batches(real), 6, real.clock.steps, 3.75, 2)
-    follow(real, oracle, real.clock.total if dtype == torch.float64 else 1, tolerance)
+    oracle = literal.released(
+        real.scratch_model, at, st, batches(real), 6, real.clock.steps_per_epoch, 3.75, 2
+    )
+    follow(real, oracle, real.clock.total_steps if dtype == torch.float64 else 1, tolerance)
 
 
 def test_after_an_exchange_learners_are_the_global_weights_and_keep_their_momentum(tmp_path: Path):
     real = training(DOUBLE, tmp_path / "run", torch.float32)
-    last = 3 * real.clock.steps
+    last = 3 * real.clock.steps_per_epoch
     for t in range(1, last + 1):
-        real.step(t)
-    theta = real.mixer.collect()
+        real.fit(until=t)
+    theta = real.mixer.global_weights()
     for learner in real.learners:
         assert all(torch.equal(theta[name], tensor) for name, tensor in weights_of(learner.model).items())
         moments = [s["momentum_buffer"] for s in learner.optimizer.state.values()]

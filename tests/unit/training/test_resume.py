@@ -97,7 +97,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path: Path, whole):
     value, model = SCENARIOS["solo"]
     with struck(POINTS["after a first tensor file"], no_space), pytest.raises(OSError, match="No space"):
         go(value, tmp_path / "run", model=model)
-    before = Run(tmp_path / "run").latest()
+    before = Run(tmp_path / "run").latest_checkpoint()
     assert before is not None and before.name == "step-00000004"
     run = go(value, tmp_path / "run", model=model, resume=True)
     assert remains(run.folder) == whole("solo")
@@ -105,10 +105,10 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path: Path, whole):
 
 CALLS = (
     STEP,
-    "allrounder.training.learner:Learner.receive",
+    "allrounder.training.learner:Learner.load_global_weights",
     "allrounder.training.run:Run.log",
-    "allrounder.system.files:save_file",
-    "allrounder.system.files:write_text",
+    "allrounder.system.tensor_folders:save_file",
+    "allrounder.system.tensor_folders:write_text",
     "pathlib:Path.rename",
     "pathlib:Path.replace",
     "shutil:rmtree",

@@ -15,7 +15,7 @@ import torch
 from allrounder.errors import RecipeError, RunError
 from allrounder.nn.state import weights_of
 from allrounder.recipe.recipe import Recipe
-from allrounder.training.run import Run, environment, load
+from allrounder.training.run import Run, describe_environment, load
 from allrounder.training.trainer import train
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import Tiny, blobs, same, tiny
@@ -51,7 +51,7 @@ def unfinished(stopped: Path, tmp_path: Path) -> Path:
 
 
 def checkpoint(folder: Path) -> Path:
-    path = Run(folder).latest()
+    path = Run(folder).latest_checkpoint()
     assert path is not None and path.name == "step-00000006"
     return path
 
@@ -73,7 +73,7 @@ def test_a_finished_run_is_returned_at_once_and_unchanged(finished: Run):
         def step(self, t: int) -> None:
             pytest.fail("it took a step")
 
-        def say(self, text: str) -> None:
+        def log(self, text: str) -> None:
             said.append(text)
 
     for resume in (False, True):
@@ -87,7 +87,7 @@ def test_a_finished_run_is_returned_at_once_and_unchanged(finished: Run):
 def test_a_run_of_another_recipe_is_never_touched(resume: bool, finished: Run, unfinished: Path):
     for folder in (finished.folder, unfinished):
         before = contents(folder)
-        with pytest.raises(RunError, match=r"holds a run of another recipe .* nothing was changed"):
+        with pytest.raises(RunError, match=r"holds a run of another recipe.*nothing was changed"):
             go(recipe(SOLO, OTHER), folder, resume=resume)
         assert contents(folder) == before
 
@@ -99,19 +99,19 @@ def test_a_folder_that_is_no_run_is_never_touched(resume: bool, tmp_path: Path):
     (tmp_path / "file").write_text("text")
     before = contents(tmp_path)
     for name in ("photos", "file"):
-        with pytest.raises(RunError, match=f"{name}: exists and is no run folder; choose another --out"):
+        with pytest.raises(RunError, match=f"{name}: exists and is not a run folder; choose another --out"):
             go(recipe(SOLO), tmp_path / name, resume=resume)
     assert contents(tmp_path) == before
 
 
 def test_an_empty_folder_may_be_used(tmp_path: Path):
     (tmp_path / "run").mkdir()
-    assert not Run.begin(tmp_path / "run", recipe(), resume=False).finished
+    assert not Run.open_or_create(tmp_path / "run", recipe(), resume=False).finished
 
 
 def test_an_unfinished_run_is_continued_only_when_asked(unfinished: Path):
     before = contents(unfinished)
-    with pytest.raises(RunError, match="was begun and not finished; continue it with --resume"):
+    with pytest.raises(RunError, match="holds an unfinished run; continue it with --resume"):
         go(recipe(SOLO), unfinished)
     assert contents(unfinished) == before
     assert go(recipe(SOLO), unfinished, resume=True).finished
@@ -151,12 +151,12 @@ def test_two_processes_cannot_train_in_one_folder(unfinished: Path):
 
 def test_two_processes_cannot_begin_in_one_folder(tmp_path: Path):
     folder = tmp_path / "run"
-    overtaken = Point("allrounder.training.run:_check_free", after=True)
+    overtaken = Point("allrounder.training.run:_check_unused", after=True)
     with (
-        struck(overtaken, lambda: Run.begin(folder, recipe(SOLO, OTHER), resume=False)),
+        struck(overtaken, lambda: Run.open_or_create(folder, recipe(SOLO, OTHER), resume=False)),
         pytest.raises(RunError, match="holds a run of another recipe"),
     ):
-        Run.begin(folder, recipe(SOLO), resume=False)
+        Run.open_or_create(folder, recipe(SOLO), resume=False)
     assert Run(folder).recipe.seed == 6
 
 
@@ -169,14 +169,14 @@ def test_the_resolved_recipe_is_in_the_folder(finished: Run):
 
 
 def test_no_run_folder_is_an_error(tmp_path: Path):
-    with pytest.raises(RunError, match=r"no run folder, it has no recipe.toml"):
+    with pytest.raises(RunError, match=r"not a run folder, it has no recipe.toml"):
         Run(tmp_path)
 
 
 def test_metrics_are_one_object_a_line_and_an_unfinished_line_is_none(finished: Run, tmp_path: Path):
     events = finished.metrics()
     assert [event["event"] for event in events[:3]] == ["epoch", "epoch", "validation"]
-    run = Run.begin(tmp_path / "run", recipe(), resume=False)
+    run = Run.open_or_create(tmp_path / "run", recipe(), resume=False)
     assert run.metrics() == []
     run.log("one", t=1)
     with (run.folder / "metrics.jsonl").open("a") as file:
@@ -220,7 +220,7 @@ def test_one_damaged_learner_restores_none(tmp_path: Path):
         go(recipe(), tmp_path / "run")
     flip(checkpoint(tmp_path / "run") / "natural.safetensors")
     with (
-        struck(Point("allrounder.training.learner:Learner.restore"), pytest.fail),
+        struck(Point("allrounder.training.learner:Learner.load_state_dict"), pytest.fail),
         pytest.raises(RunError, match=r"natural.safetensors: differs"),
     ):
         go(recipe(), tmp_path / "run", resume=True)
@@ -228,7 +228,7 @@ def test_one_damaged_learner_restores_none(tmp_path: Path):
 
 def test_a_checkpoint_without_its_manifest_is_none(unfinished: Path, whole):
     (checkpoint(unfinished) / "manifest.json").unlink()
-    assert Run(unfinished).latest() is None
+    assert Run(unfinished).latest_checkpoint() is None
     run = go(recipe(SOLO), unfinished, resume=True)
     assert remains(run.folder) == whole
 
@@ -237,8 +237,67 @@ def test_a_checkpoint_of_another_recipe_is_refused(unfinished: Path):
     manifest = checkpoint(unfinished) / "manifest.json"
     facts = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**facts, "fingerprint": "0" * 12}))
-    with pytest.raises(RunError, match="belongs to another recipe; it was changed by hand"):
+    with pytest.raises(RunError, match=r"belongs to another recipe, got 0+, expected .* was changed by hand"):
         go(recipe(SOLO), unfinished, resume=True)
+
+
+def change_format(manifest: Path, version: object) -> None:
+    """Write another format version, or none, into a JSON file."""
+    facts = json.loads(manifest.read_text())
+    del facts["format"]
+    manifest.write_text(json.dumps(facts if version is None else {**facts, "format": version}))
+
+
+NO_FORMAT = "got no format version, expected format version 2; use the version of allrounder that wrote it"
+OLD_FORMAT = "got format version 1, expected format version 2"
+NEW_FORMAT = "got format version 3, expected format version 2"
+
+
+@pytest.mark.parametrize(("version", "message"), [(None, NO_FORMAT), (1, OLD_FORMAT), (3, NEW_FORMAT)])
+def test_a_run_folder_of_another_format_is_refused(version: object, message: str, unfinished: Path):
+    change_format(unfinished / "format.json", version)
+    before = contents(unfinished)
+    for use in (lambda: Run(unfinished), lambda: go(recipe(SOLO), unfinished, resume=True)):
+        with pytest.raises(RunError, match=f"run: {message}"):
+            use()
+    assert contents(unfinished) == before
+
+
+def test_a_run_folder_without_a_format_is_refused(unfinished: Path):
+    (unfinished / "format.json").unlink()
+    with pytest.raises(RunError, match=f"run: {NO_FORMAT}"):
+        Run(unfinished)
+    (unfinished / "format.json").write_text('{"form')
+    with pytest.raises(RunError, match=r"format.json: cannot be read"):
+        Run(unfinished)
+
+
+@pytest.mark.parametrize(("version", "message"), [(None, NO_FORMAT), (1, OLD_FORMAT), (3, NEW_FORMAT)])
+def test_a_checkpoint_of_another_format_is_refused(version: object, message: str, unfinished: Path):
+    change_format(checkpoint(unfinished) / "manifest.json", version)
+    before = contents(unfinished)
+    with pytest.raises(RunError, match=f"step-00000006: {message}"):
+        go(recipe(SOLO), unfinished, resume=True)
+    assert contents(unfinished) == before
+
+
+@pytest.mark.parametrize(("version", "message"), [(None, NO_FORMAT), (1, OLD_FORMAT), (3, NEW_FORMAT)])
+def test_weights_of_another_format_are_refused(version: object, message: str, finished: Run, tmp_path: Path):
+    folder = shutil.copytree(finished.folder, tmp_path / "run")
+    change_format(folder / "weights" / "last-00000009" / "manifest.json", version)
+    with pytest.raises(RunError, match=f"last-00000009: {message}"):
+        load(folder, model=tiny)
+    assert load(folder, "best", model=tiny)
+
+
+def test_a_folder_that_was_killed_before_its_recipe_appeared_may_be_used(tmp_path: Path, whole):
+    with (
+        struck(Point("pathlib:Path.replace", mentions=".recipe.toml.tmp"), give_up),
+        pytest.raises(Killed),
+    ):
+        go(recipe(SOLO), tmp_path / "run")
+    assert (tmp_path / "run" / "format.json").exists() and not (tmp_path / "run" / "recipe.toml").exists()
+    assert remains(go(recipe(SOLO), tmp_path / "run").folder) == whole
 
 
 def test_what_an_interruption_left_is_ignored_and_removed(unfinished: Path, whole):
@@ -286,9 +345,9 @@ def test_weights_are_found_by_name(finished: Run):
 @pytest.mark.parametrize(
     ("which", "said"),
     [
-        ("l2", r'holds no "l2" \(there are: global, linf, natural\)'),
-        ("l2@best", r'holds no "l2" \(there are: global, linf, natural\)'),
-        ("", 'holds no ""'),
+        ("l2", r'has no "l2" \(it has: global, linf, natural\)'),
+        ("l2@best", r'has no "l2" \(it has: global, linf, natural\)'),
+        ("", 'has no ""'),
         ("linf@worst", "expected global, best, last, a learner's name, or NAME@best"),
     ],
 )
@@ -301,7 +360,7 @@ def test_weights_that_are_not_there_are_an_error(which: str, said: str, finished
 
 def test_weights_of_an_unfinished_run_are_the_best_so_far(unfinished: Path):
     with pytest.raises(
-        RunError, match="has no last weights: training is not finished; continue with --resume"
+        RunError, match="has no last weights: the training is not finished; continue it with --resume"
     ):
         load(unfinished, model=tiny)
     assert not load(unfinished, "best", model=tiny).training
@@ -310,7 +369,7 @@ def test_weights_of_an_unfinished_run_are_the_best_so_far(unfinished: Path):
 def test_where_nothing_was_selected_there_is_no_best(tmp_path: Path):
     run = go(recipe(SOLO, ("images = 12", "images = 0")), tmp_path / "run")
     assert not [event for event in run.metrics() if event["event"] == "validation"]
-    with pytest.raises(RunError, match="has no best weights: nothing was selected yet"):
+    with pytest.raises(RunError, match="has no best weights: no weights were selected yet"):
         run.weights("best")
     assert run.weights()[1]["t"] == 9
 
@@ -371,7 +430,7 @@ def test_manifests_say_what_the_weights_are(finished: Run):
 
 
 def test_a_session_that_may_change_bits_is_noticed(tmp_path: Path):
-    run = Run.begin(tmp_path / "run", recipe(), resume=False)
+    run = Run.open_or_create(tmp_path / "run", recipe(), resume=False)
     cpu = torch.device("cpu")
     assert run.record_session(cpu) == []
     assert run.record_session(cpu) == []
@@ -384,7 +443,7 @@ def test_a_session_that_may_change_bits_is_noticed(tmp_path: Path):
     assert said.startswith("threads was 2, is 1")
     sessions = json.loads((run.folder / "env.json").read_text())
     assert [session["threads"] for session in sessions] == [1, 1, 2, 1]
-    assert sessions[0].keys() >= environment(cpu).keys()
+    assert sessions[0].keys() >= describe_environment(cpu).keys()
 
 
 def test_a_resumed_training_says_that_the_threads_changed(unfinished: Path):
@@ -396,7 +455,7 @@ def test_a_resumed_training_says_that_the_threads_changed(unfinished: Path):
 
         def step(self, t: int) -> None: ...
 
-        def say(self, text: str) -> None:
+        def log(self, text: str) -> None:
             said.append(text)
 
     torch.set_num_threads(2)

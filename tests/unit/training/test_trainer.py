@@ -4,7 +4,6 @@ out."""
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allrounder.data.base import Data, Split, Tensors
+from allrounder.data.base import Data, Split, TensorSplit
 from allrounder.distributed import World
 from allrounder.errors import Diverged, RecipeError, RunError
-from allrounder.nn.state import Weights, snapshot
+from allrounder.nn.state import clone
 from allrounder.recipe.recipe import Recipe
+from allrounder.rng import Rng
+from allrounder.training import data as training_data
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
-from allrounder.training.training import Training
+from allrounder.training.setup import TrainingSetup
+from allrounder.training.trainer import Trainer, train
+from allrounder.types import Weights
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import Tiny, blobs, same, tiny, unfoldable64
 from tests.support.trainings import HEAD, LINF, MIX, NATURAL, PAIR, SOLO, Model, go, recipe, remains, without
@@ -31,13 +33,13 @@ L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
 EASY = NATURAL.replace('name = "natural"', 'name = "easy"').replace("0.1, 0.02", "0.05, 0.01")
 
 
-def training(value: Recipe, out: Path, model: Model = tiny, data: Data | None = None) -> Training:
-    return Training(value, Run.begin(out, value, resume=False), model, data or blobs(48), WORLD)
+def training(value: Recipe, out: Path, model: Model = tiny, data: Data | None = None) -> Trainer:
+    run = Run.open_or_create(out, value, resume=False)
+    return Trainer(TrainingSetup.build(value, run, model, data or blobs(48), WORLD))
 
 
-def steps(real: Training, last: int | None = None) -> Training:
-    for t in range(1, (last or real.clock.total) + 1):
-        real.step(t)
+def steps(real: Trainer, last: int | None = None) -> Trainer:
+    real.fit(until=last)
     return real
 
 
@@ -91,17 +93,19 @@ def test_an_epoch_is_logged_with_the_means_over_its_images(tmp_path: Path):
     assert real.run.metrics()[0]["loss"] == pytest.approx(expected, rel=1e-12)
 
 
-def plain_sgd(real: Training, decay: float | None = None) -> tuple[nn.Module, Weights]:
+def plain_sgd(real: Trainer, decay: float | None = None) -> tuple[nn.Module, Weights]:
     """Ordinary PyTorch, with the batches and the starting point of a training; and a literal average."""
-    model = copy.deepcopy(real.scratch).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    model = copy.deepcopy(real.scratch_model).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     task = real.recipe.tasks[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    average = snapshot(model.state_dict())
-    for t in range(1, real.clock.total + 1):
+    average = clone(model.state_dict())
+    for t in range(1, real.clock.total_steps + 1):
         epoch = real.clock.epoch(t)
-        batch = real.learners[0].prepare(real.batches.at(epoch, t - (epoch - 1) * real.clock.steps), t)
+        batch = real.learners[0].prepare_batch(
+            real.batches.at(epoch, t - (epoch - 1) * real.clock.steps_per_epoch), t
+        )
         for group in optimizer.param_groups:
-            group["lr"] = task.lr(epoch * real.clock.steps, real.clock)
+            group["lr"] = task.lr(epoch * real.clock.steps_per_epoch, real.clock)
         model.train()
         optimizer.zero_grad()
         F.cross_entropy(model(batch.x), batch.y).backward()
@@ -116,7 +120,7 @@ def test_solo_equals_plain_sgd_bit_for_bit(tmp_path: Path):
     real = training(recipe(SOLO), tmp_path / "run")
     model, _ = plain_sgd(real)
     steps(real)
-    assert same(dict(real.learners[0].live), dict(model.state_dict()))
+    assert same(dict(real.learners[0].params), dict(model.state_dict()))
     assert same(real.global_weights(), dict(model.state_dict()))
 
 
@@ -128,7 +132,7 @@ def test_one_task_with_a_decay_is_plain_weight_averaging(tmp_path: Path):
     for name, tensor in model.state_dict().items():
         expected = average[name] if tensor.is_floating_point() else tensor
         assert torch.allclose(theta[name], expected, rtol=0, atol=1e-12), name
-    assert same(dict(real.learners[0].live), dict(model.state_dict()))
+    assert same(dict(real.learners[0].params), dict(model.state_dict()))
 
 
 def test_the_order_of_tasks_in_the_file_does_not_matter_up_to_rounding(tmp_path: Path):
@@ -143,8 +147,8 @@ def test_the_order_of_tasks_in_the_file_does_not_matter_up_to_rounding(tmp_path:
         assert torch.allclose(theta[name], tensor, rtol=0, atol=1e-10), name
     for learner in one.learners:
         twin = next(other for other in two.learners if other.task.name == learner.task.name)
-        for name, tensor in twin.live.items():
-            assert torch.allclose(learner.live[name], tensor, rtol=0, atol=1e-10), name
+        for name, tensor in twin.params.items():
+            assert torch.allclose(learner.params[name], tensor, rtol=0, atol=1e-10), name
 
 
 def test_four_learners_train_save_and_resume(tmp_path: Path):
@@ -162,9 +166,11 @@ def test_four_learners_train_save_and_resume(tmp_path: Path):
 
 def test_every_learner_starts_from_one_network_and_the_global_weights_too(tmp_path: Path):
     real = training(recipe(), tmp_path / "run")
-    assert same(dict(real.learners[0].live), dict(real.learners[1].live))
-    assert real.learners[0].live["conv.weight"].data_ptr() != real.learners[1].live["conv.weight"].data_ptr()
-    assert same(real.global_weights(), dict(real.learners[0].live))
+    assert same(dict(real.learners[0].params), dict(real.learners[1].params))
+    assert (
+        real.learners[0].params["conv.weight"].data_ptr() != real.learners[1].params["conv.weight"].data_ptr()
+    )
+    assert same(real.global_weights(), dict(real.learners[0].params))
 
 
 @pytest.mark.parametrize("momentum", ["keep", "reset"])
@@ -175,9 +181,9 @@ def test_an_exchange_does_to_momentum_and_averages_what_it_says(momentum: str, a
         PAIR, ("exchange = { start = 1, every = 1 }", exchange), ("lr = 0.05", "lr = 0.05\naverage = 0.5")
     )
     real = steps(training(value, tmp_path / "run"), 3)
-    theta, linf = real.mixer.collect(), real.learners[0]
+    theta, linf = real.mixer.global_weights(), real.learners[0]
     assert linf.average is not None
-    assert same(dict(linf.live), theta)
+    assert same(dict(linf.params), theta)
     assert same(linf.average, theta) == (averages == "reset")
     assert len(linf.optimizer.state) == (0 if momentum == "reset" else 5)
 
@@ -185,11 +191,11 @@ def test_an_exchange_does_to_momentum_and_averages_what_it_says(momentum: str, a
 def test_tasks_of_one_stream_train_on_the_same_augmented_images(tmp_path: Path):
     def first(text: str, out: str) -> list[Tensor]:
         real = training(Recipe.loads(text), tmp_path / out)
-        return [learner.prepare(real.batches.at(1, 1), 1).x for learner in real.learners]
+        return [learner.prepare_batch(real.batches.at(1, 1), 1).x for learner in real.learners]
 
     shared = first(PAIR, "shared")
     assert torch.equal(*shared)
-    own = first(PAIR.replace('name = "natural"', 'name = "natural"\nstream = "own"'), "own")
+    own = first(PAIR.replace('name = "natural"', 'name = "natural"\naugment_stream = "own"'), "own")
     assert torch.equal(own[0], shared[0]) and not torch.equal(own[1], shared[1])
 
 
@@ -226,10 +232,10 @@ RECALIBRATED = PAIR.replace("decay = 0.8", "decay = 0.8\nbuffers = 'recalibrate'
 def test_validation_images_are_never_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data, split, _ = watched()
     real = training(Recipe.loads(RECALIBRATED), tmp_path / "run", data=data)
-    monkeypatch.setattr(type(real.selector), "measure", lambda self, theta, t: {"best": False})
+    monkeypatch.setattr(type(real.selection), "measure", lambda self, theta, t: {"best": False})
     split.seen.clear()
     steps(real)
-    held_out: Any = real.selector.split
+    held_out: Any = real.selection.split
     assert len(held_out) == 12
     assert split.seen == set(range(48)) - set(held_out.index.tolist())
 
@@ -274,7 +280,7 @@ def test_a_run_that_diverges_keeps_its_last_checkpoint_and_can_be_resumed(text: 
     first = value.names[0]
     with pytest.raises(Diverged, match=f"learner {first}, epoch 3, step 8: the loss is nan; try a smaller"):
         go(value, tmp_path / "run", model=network)
-    latest = Run(tmp_path / "run").latest()
+    latest = Run(tmp_path / "run").latest_checkpoint()
     assert latest is not None and latest.name == "step-00000006"
     calls[0] = None
     run = go(value, tmp_path / "run", model=network, resume=True)
@@ -318,26 +324,58 @@ def test_a_run_goes_on_with_the_images_it_had(tmp_path: Path):
         go(recipe(SOLO), tmp_path / "run")
     given, told = blobs(48), "run: was trained on other images or labels than those given now"
     mine = given.train
-    assert isinstance(mine, Tensors)
+    assert isinstance(mine, TensorSplit)
     others = (
-        Tensors(1 - mine.images, mine.labels, 3),
-        Tensors(mine.images, mine.labels.roll(1), 3),
-        Tensors(mine.images.flip(0), mine.labels.flip(0), 3),
+        TensorSplit(1 - mine.images, mine.labels, 3),
+        TensorSplit(mine.images, mine.labels.roll(1), 3),
+        TensorSplit(mine.images.flip(0), mine.labels.flip(0), 3),
     )
     for other in others:
         with pytest.raises(RunError, match=f"{told}, or in another order; resume with the same data"):
             go(recipe(SOLO), tmp_path / "run", resume=True, data=replace(given, train=other))
-    (manifest,) = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
-    facts = json.loads(manifest.read_text())
-    assert len(facts.pop("known_by")) == 1
-    manifest.write_text(json.dumps(facts))
     again = go(recipe(SOLO), tmp_path / "run", resume=True)
-    assert remains(again.folder) == remains(whole.folder), "a checkpoint of old, without digests"
+    assert remains(again.folder) == remains(whole.folder)
 
 
 def test_more_validation_images_than_there_are_is_an_error_of_the_recipe(tmp_path: Path):
     with pytest.raises(RecipeError, match=r"validation.images: .*got 48 of 48 training images"):
         go(recipe(SOLO, ("images = 12", "images = 48")), tmp_path / "run")
+
+
+def test_the_images_are_split_once_and_the_first_network_is_built_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    built, cut = list[nn.Module](), list[int]()
+    hold_out = training_data.hold_out
+
+    def network() -> nn.Module:
+        built.append(tiny())
+        return built[-1]
+
+    def counted(train: Split, count: int, rng: Rng) -> tuple[Split, Split]:
+        cut.append(count)
+        return hold_out(train, count, rng)
+
+    monkeypatch.setattr(training_data, "hold_out", counted)
+    run = go(recipe(), tmp_path / "run", model=network)
+    assert (len(built), cut) == (1, [12])
+    with Rng(5).fold_in("init").seed_global():
+        start = tiny()
+    assert same(dict(built[0].state_dict()), dict(start.state_dict())), "only copies of it are trained"
+    assert run.finished
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("images = 12", "images = 48"),
+        ("epochs = 3", "epochs = 3\ninit = { kind = 'run', run = 'nowhere' }"),
+    ],
+)
+def test_a_recipe_that_cannot_run_leaves_no_folder_behind(change: tuple[str, str], tmp_path: Path):
+    with pytest.raises((RecipeError, RunError)):
+        go(recipe(SOLO, change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_resumed_run_needs_the_folder_it_started_from_no_more(tmp_path: Path):

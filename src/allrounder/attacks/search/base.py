@@ -1,10 +1,9 @@
-"""Attacks that ask and learn: the searches of AutoAttack, written so that every example goes its own way.
+"""`Search`, the ask/tell interface of the attacks in AutoAttack.
 
-A search never sees the network. It says which image it wants to know about next (`ask`), and learns from the
-answer (`tell`); whoever drives it pays for the passes and decides whether an image it asked about is an
-adversarial one inside the threat. So a search cannot report a false success, its passes are counted in one
-place, and examples at different points of their search can share a batch: each row of the state depends on
-its own example alone.
+A search has no access to the network. `ask` returns the images to query next, and `tell` updates the state
+with the result. The caller runs the network and decides whether a queried image is adversarial and inside the
+threat. So a search cannot report a false success, passes are counted in one place, and examples at different
+points of their search can share a batch: each row of the state depends only on its own example.
 """
 
 from __future__ import annotations
@@ -17,136 +16,140 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from allrounder.attacks.base import Attack, Crafted
-from allrounder.rng import Draws
+from allrounder.attacks.base import Attack, AttackResult
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool
 
 State: TypeAlias = dict[str, Tensor]
-"""What a search knows: tensors with one row per example, the same names and shapes from beginning to end."""
+"""The state of a search: tensors with one row per example, whose names and shapes never change."""
 
-SLACK = 1e-6
-"""How far rounding may carry an image out of the ball and still count, in units of max(1, eps)."""
+SUCCESS_SLACK = 1e-6
+"""How far rounding may move an adversarial image out of the ball, in units of max(1, eps)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
-    """What a search is asked to do with some examples: one of its rounds, from the beginning."""
+class RoundInit:
+    """What a search needs to begin a round: the examples, the threat and the random numbers."""
 
     x: Images
     y: Labels
     natural: Logits
-    """The network's logits at x."""
+    """The logits of the network at x."""
     threat: Threat
-    draws: Draws
-    """Addressed to this round; per example in an evaluation, so draw once per name and never per step."""
+    rng: Rng
+    """The random numbers of this round. In an evaluation they are addressed per example, so draw once per
+    name, never per step."""
     round: int
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What the network says about the images that were asked about."""
+class QueryResult:
+    """What the network returns for the queried images."""
 
     x: Images
     logits: Logits
     passes: Passes
     loss: Float[Tensor, "m n"] | None = None
-    """The losses that were differentiated; None where no gradient was wanted."""
+    """The losses that were differentiated; None for a query without gradient."""
     gradient: Float[Tensor, "m n c h w"] | None = None
-    """Their gradients with respect to x."""
+    """The gradients of the losses with respect to x."""
 
 
 class Search(Attack):
-    """An attack by asking; the subclasses are final frozen values."""
+    """An attack with an ask/tell interface; subclasses are final frozen values."""
 
-    cycle: ClassVar[tuple[bool, ...]] = (True,)
-    """Whether the questions of a step want gradients, in turn; all examples of a batch keep in step."""
+    needs_grad_cycle: ClassVar[tuple[bool, ...]] = (True,)
+    """Whether each query of a step needs gradients; all examples of a batch are at the same query."""
 
     @abstractmethod
     def address(self) -> str:
-        """The text that selects this search's random numbers, and under which its results are stored.
+        """The text that selects the random numbers of this search and names its stored results.
 
         It is data: renaming a class or adding a field must not change it.
         """
 
-    def repeats(self) -> int:
-        """How often a network is asked the same, to average its answers: more than once where it is
-        random."""
+    def num_repeats(self) -> int:
+        """How many times each gradient query is repeated and averaged; more than once for random networks."""
         return 1
 
     @abstractmethod
-    def rounds(self, classes: int) -> int:
-        """How many times an example is searched, with another start or target each time."""
+    def num_rounds(self, classes: int) -> int:
+        """How many rounds each example has, with another start or target each."""
 
     @abstractmethod
-    def begin(self, question: Question) -> State:
-        """The state at the beginning of a round; costs no pass. x and y belong into it if `tell` needs
-        them."""
+    def begin(self, round_init: RoundInit) -> State:
+        """The state at the beginning of a round, without a pass; it holds x and y if `tell` needs them."""
 
     @abstractmethod
     def ask(self, state: State, threat: Threat) -> Images:
-        """The image to be asked about next, for every example."""
+        """The image to query next, for each example."""
 
     def loss(self, state: State, logits: Logits) -> Float[Tensor, "*m n"]:
-        """What to differentiate at the image asked about, if a gradient is wanted: one loss or several."""
-        raise AssertionError("only searches that want gradients have a loss")
+        """One or several losses to differentiate at the queried image, for a query that needs gradients."""
+        raise AssertionError("only a search that needs gradients has a loss")
 
     @abstractmethod
-    def tell(self, state: State, answer: Answer, threat: Threat) -> State:
-        """The state after an answer; a new one, the old is left alone."""
+    def tell(self, state: State, result: QueryResult, threat: Threat) -> State:
+        """Return the state after a query; does not change the old state."""
 
     @abstractmethod
-    def finished(self, state: State) -> PerExampleBool:
-        """Which examples have used up their round."""
+    def is_finished(self, state: State) -> PerExampleBool:
+        """Whether the round of each example is over."""
 
     @abstractmethod
-    def questions(self) -> int:
-        """How many questions a round asks that breaks nothing: its budget, which drivers hold it to."""
+    def num_queries(self) -> int:
+        """The number of queries of a round without success; drivers check it."""
 
-    def ahead(self, state: State, steps: Labels) -> State | None:
-        """The state after so many answers that change nothing, if that is known; `tell` changes what this
-        does."""
+    def skip_ahead(self, state: State, steps: Labels) -> State | None:
+        """The state after `steps` rejected queries, or None if the search cannot skip ahead.
+
+        Must stay consistent with `tell`.
+        """
         return None
 
-    def moved(self, before: State, after: State) -> PerExampleBool:
-        """Where an answer has changed what is asked next; for searches that can look ahead."""
-        raise AssertionError("only searches that look ahead can be told from")
+    def accepted(self, before: State, after: State) -> PerExampleBool:
+        """Whether `tell` changed the next query; only for searches that can skip ahead."""
+        raise AssertionError("only a search that can skip ahead reports accepted queries")
 
-    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, draws: Draws) -> Crafted:
-        """Search all examples side by side; the first success is kept, an example without one stays as it
-        was."""
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        """Search all examples in one batch; keeps the first success, or the image itself without one."""
         with torch.no_grad():
             natural = model(x)
-        x_adv, fooled = x, natural.argmax(1) != y
+        x_adv = x
+        fooled = natural.argmax(1) != y
         passes = Passes(forwards=1)
-        for number in range(self.rounds(natural.shape[1])):
-            state = self.begin(Question(x, y, natural, threat, draws.at("round", number), number))
-            while not (fooled | self.finished(state)).all():
-                for gradient in self.cycle:
-                    answer = inquire(self, model, state, threat, gradient)
-                    passes = passes + answer.passes
-                    new = succeeded(answer, x, y, threat) & ~fooled & ~self.finished(state)
-                    x_adv = torch.where(new[:, None, None, None], answer.x, x_adv)
+        for number in range(self.num_rounds(natural.shape[1])):
+            state = self.begin(RoundInit(x, y, natural, threat, rng.fold_in("round", number), number))
+            while not (fooled | self.is_finished(state)).all():
+                for needs_grad in self.needs_grad_cycle:
+                    result = query_model(self, model, state, threat, needs_grad)
+                    passes = passes + result.passes
+                    new = is_adversarial(result, x, y, threat) & ~fooled & ~self.is_finished(state)
+                    x_adv = torch.where(new[:, None, None, None], result.x, x_adv)
                     fooled = fooled | new
-                    state = self.tell(state, answer, threat)
-        return Crafted(x=x_adv, fooled=fooled, passes=passes)
+                    state = self.tell(state, result, threat)
+        return AttackResult(x=x_adv, fooled=fooled, passes=passes)
 
 
-def inquire(search: Search, model: Classifier, state: State, threat: Threat, gradient: bool) -> Answer:
-    """Ask the network what a search wants to know: a forward pass, and a backward pass for each gradient.
+def query_model(
+    search: Search, model: Classifier, state: State, threat: Threat, needs_grad: bool
+) -> QueryResult:
+    """Query the network at the images that a search asks for: a forward pass, and a backward pass per loss.
 
-    A network that is random may be asked several times; then the answers are averaged.
+    With gradients the query is repeated `search.num_repeats()` times, and the results are averaged.
     """
     x = search.ask(state, threat).detach()
-    if not gradient:
+    if not needs_grad:
         with torch.no_grad():
-            return Answer(x, model(x), Passes(forwards=1))
-    answers = [_differentiate(search, model, state, x) for _ in range(search.repeats())]
-    passes = Passes(len(answers), sum(len(answer[1]) for answer in answers))
-    if len(answers) == 1:
-        return Answer(x, answers[0][0], passes, *answers[0][1:])
-    logits, loss, slopes = (torch.stack(part).mean(0) for part in zip(*answers, strict=True))
-    return Answer(x, logits, passes, loss, slopes)
+            return QueryResult(x, model(x), Passes(forwards=1))
+    samples = [_differentiate(search, model, state, x) for _ in range(search.num_repeats())]
+    passes = Passes(len(samples), sum(len(loss) for _, loss, _ in samples))
+    if len(samples) == 1:
+        logits, loss, gradient = samples[0]
+    else:
+        logits, loss, gradient = (torch.stack(tensors).mean(0) for tensors in zip(*samples, strict=True))
+    return QueryResult(x, logits, passes, loss, gradient)
 
 
 def _differentiate(
@@ -156,18 +159,22 @@ def _differentiate(
         x = x.detach().requires_grad_()
         logits = model(x)
         loss = search.loss(state, logits)
-        rows = loss if loss.dim() == 2 else loss[None]
-        totals = rows.sum(dim=1)
-        more = [row < len(totals) - 1 for row in range(len(totals))]
-        slopes = [torch.autograd.grad(t, x, retain_graph=m)[0] for t, m in zip(totals, more, strict=True)]
-    return logits.detach(), rows.detach(), torch.stack(slopes) if len(slopes) > 1 else slopes[0][None]
+        losses = loss if loss.dim() == 2 else loss[None]
+        totals = losses.sum(dim=1)
+        last = len(totals) - 1
+        gradients = [
+            torch.autograd.grad(total, x, retain_graph=number < last)[0]
+            for number, total in enumerate(totals)
+        ]
+    stacked = torch.stack(gradients) if len(gradients) > 1 else gradients[0][None]
+    return logits.detach(), losses.detach(), stacked
 
 
-def succeeded(answer: Answer, x: Images, y: Labels, threat: Threat) -> PerExampleBool:
-    """Whether the images asked about are misclassified and inside the threat."""
-    wrong = answer.logits.argmax(1) != y
-    rows = wrong.nonzero().squeeze(1)
+def is_adversarial(result: QueryResult, x: Images, y: Labels, threat: Threat) -> PerExampleBool:
+    """Whether the queried images are misclassified and inside the threat."""
+    fooled = result.logits.argmax(1) != y
+    rows = fooled.nonzero().squeeze(1)
     if len(rows):
-        # Most images are classified correctly, and then it does not matter where they are.
-        wrong[rows] = threat.contains(x[rows], answer.x[rows], slack=SLACK)
-    return wrong
+        # Only misclassified images, usually few, are checked against the threat.
+        fooled[rows] = threat.contains(x[rows], result.x[rows], slack=SUCCESS_SLACK)
+    return fooled

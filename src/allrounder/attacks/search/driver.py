@@ -1,10 +1,11 @@
-"""Driving a search over many examples in lanes of one fixed batch shape.
+"""Runs a search over many examples in batches of one fixed size.
 
-Every round of an example has a slot of its own until it breaks the example or is over; then the next one
-takes the slot. The network only ever sees batches of the lane's width, because another shape changes bits; at
-one width a round's path does not depend on its neighbours. Where slots would be idle, later rounds of an
-example begin before its earlier ones are over, but the lowest round that breaks it counts; and searches that
-can (see ahead.py) look ahead. So the result is the same for any order, split or interruption.
+Each round of an example occupies a slot of the batch until it fools the network or is finished; then the next
+round takes the slot. The network only sees batches of one size, because another shape could change bits; with
+a fixed size, a round does not depend on the other slots. Where slots would be empty, later rounds of an
+example begin before its earlier ones are finished, but the lowest successful round counts; and searches that
+can skip ahead use empty slots for lookahead (see lookahead.py). So the result does not depend on order,
+splitting or interruption.
 """
 
 from __future__ import annotations
@@ -17,22 +18,28 @@ from typing import cast, final
 import torch
 from torch import Tensor
 
-from allrounder.attacks.search.base import Answer, Question, Search, State, inquire, succeeded
-from allrounder.attacks.search.lookahead import Ahead
+from allrounder.attacks.search.base import (
+    QueryResult,
+    RoundInit,
+    Search,
+    State,
+    is_adversarial,
+    query_model,
+)
+from allrounder.attacks.search.lookahead import LookAhead
 from allrounder.errors import ThreatError
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool
 
 CONFIRM_EVERY = 32
-"""Steps after which finds are confirmed, however few: until then they would be lost in an interruption."""
+"""The number of steps after which candidates are confirmed, however few; an interruption loses them."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Points:
-    """Examples to be attacked: images, labels, natural logits, and the number that addresses their
-    randomness."""
+class Examples:
+    """Examples to attack: images, labels, natural logits, and the row numbers that select random numbers."""
 
     x: Images
     y: Labels
@@ -42,249 +49,295 @@ class Points:
     def __len__(self) -> int:
         return len(self.y)
 
-    def some(self, index: Labels) -> Points:
-        """The points at these positions."""
-        return Points(self.x[index], self.y[index], self.natural[index], self.rows[index])
+    def select(self, index: Labels) -> Examples:
+        """The examples at the given positions."""
+        return Examples(self.x[index], self.y[index], self.natural[index], self.rows[index])
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Hunted:
-    """What became of every point so far: settled or not, what the plain network says of the image found
-    (the label where none was), that image, and the passes spent on all."""
+class SearchResults:
+    """The results so far, per example, and the passes spent on all.
 
-    settled: PerExampleBool
+    For an example without success, `predicted` is the label and `x` the image itself.
+    """
+
+    done: PerExampleBool
     predicted: Labels
+    """The prediction of the original network at `x`."""
     x: Images
     passes: Passes = field(default_factory=Passes)
 
     @classmethod
-    def nothing(cls, points: Points) -> Hunted:
-        """Before the first question."""
-        settled = torch.zeros(len(points), dtype=torch.bool)
-        return cls(settled, points.y.cpu().clone(), points.x.clone())
+    def empty(cls, examples: Examples) -> SearchResults:
+        """The results before the first query."""
+        done = torch.zeros(len(examples), dtype=torch.bool)
+        return cls(done, examples.y.cpu().clone(), examples.x.clone())
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Entry:
-    """A round of a point; with its state and place in the search's cycle if it was already under way."""
+class RoundTask:
+    """A round of an example; a round that was interrupted has a state and a place in the query cycle."""
 
-    point: int
+    example: int
     round: int
     state: State | None = None
     phase: int = 0
-    asked: int = 0
+    num_queries: int = 0
 
 
 @final
 @dataclass(eq=False)
-class Course:
-    """How far a point is: how many rounds were begun, which are undecided, and whether the last of them has
-    broken the point, or seems to."""
+class ExampleProgress:
+    """The progress of an example."""
 
-    begun: int = 0
+    num_begun: int = 0
+    """The number of rounds that have begun."""
     undecided: set[int] = field(default_factory=set[int])
-    found: bool = False
+    """The rounds that are not decided yet."""
+    has_success: bool = False
+    """Whether the last round has an adversarial image, confirmed or not."""
 
-    def settled(self, rounds: int) -> bool:
-        """Whether no round that could still count is left."""
-        return not self.undecided and (self.found or self.begun == rounds)
+    def is_done(self, num_rounds: int) -> bool:
+        """Whether no round that could count is left."""
+        return not self.undecided and (self.has_success or self.num_begun == num_rounds)
 
 
 @final
-class Lane:
-    """A search, the network it asks, the network that confirms its finds, and the slots between them."""
+class SearchDriver:
+    """Runs a search on a network, and confirms its candidates on the original network.
+
+    `network` may be a folded copy of `original`; an example counts as fooled only if `original`
+    misclassifies it.
+    """
 
     def __init__(
-        self, search: Search, network: Classifier, plain: Classifier, threat: Threat, draws: Draws, width: int
+        self,
+        search: Search,
+        network: Classifier,
+        original: Classifier,
+        threat: Threat,
+        rng: Rng,
+        batch_size: int,
     ):
-        """`network` may be a folded copy; a point leaves only after `plain` confirms that it is
-        misclassified."""
-        self.search, self.network, self.plain = search, network, plain
-        self.threat, self.draws, self.width = threat, draws, width
+        self.search = search
+        self.network = network
+        self.original = original
+        self.threat = threat
+        self.rng = rng
+        self.batch_size = batch_size
         self.passes = Passes()
 
-    def hunt(self, points: Points, report: Callable[[Hunted], None] = lambda hunted: None) -> Hunted:
-        """Search all points; `report` hears how it stands after every step, and may raise to stop."""
-        self.points, self.rounds = points, self.search.rounds(points.natural.shape[1])
-        self.courses = [Course() for _ in range(len(points))]
-        self.queue, self.resumed = deque(range(len(points))), deque[Entry]()
-        self.slots: list[Entry | None] = [None] * self.width
-        self.asked, self.ahead = [0] * self.width, cast(Ahead | None, None)
-        self.suspects: list[tuple[Entry, Tensor]] = []
-        # A network of one class may leave a search no round; then no point is broken.
-        settled = torch.full((len(points),), self.rounds == 0)
-        self.found = replace(Hunted.nothing(points), settled=settled)
-        if bool(settled.all()):
-            report(self.found)
-            return self.found
-        # Free slots hold the first point, or what was left there; what comes of them is thrown away.
-        self.state = {name: self._spread(row) for name, row in self._begin(Entry(0, 0)).items()}
-        self.x, self.y = self._spread(points.x[:1]), self._spread(points.y[:1])
-        cycle, told, steps = self.search.cycle, 0, 0
-        while told < len(points):
-            for phase, gradient in enumerate(cycle):
-                self._fill(phase)
-                if any(entry is not None for entry in self.slots):
-                    self._advance(gradient, (phase + 1) % len(cycle))
-            steps += 1
-            full, idle = len(self.suspects) >= self.width, not any(e is not None for e in self.slots)
-            if full or idle or steps % CONFIRM_EVERY == 0:
-                self._confirm()
-            told, self.found = int(settled.sum()), replace(self.found, passes=self.passes)
-            report(self.found)
-        return self.found
+    def run(
+        self, examples: Examples, report: Callable[[SearchResults], None] = lambda results: None
+    ) -> SearchResults:
+        """Search all examples; calls `report` with the results after each step, which may raise to stop."""
+        self.examples = examples
+        self.num_rounds = self.search.num_rounds(examples.natural.shape[1])
+        self.progress = [ExampleProgress() for _ in range(len(examples))]
+        self.queue = deque(range(len(examples)))
+        self.resumed = deque[RoundTask]()
+        self.slots: list[RoundTask | None] = [None] * self.batch_size
+        self.slot_queries = [0] * self.batch_size
+        self.lookahead = cast(LookAhead | None, None)
+        self.candidates: list[tuple[RoundTask, Tensor]] = []
+        # With one class a search may have no round; then no example is fooled.
+        done = torch.full((len(examples),), self.num_rounds == 0)
+        self.results = replace(SearchResults.empty(examples), done=done)
+        if bool(done.all()):
+            report(self.results)
+            return self.results
+        # Empty slots hold the first example, or their last one; their results are discarded.
+        self.state = {name: self._repeat_row(row) for name, row in self._begin_round(RoundTask(0, 0)).items()}
+        self.x = self._repeat_row(examples.x[:1])
+        self.y = self._repeat_row(examples.y[:1])
+        cycle = self.search.needs_grad_cycle
+        num_done = 0
+        num_steps = 0
+        while num_done < len(examples):
+            for phase, needs_grad in enumerate(cycle):
+                self._fill_slots(phase)
+                if any(task is not None for task in self.slots):
+                    self._query(needs_grad, (phase + 1) % len(cycle))
+            num_steps += 1
+            is_full = len(self.candidates) >= self.batch_size
+            is_idle = not any(task is not None for task in self.slots)
+            if is_full or is_idle or num_steps % CONFIRM_EVERY == 0:
+                self._confirm_candidates()
+            num_done = int(done.sum())
+            self.results = replace(self.results, passes=self.passes)
+            report(self.results)
+        return self.results
 
-    def _begin(self, entry: Entry) -> State:
-        """The state of one point at the beginning of a round: always a batch of one, whatever else goes
-        on."""
-        points, at = self.points, slice(entry.point, entry.point + 1)
-        draws = self.draws.at("round", entry.round).per_example(points.rows[at].cpu())
-        question = Question(points.x[at], points.y[at], points.natural[at], self.threat, draws, entry.round)
-        return self.search.begin(question)
+    def _begin_round(self, task: RoundTask) -> State:
+        """The initial state of a round, always computed in a batch of one, so that it never varies."""
+        examples = self.examples
+        at = slice(task.example, task.example + 1)
+        rng = self.rng.fold_in("round", task.round).per_example(examples.rows[at].cpu())
+        x, y, natural = examples.x[at], examples.y[at], examples.natural[at]
+        return self.search.begin(RoundInit(x, y, natural, self.threat, rng, task.round))
 
-    def _spread(self, row: Tensor) -> Tensor:
-        return row.repeat(self.width, *[1] * (row.dim() - 1))
+    def _repeat_row(self, row: Tensor) -> Tensor:
+        return row.repeat(self.batch_size, *[1] * (row.dim() - 1))
 
-    def _fill(self, phase: int) -> None:
-        """Give free slots to those that wait for this phase of the search's cycle."""
-        for slot, entry in enumerate(self.slots):
-            if entry is None and (chosen := self._next(phase)) is not None:
-                self.slots[slot], self.asked[slot], self.ahead = chosen, chosen.asked, None
-                self.x[slot], self.y[slot] = self.points.x[chosen.point], self.points.y[chosen.point]
-                rows = self._begin(chosen) if chosen.state is None else chosen.state
-                for name, row in rows.items():
+    def _fill_slots(self, phase: int) -> None:
+        """Put rounds that wait for this phase of the query cycle into the empty slots."""
+        for slot, current in enumerate(self.slots):
+            if current is None and (task := self._next_task(phase)) is not None:
+                self.slots[slot] = task
+                self.slot_queries[slot] = task.num_queries
+                self.lookahead = None
+                self.x[slot] = self.examples.x[task.example]
+                self.y[slot] = self.examples.y[task.example]
+                state = self._begin_round(task) if task.state is None else task.state
+                for name, row in state.items():
                     self.state[name][slot] = row[0]
 
-    def _next(self, phase: int) -> Entry | None:
+    def _next_task(self, phase: int) -> RoundTask | None:
         for _ in range(len(self.resumed)):
-            entry = self.resumed.popleft()
-            if entry.phase == phase:
-                return entry
-            self.resumed.append(entry)
+            task = self.resumed.popleft()
+            if task.phase == phase:
+                return task
+            self.resumed.append(task)
         while phase == 0 and self.queue:
-            point = self.queue.popleft()
-            course = self.courses[point]
-            if course.begun < self.rounds and not course.found:
-                entry = Entry(point, course.begun)
-                course.begun += 1
-                course.undecided.add(entry.round)
-                # Round by round: a point comes again after all the others.
-                self.queue.append(point)
-                return entry
+            example = self.queue.popleft()
+            progress = self.progress[example]
+            if progress.num_begun < self.num_rounds and not progress.has_success:
+                task = RoundTask(example, progress.num_begun)
+                progress.num_begun += 1
+                progress.undecided.add(task.round)
+                # An example's next round comes after a round of all the others.
+                self.queue.append(example)
+                return task
         return None
 
-    def _advance(self, gradient: bool, following: int) -> None:
-        """One question for the whole lane; what it finds is suspected, what is over makes room."""
-        ahead = self.ahead = self.ahead or self._look_ahead()
-        before, x, y = (
-            (self.state, self.x, self.y)
-            if ahead is None
-            else (ahead.state, self.x[ahead.slot], self.y[ahead.slot])
-        )
-        answer = inquire(self.search, self.network, before, self.threat, gradient)
-        self.passes += answer.passes
-        self._check_finite(answer)
-        found = succeeded(answer, x, y, self.threat)
-        after = self.search.tell(before, answer, self.threat)
-        over, rows = self.search.finished(after), list(range(self.width))
-        if ahead is None:
+    def _query(self, needs_grad: bool, next_phase: int) -> None:
+        """Make one query for the whole batch, collect candidates and free the slots of finished rounds."""
+        self.lookahead = self.lookahead or self._look_ahead()
+        lookahead = self.lookahead
+        if lookahead is None:
+            before, x, y = self.state, self.x, self.y
+        else:
+            before, x, y = lookahead.state, self.x[lookahead.slots], self.y[lookahead.slots]
+        result = query_model(self.search, self.network, before, self.threat, needs_grad)
+        self.passes += result.passes
+        self._check_finite(result)
+        fooled = is_adversarial(result, x, y, self.threat)
+        after = self.search.tell(before, result, self.threat)
+        finished = self.search.is_finished(after)
+        rows = list(range(self.batch_size))
+        if lookahead is None:
             self.state = after
         else:
-            ends = found | over | self.search.moved(before, after)
-            self.state, rows = ahead.follow(self.state, after, _list(ends))
-        self._act(answer, _list(found), _list(over), rows, following)
+            ends = fooled | finished | self.search.accepted(before, after)
+            self.state, rows = lookahead.follow(self.state, after, _to_list(ends))
+        self._apply_answers(result, _to_list(fooled), _to_list(finished), rows, next_phase)
 
-    def _look_ahead(self) -> Ahead | None:
-        """A view for idle slots, where there are any and the search can look ahead."""
-        occupied = [slot for slot, entry in enumerate(self.slots) if entry is not None]
-        none = torch.zeros_like(self.y)
-        if len(occupied) == self.width or self.search.ahead(self.state, none) is None:
+    def _look_ahead(self) -> LookAhead | None:
+        """A lookahead for the empty slots, if there are any and the search can skip ahead."""
+        occupied = [slot for slot, task in enumerate(self.slots) if task is not None]
+        no_steps = torch.zeros_like(self.y)
+        if len(occupied) == self.batch_size or self.search.skip_ahead(self.state, no_steps) is None:
             return None
-        return Ahead(self.search, self.state, occupied, self.width)
+        return LookAhead(self.search, self.state, occupied, self.batch_size)
 
-    def _act(
-        self, answer: Answer, found: list[bool], over: list[bool], rows: list[int], following: int
+    def _apply_answers(
+        self,
+        result: QueryResult,
+        fooled: list[bool],
+        finished: list[bool],
+        rows: list[int],
+        next_phase: int,
     ) -> None:
-        """Do with every slot what the row of its last answer says."""
-        ahead = self.ahead
+        """Update each slot with the last row that counts for it."""
+        lookahead = self.lookahead
         for slot, row in enumerate(rows):
-            entry = self.slots[slot]  # read anew: a find empties slots of later rounds
-            if entry is None:
+            task = self.slots[slot]  # read again in each turn: a candidate empties slots of later rounds
+            if task is None:
                 continue
-            self.asked[slot] += 1 if ahead is None else 1 + ahead.rows[slot].index(row)
-            if found[row]:
-                self.slots[slot] = self.ahead = None
+            self.slot_queries[slot] += 1 if lookahead is None else 1 + lookahead.rows[slot].index(row)
+            if fooled[row]:
+                self.slots[slot] = self.lookahead = None
                 state = {name: tensor[slot : slot + 1].clone() for name, tensor in self.state.items()}
-                on = replace(entry, state=state, phase=following, asked=self.asked[slot])
-                self._suspect(on, answer.x[row].clone())
-            elif over[row]:
-                self.slots[slot] = self.ahead = None
-                self._check_budget(self.asked[slot])
-                self._close(entry)
+                paused = replace(task, state=state, phase=next_phase, num_queries=self.slot_queries[slot])
+                self._add_candidate(paused, result.x[row].clone())
+            elif finished[row]:
+                self.slots[slot] = self.lookahead = None
+                self._check_num_queries(self.slot_queries[slot])
+                self._finish_round(task)
 
-    def _check_finite(self, answer: Answer) -> None:
-        # In the sum of the images, one number that is not finite shows; of logits, it might overflow.
-        if not bool(answer.x.sum().isfinite() & answer.logits.isfinite().all()):
-            who = f"{self.search} under {self.threat}"
+    def _check_finite(self, result: QueryResult) -> None:
+        # A sum of images is not finite if one number is not; a sum of logits might overflow.
+        if not bool(result.x.sum().isfinite() & result.logits.isfinite().all()):
             raise ThreatError(
-                f"{who}: images or logits are not finite; the network's gradients may be broken"
+                f"{self.search} under {self.threat}: images or logits are not finite, expected finite "
+                "numbers; check the network's gradients"
             )
 
-    def _check_budget(self, asked: int) -> None:
-        if asked != self.search.questions():
-            told = f"ended a round after {asked} questions, expected {self.search.questions()}"
-            raise ThreatError(f"{self.search} under {self.threat}: {told}; this is a bug in the attack")
+    def _check_num_queries(self, num_queries: int) -> None:
+        expected = self.search.num_queries()
+        if num_queries != expected:
+            raise ThreatError(
+                f"{self.search} under {self.threat}: ended a round after {num_queries} queries, expected "
+                f"{expected}; this is a bug in the attack"
+            )
 
-    def _suspect(self, entry: Entry, x: Tensor) -> None:
-        """Put a find aside to be confirmed, and forget the later rounds of its point."""
-        course = self.courses[entry.point]
-        course.found, course.begun = True, entry.round + 1
-        course.undecided = {number for number in course.undecided if number <= entry.round}
+    def _add_candidate(self, task: RoundTask, x: Tensor) -> None:
+        """Store an image to be confirmed, and drop the later rounds of its example."""
+        progress = self.progress[task.example]
+        progress.has_success = True
+        progress.num_begun = task.round + 1
+        progress.undecided = {number for number in progress.undecided if number <= task.round}
 
-        def counts(other: Entry) -> bool:
-            return other.point != entry.point or other.round < entry.round
+        def counts(other: RoundTask) -> bool:
+            return other.example != task.example or other.round < task.round
 
         self.slots = [other if other is None or counts(other) else None for other in self.slots]
         self.resumed = deque(filter(counts, self.resumed))
-        self.suspects = [*((other, at) for other, at in self.suspects if counts(other)), (entry, x)]
+        kept = [(other, other_x) for other, other_x in self.candidates if counts(other)]
+        self.candidates = [*kept, (task, x)]
 
-    def _confirm(self) -> None:
-        """Show what was found to the plain network; what it does not confirm goes on searching."""
-        suspects, self.suspects = self.suspects[: self.width], self.suspects[self.width :]
-        if not suspects:
+    def _confirm_candidates(self) -> None:
+        """Classify candidates with the original network; a round that is not confirmed resumes."""
+        candidates = self.candidates[: self.batch_size]
+        self.candidates = self.candidates[self.batch_size :]
+        if not candidates:
             return
-        filled = [x for _, x in suspects] + [suspects[0][1]] * (self.width - len(suspects))
+        padding = [candidates[0][1]] * (self.batch_size - len(candidates))
         with torch.no_grad():
-            logits = self.plain(torch.stack(filled))
+            logits = self.original(torch.stack([x for _, x in candidates] + padding))
         if not bool(logits.isfinite().all()):
-            raise ThreatError(f"{self.search} under {self.threat}: the plain network's logits are not finite")
+            raise ThreatError(
+                f"{self.search} under {self.threat}: the original network's logits are not finite, expected "
+                "finite numbers; check the network"
+            )
         predicted = logits.argmax(1)
         self.passes += Passes(forwards=1)
-        for (entry, x), prediction in zip(suspects, predicted, strict=False):
-            if prediction != self.points.y[entry.point]:
-                self.found.predicted[entry.point], self.found.x[entry.point] = prediction, x
-                self._close(entry)
+        for (task, x), prediction in zip(candidates, predicted, strict=False):
+            if prediction != self.examples.y[task.example]:
+                self.results.predicted[task.example] = prediction
+                self.results.x[task.example] = x
+                self._finish_round(task)
             else:
-                self._resume(entry)
+                self._resume_round(task)
 
-    def _resume(self, entry: Entry) -> None:
-        """Let a round go on that has not broken its point after all."""
-        assert entry.state is not None
-        self.courses[entry.point].found = False
-        if entry.point not in self.queue:
-            self.queue.append(entry.point)
-        if bool(self.search.finished(entry.state)):
-            self._close(entry)
+    def _resume_round(self, task: RoundTask) -> None:
+        """Continue a round whose candidate was not confirmed."""
+        assert task.state is not None
+        self.progress[task.example].has_success = False
+        if task.example not in self.queue:
+            self.queue.append(task.example)
+        if bool(self.search.is_finished(task.state)):
+            self._finish_round(task)
         else:
-            self.resumed.append(entry)
+            self.resumed.append(task)
 
-    def _close(self, entry: Entry) -> None:
-        course = self.courses[entry.point]
-        course.undecided.discard(entry.round)
-        self.found.settled[entry.point] = course.settled(self.rounds)
+    def _finish_round(self, task: RoundTask) -> None:
+        progress = self.progress[task.example]
+        progress.undecided.discard(task.round)
+        self.results.done[task.example] = progress.is_done(self.num_rounds)
 
 
-def _list(flags: PerExampleBool) -> list[bool]:
+def _to_list(flags: PerExampleBool) -> list[bool]:
     return cast(list[bool], flags.tolist())

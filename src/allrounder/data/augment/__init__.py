@@ -1,9 +1,9 @@
-"""The table of augmentations: a new one is one file here and one line below."""
+"""Data augmentation: random changes of training batches, one line each in the table below."""
 
 from __future__ import annotations
 
 from allrounder.data.augment.base import Augment, ImageAugment, NoAugment
-from allrounder.data.augment.color import ColourJitter, Cutout
+from allrounder.data.augment.color import ColorJitter, Cutout
 from allrounder.data.augment.compose import Chain
 from allrounder.data.augment.crop import CropFlip, ResizedCrop
 from allrounder.data.augment.mixup import CutMix, Mixup
@@ -12,7 +12,7 @@ AUGMENTS: dict[str, type[Augment]] = {
     "crop-flip": CropFlip,
     "resized-crop": ResizedCrop,
     "cutout": Cutout,
-    "colour-jitter": ColourJitter,
+    "colour-jitter": ColorJitter,
     "mixup": Mixup,
     "cutmix": CutMix,
     "chain": Chain,
@@ -23,7 +23,7 @@ __all__ = [
     "AUGMENTS",
     "Augment",
     "Chain",
-    "ColourJitter",
+    "ColorJitter",
     "CropFlip",
     "CutMix",
     "Cutout",

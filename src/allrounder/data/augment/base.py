@@ -1,4 +1,4 @@
-"""What training does to a mini-batch before anything else sees it."""
+"""The interface of an augmentation, which changes a mini-batch before anything else uses it."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, final
 
-from allrounder.config.fields import value
-from allrounder.rng import Draws
+from allrounder.config.fields import frozen_config
+from allrounder.rng import Rng
 from allrounder.types import Batch, Images
 
 
 class Augment(ABC):
-    """A random change of a mini-batch that keeps the shape, type and box of its images.
+    """A random change of a mini-batch that keeps the shape and dtype of the images and stays in [0, 1].
 
-    All that is random about it is drawn in one block on the CPU, so that every device sees the same change.
+    All random numbers are drawn in one block on the CPU, so every device applies the same change.
     """
 
-    mixes: ClassVar[bool] = False
-    """Whether it mixes labels too."""
+    mixes_labels: ClassVar[bool] = False
+    """Whether labels are mixed as well as images."""
 
     @abstractmethod
-    def apply(self, batch: Batch, draws: Draws) -> Batch:
-        """The changed batch, its images contiguous; the given one is left as it is."""
+    def apply(self, batch: Batch, rng: Rng) -> Batch:
+        """Return the augmented batch with contiguous images; the input is not modified."""
 
 
 class ImageAugment(Augment):
-    """A random change of every image by itself, which keeps its label."""
+    """An augmentation that changes every image independently and keeps its label."""
 
-    def apply(self, batch: Batch, draws: Draws) -> Batch:
-        """The batch with other images."""
-        return replace(batch, x=self.images(batch.x, draws))
+    def apply(self, batch: Batch, rng: Rng) -> Batch:
+        """Return the batch with augmented images."""
+        return replace(batch, x=self.augment_images(batch.x, rng))
 
     @abstractmethod
-    def images(self, x: Images, draws: Draws) -> Images:
-        """The changed images, contiguous; the given ones are left as they are."""
+    def augment_images(self, x: Images, rng: Rng) -> Images:
+        """Return augmented, contiguous images; the input is not modified."""
 
 
 @final
-@value
+@frozen_config
 class NoAugment(ImageAugment):
-    """Leave the images as they are."""
+    """Leave the images unchanged."""
 
-    def images(self, x: Images, draws: Draws) -> Images:
-        """The images themselves."""
+    def augment_images(self, x: Images, rng: Rng) -> Images:
+        """Return the images themselves."""
         return x.contiguous()

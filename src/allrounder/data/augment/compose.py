@@ -1,43 +1,44 @@
-"""Several augmentations, one after the other."""
+"""A chain of augmentations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, final
 
-from allrounder.config.fields import Kind, Some, refuse, value
+from allrounder.config.fields import NonEmpty, OneOf, frozen_config, raise_field_errors
 from allrounder.data.augment.base import Augment
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.types import Batch
 
 
-def _table() -> Mapping[str, type[Augment]]:
+def _step_kinds() -> Mapping[str, type[Augment]]:
+    """Return the table of augmentations without `Chain`; looked up late, because the table holds `Chain`."""
     from allrounder.data.augment import AUGMENTS
 
     return {kind: cls for kind, cls in AUGMENTS.items() if cls is not Chain}
 
 
 @final
-@value
+@frozen_config
 class Chain(Augment):
-    """Apply several augmentations in their order; one that mixes labels is the last."""
+    """Apply several augmentations in order; only the last one may mix labels."""
 
-    steps: Annotated[tuple[Annotated[Augment, Kind(_table)], ...], Some]
-    """Any but another chain."""
+    steps: Annotated[tuple[Annotated[Augment, OneOf(_step_kinds)], ...], NonEmpty]
+    """The augmentations to apply; chains cannot be nested."""
 
     def __post_init__(self) -> None:
-        # A step after it could move, cover or mix again what the weights of the labels tell.
-        refuse(
+        # A later step could move, cover or mix pixels again, and the label weights would no longer match.
+        raise_field_errors(
             self,
             [
-                (("steps", number), f"{type(step).__name__} mixes labels, so it must be the last; move it")
-                for number, step in enumerate(self.steps[:-1])
-                if step.mixes
+                (("steps", i), f"{type(step).__name__} mixes labels, so it must be the last step; move it")
+                for i, step in enumerate(self.steps[:-1])
+                if step.mixes_labels
             ],
         )
 
-    def apply(self, batch: Batch, draws: Draws) -> Batch:
-        """Every step draws at its own number, from 0."""
-        for number, step in enumerate(self.steps):
-            batch = step.apply(batch, draws.at("step", number))
+    def apply(self, batch: Batch, rng: Rng) -> Batch:
+        """Apply the steps in order; step i draws its random numbers at the address ("step", i)."""
+        for i, step in enumerate(self.steps):
+            batch = step.apply(batch, rng.fold_in("step", i))
         return batch

@@ -1,4 +1,4 @@
-"""Augmentations that move the pixels of an image: crops and mirrors."""
+"""Augmentations that move the pixels of an image: random crops and horizontal flips."""
 
 from __future__ import annotations
 
@@ -9,117 +9,121 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from allrounder.config.fields import Flag, Positive, Whole, refuse, value
+from allrounder.config.fields import Flag, NonNegativeInt, PositiveFloat, frozen_config, raise_field_errors
 from allrounder.data.augment.base import ImageAugment
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.types import Images
 
-Part = Annotated[Positive, Field(le=1)]
+PositiveShare = Annotated[PositiveFloat, Field(le=1)]
 
 
 @final
-@value
+@frozen_config
 class CropFlip(ImageAugment):
-    """Pad, crop back to size at a random place, and mirror every other image on average."""
+    """Pad, crop back to size at a random position, and flip horizontally with probability one half."""
 
-    pad: Whole = 4
+    pad: NonNegativeInt = 4
     """Pixels added to each side."""
     flip: Flag = True
-    """Mirror left to right with probability one half."""
-    # Left out of recipes where it is zero: those from before it keep their fingerprint.
+    """Flip left to right with probability one half."""
+    # Omitted from encoded recipes when it is "zero", so that their fingerprints stay the same.
     padding: Annotated[
         Literal["zero", "reflect"], Field(exclude_if=lambda padding: padding == "zero")  # pyright: ignore[reportUnknownLambdaType]
     ] = "zero"
-    """What is added: black, or the image mirrored at its border, which takes images larger than `pad`."""
+    """Padding mode: black, or the image reflected at its border, which must be larger than `pad`."""
 
-    def images(self, x: Images, draws: Draws) -> Images:
-        """One place and one coin per image; pixels are only moved."""
+    def augment_images(self, x: Images, rng: Rng) -> Images:
+        """Crop every image at its own position; pixels are moved but not changed."""
         n, c, h, w = x.shape
-        u = draws.uniform(torch.empty(n, 3, dtype=torch.float64))
+        u = rng.uniform(torch.empty(n, 3, dtype=torch.float64))
         top, left = (u[:, :2] * (2 * self.pad + 1)).long().unbind(1)
-        across = torch.arange(w).expand(n, w)
+        order = torch.arange(w).expand(n, w)
         if self.flip:
-            across = torch.where(u[:, 2:] < 0.5, across.flip(1), across)
-        rows, columns = top[:, None] + torch.arange(h), left[:, None] + across
+            order = torch.where(u[:, 2:] < 0.5, order.flip(1), order)
+        rows, columns = top[:, None] + torch.arange(h), left[:, None] + order
         if self.padding == "reflect":
-            rows, columns = (self._reflected(rows, h), self._reflected(columns, w))
-            pixel = rows[:, :, None] * w + columns[:, None, :]
+            rows, columns = self._reflect(rows, h), self._reflect(columns, w)
+            index = rows[:, :, None] * w + columns[:, None, :]
         else:
-            pixel = rows[:, :, None] * (w + 2 * self.pad) + columns[:, None, :]
+            index = rows[:, :, None] * (w + 2 * self.pad) + columns[:, None, :]
             x = F.pad(x, (self.pad,) * 4)
-        source = pixel.view(n, 1, h * w).to(x.device).expand(n, c, h * w)
+        source = index.view(n, 1, h * w).to(x.device).expand(n, c, h * w)
         return x.flatten(2).gather(2, source).view(n, c, h, w)
 
-    def _reflected(self, place: Tensor, size: int) -> Tensor:
-        """Places in the padded image as places in the image; the border itself does not come twice."""
+    def _reflect(self, position: Tensor, size: int) -> Tensor:
+        """Map positions in the padded image to positions in the image, without repeating the border."""
         if self.pad >= size:
             raise ValueError(
                 f"crop-flip: got pad {self.pad} for images of {size} pixels, expected less than {size} with "
                 'padding "reflect"; choose a smaller pad, or padding "zero"'
             )
-        inside = (place - self.pad).abs()
-        return (size - 1) - ((size - 1) - inside).abs()
+        reflected = (position - self.pad).abs()
+        return (size - 1) - ((size - 1) - reflected).abs()
 
 
 @final
-@value
+@frozen_config
 class ResizedCrop(ImageAugment):
-    """Crop a random part of an image, stretch it back to size, and mirror every other image on average.
+    """Crop a random part of an image, resize it to the image size, and flip with probability one half.
 
-    The share of the area is uniform in `scale`, the aspect log-uniform in `ratio`, the place uniform; places
-    need not be whole pixels. Pixels are interpolated between their four neighbours. A part is never larger
-    than the image, so nothing is ever shrunk and there is nothing to smooth first (antialiasing).
+    The area is uniform in `scale`, the aspect ratio log-uniform in `ratio`, the position uniform and not
+    limited to whole pixels. Resizing is bilinear. A crop is never larger than the image, so resizing never
+    shrinks and needs no antialiasing.
     """
 
-    scale: tuple[Part, Part] = (0.25, 1.0)
-    """The smallest and the largest share of the area."""
-    ratio: tuple[Positive, Positive] = (0.75, 4 / 3)
-    """The smallest and the largest aspect, width by height, relative to the image's own; a side that would
-    be longer than the image's is as long."""
+    scale: tuple[PositiveShare, PositiveShare] = (0.25, 1.0)
+    """Smallest and largest area of the crop, as a share of the image."""
+    ratio: tuple[PositiveFloat, PositiveFloat] = (0.75, 4 / 3)
+    """Smallest and largest aspect ratio (width / height) relative to the image's; sides longer than the image
+    are clipped to it."""
     flip: Flag = True
-    """Mirror left to right with probability one half."""
+    """Flip left to right with probability one half."""
 
     def __post_init__(self) -> None:
-        refuse(
+        raise_field_errors(
             self,
             [
-                ((name,), f"expected the smaller one first, got {low:g} and {high:g}")
+                ((name,), f"got {low:g} and {high:g}, expected the smaller number first; swap them")
                 for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio))
                 if low > high
             ],
         )
 
-    def images(self, x: Images, draws: Draws) -> Images:
-        """One part and one coin per image; rows are interpolated first, then columns."""
+    def augment_images(self, x: Images, rng: Rng) -> Images:
+        """Resize one crop per image: rows are interpolated first, then columns."""
         n, _, h, w = x.shape
-        u = draws.uniform(torch.empty(n, 5, dtype=torch.float64))
+        u = rng.uniform(torch.empty(n, 5, dtype=torch.float64))
         area = self.scale[0] + u[:, 0] * (self.scale[1] - self.scale[0])
         low, high = (torch.tensor(end, dtype=torch.float64).log() for end in self.ratio)
         aspect = (low + u[:, 1] * (high - low)).exp()
-        down = _sources(h, (area / aspect).sqrt().clamp(max=1), u[:, 2])
-        across = _sources(w, (area * aspect).sqrt().clamp(max=1), u[:, 3])
+        rows = _source_coordinates(h, (area / aspect).sqrt().clamp(max=1), u[:, 2])
+        columns = _source_coordinates(w, (area * aspect).sqrt().clamp(max=1), u[:, 3])
         if self.flip:
-            across = torch.where(u[:, 4:] < 0.5, across.flip(1), across)
-        x = _rows_at(_rows_at(x, down).transpose(2, 3), across).transpose(2, 3)
+            columns = torch.where(u[:, 4:] < 0.5, columns.flip(1), columns)
+        x = _interpolate_rows(_interpolate_rows(x, rows).transpose(2, 3), columns).transpose(2, 3)
         return x.contiguous().clamp_(0, 1)
 
 
-def _sources(size: int, side: Tensor, place: Tensor) -> Tensor:
-    """Where each pixel of a side comes from, pixels being at whole numbers; at most the outermost ones."""
+def _source_coordinates(size: int, length: Tensor, position: Tensor) -> Tensor:
+    """Return the coordinate that each output pixel is read from, clamped to the image.
+
+    `length` and `position` of the crop are fractions of the side; pixel centres have integer coordinates.
+    """
     centres = torch.arange(size, dtype=torch.float64) + 0.5
-    first = place * (1 - side) * size
-    return (first[:, None] + centres * side[:, None] - 0.5).clamp(0, size - 1)
+    first = position * (1 - length) * size
+    return (first[:, None] + centres * length[:, None] - 0.5).clamp(0, size - 1)
 
 
-def _rows_at(x: Images, source: Tensor) -> Images:
-    """The images with their rows read at other places: between two rows, both in proportion."""
+def _interpolate_rows(x: Images, source: Tensor) -> Images:
+    """Read the rows of every image at fractional coordinates, by linear interpolation."""
     n, c, h, w = x.shape
     low = source.floor().long()
-    share = (source - low)[:, None, :, None].to(x.device, x.dtype)
-    # Whole rows are copied, which is much faster than gathering single pixels.
-    rows, first = x.reshape(n * c * h, w), torch.arange(n * c).view(n, c, 1) * h
-    near, far = (
+    weight = (source - low)[:, None, :, None].to(x.device, x.dtype)
+    # Copies whole rows, which is much faster than gathering single pixels.
+    rows = x.reshape(n * c * h, w)
+    first = torch.arange(n * c).view(n, c, 1) * h
+    upper, lower = (
         rows.index_select(0, (first + row[:, None]).flatten().to(x.device)).view(n, c, h, w)
         for row in (low, (low + 1).clamp(max=h - 1))
     )
-    return torch.lerp(near, far, share)
+    return torch.lerp(upper, lower, weight)

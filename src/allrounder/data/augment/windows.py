@@ -1,4 +1,4 @@
-"""Rectangles inside images."""
+"""Random rectangles in images, as masks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import torch
 from torch import Tensor
 
 
-def inside(height: int, width: int, centre: Tensor, tall: Tensor, wide: Tensor) -> Tensor:
-    """Which pixels of each image lie in its rectangle, (n, h, w); what lies outside of the image is lost.
+def window_mask(h: int, w: int, centre: Tensor, heights: Tensor, widths: Tensor) -> Tensor:
+    """Return which pixels of each image lie in its rectangle, (n, h, w), clipped to the image.
 
-    The centre is a pixel, drawn from two uniform numbers per image; of an even side the larger half comes
-    before it.
+    `centre` holds two uniform numbers per image that choose the centre pixel. A rectangle with an even side
+    has its larger half before the centre.
     """
-    rows, columns = (
-        _along(size, centre[:, side], length)
-        for side, (size, length) in enumerate(((height, tall), (width, wide)))
-    )
+    rows = _interval_mask(h, centre[:, 0], heights)
+    columns = _interval_mask(w, centre[:, 1], widths)
     return rows[:, :, None] & columns[:, None, :]
 
 
-def _along(size: int, centre: Tensor, length: Tensor) -> Tensor:
+def _interval_mask(size: int, centre: Tensor, length: Tensor) -> Tensor:
+    """Return which positions of a side lie in each interval, (n, size)."""
     first = ((centre * size).long() - length // 2)[:, None]
-    place = torch.arange(size)
-    return (place >= first) & (place < first + length[:, None])
+    position = torch.arange(size)
+    return (position >= first) & (position < first + length[:, None])

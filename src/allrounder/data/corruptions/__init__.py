@@ -1,10 +1,10 @@
-"""Corruptions as in CIFAR-10-C: fifteen that are averaged, and four more.
+"""The corruptions of CIFAR-10-C: fifteen that papers average over, and four extra ones.
 
-The constants are those of the published program for CIFAR, which are much milder than those for ImageNet,
-compared one by one with its text. Lengths in pixels are for images of 32x32 and are used as they are at
-other sizes; those of elastic_transform, pixelate and fog go with the image. So numbers at other sizes compare
-with each other only. Reference: Hendrycks and Dietterich, 2019, Benchmarking neural network robustness to
-common corruptions and perturbations.
+The constants are those of the published program for CIFAR, checked one by one; they are much milder than
+those for ImageNet. Lengths in pixels are meant for 32x32 images and are not scaled for other sizes, except
+those of elastic_transform, pixelate and fog. So results at other sizes are comparable only with each other.
+Reference: Hendrycks and Dietterich, 2019, Benchmarking neural network robustness to common corruptions and
+perturbations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from allrounder.config.fields import nearest
-from allrounder.data.corruptions.base import SEVERITIES, Bytes, Corruption, check_images
+from allrounder.config.fields import did_you_mean
+from allrounder.data.corruptions.base import SEVERITIES, Corruption, Uint8Array, check_images
 from allrounder.data.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
 from allrounder.data.corruptions.digital import (
     brightness,
@@ -28,9 +28,9 @@ from allrounder.data.corruptions.digital import (
 from allrounder.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from allrounder.data.corruptions.spatter import spatter
 from allrounder.data.corruptions.weather import fog, frost, snow
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 
-STANDARD: dict[str, Corruption] = {
+STANDARD_CORRUPTIONS: dict[str, Corruption] = {
     "gaussian_noise": Corruption(gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": Corruption(shot_noise, (500.0, 250.0, 100.0, 75.0, 50.0)),
     "impulse_noise": Corruption(impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
@@ -59,9 +59,9 @@ STANDARD: dict[str, Corruption] = {
     "pixelate": Corruption(pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_compression": Corruption(jpeg_compression, (80, 65, 58, 50, 40)),
 }
-"""The corruptions over which papers average."""
+"""The fifteen corruptions that papers average over."""
 
-EXTRA: dict[str, Corruption] = {
+EXTRA_CORRUPTIONS: dict[str, Corruption] = {
     "speckle_noise": Corruption(speckle_noise, (0.06, 0.1, 0.12, 0.16, 0.2)),
     "gaussian_blur": Corruption(gaussian_blur, (0.4, 0.6, 0.7, 0.8, 1.0)),
     "spatter": Corruption(
@@ -76,32 +76,32 @@ EXTRA: dict[str, Corruption] = {
     ),
     "saturate": Corruption(saturate, ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))),
 }
-"""Those that the published sets also have, meant for choosing settings on."""
+"""The four other corruptions of the published sets, intended for tuning."""
 
-CORRUPTIONS = STANDARD | EXTRA
+CORRUPTIONS = STANDARD_CORRUPTIONS | EXTRA_CORRUPTIONS
 
 
 def corrupt(
-    images: Bytes, corruption: str, severity: int, *, seed: int = 0, rows: Sequence[int] | None = None
-) -> Bytes:
-    """Corrupted copies of images, bytes (n, h, w, 1 or 3), at a severity of 1 to 5.
+    images: Uint8Array, corruption: str, severity: int, *, seed: int = 0, rows: Sequence[int] | None = None
+) -> Uint8Array:
+    """Return corrupted copies of uint8 images, (n, h, w, 1 or 3), at a severity of 1 to 5.
 
-    `rows` are the images' numbers in their set, by default 0, 1, 2, ...: with the same seed, an image of the
-    same number is corrupted in the same way, whatever else is in the batch.
+    `rows` are the positions of the images in their dataset, by default 0, 1, 2, ... With the same seed, the
+    image of a row is always corrupted in the same way, whatever else is in the batch.
     """
     if corruption not in CORRUPTIONS:
-        known = ", ".join(CORRUPTIONS)
+        names = ", ".join(CORRUPTIONS)
         raise ValueError(
-            f"corruption: got {corruption!r}, expected one of {known}{nearest(corruption, CORRUPTIONS)}"
+            f"corruption: got {corruption!r}, expected one of {names}{did_you_mean(corruption, CORRUPTIONS)}"
         )
     if severity not in SEVERITIES:
-        raise ValueError(f"severity: got {severity}, expected 1 to 5; what is not corrupted has none")
+        raise ValueError(f"severity: got {severity}, expected 1 to 5; use the images themselves for none")
     check_images(images)
-    numbers = range(len(images)) if rows is None else rows
-    if len(numbers) != len(images):
-        raise ValueError(f"rows: got {len(numbers)} for {len(images)} images, expected one for each")
+    rows = range(len(images)) if rows is None else rows
+    if len(rows) != len(images):
+        raise ValueError(f"rows: got {len(rows)} for {len(images)} images, expected one for each")
     if len(images) == 0:
         return images.copy()
-    draws = Draws(seed).at("corruption", corruption, severity).per_example(torch.tensor(list(numbers)))
-    chosen = CORRUPTIONS[corruption]
-    return np.ascontiguousarray(chosen.change(images, chosen.table[severity - 1], draws))
+    rng = Rng(seed).fold_in("corruption", corruption, severity).per_example(torch.tensor(list(rows)))
+    entry = CORRUPTIONS[corruption]
+    return np.ascontiguousarray(entry.apply(images, entry.constants[severity - 1], rng))

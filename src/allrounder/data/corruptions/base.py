@@ -1,8 +1,8 @@
-"""What a corruption is: a change of images by chance, of five strengths, that leaves the label as it is.
+"""The interface of a corruption: a random change of images with five severities that keeps the label.
 
-Images are bytes, (n, h, w, c) as in the published sets. Chance is addressed by seed, corruption, severity and
-row, so an image comes out the same alone, in any batch and in any order. For the same reason nothing here
-sums over a batch, or in an order that depends on its size.
+Images are uint8 arrays (n, h, w, c), as in the published sets. Random numbers are addressed by seed,
+corruption, severity and row, so an image is corrupted in the same way alone, in any batch and in any order.
+For the same reason no function here sums over a batch, or in an order that depends on the batch size.
 """
 
 from __future__ import annotations
@@ -15,66 +15,66 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 
-Bytes: TypeAlias = NDArray[np.uint8]
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
-Change: TypeAlias = Callable[[Bytes, Any, Draws], Bytes]
-"""From images, the constants of a severity, and draws with one stream for each image."""
+Uint8Array: TypeAlias = NDArray[np.uint8]
+FloatArray: TypeAlias = NDArray[np.float64]
+CorruptionFn: TypeAlias = Callable[[Uint8Array, Any, Rng], Uint8Array]
+"""Corrupts images, given the constants of a severity and random numbers with one stream per image."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
-SMALLEST = 8
-"""Pixels that an image must be high and wide; below, the blurs reach over all of it."""
+MIN_SIDE = 8
+"""Minimum height and width of an image in pixels; on smaller images the blurs would cover everything."""
 LUMA = (0.299, 0.587, 0.114)
+"""Perceived brightness of red, green and blue (ITU-R BT.601)."""
 
 
 @final
 @dataclass(frozen=True)
 class Corruption:
-    """A change, and its constants for the severities 1 to 5."""
+    """A corruption function and its constants for the severities 1 to 5."""
 
-    change: Change
-    table: tuple[Any, ...]
+    apply: CorruptionFn
+    constants: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        assert len(self.table) == len(SEVERITIES)
+        assert len(self.constants) == len(SEVERITIES)
 
 
 def check_images(x: NDArray[Any]) -> None:
-    """Raise unless these are images that can be corrupted."""
+    """Raise ValueError unless `x` is a uint8 array of images that are large enough to corrupt."""
     shape = x.shape
-    if x.dtype != np.uint8 or x.ndim != 4 or shape[3] not in (1, 3) or min(shape[1:3]) < SMALLEST:
+    if x.dtype != np.uint8 or x.ndim != 4 or shape[3] not in (1, 3) or min(shape[1:3]) < MIN_SIDE:
         raise ValueError(
             f"images: got {x.dtype} of shape {shape}, expected uint8 of shape (n, h, w, 1 or 3), "
-            f"at least {SMALLEST} pixels high and wide; bring them into this form"
+            f"at least {MIN_SIDE} pixels high and wide; convert them first"
         )
 
 
-def upto(count: int) -> Ints:
-    """0 .. count - 1, typed."""
-    return np.arange(count, dtype=np.int64)
+def arange(stop: int) -> NDArray[np.int64]:
+    """Return 0 .. stop - 1: `np.arange` with a type that strict type checking can follow."""
+    return np.arange(stop, dtype=np.int64)
 
 
-def unit(x: Bytes) -> Floats:
-    """From bytes to numbers in [0, 1]."""
+def to_float(x: Uint8Array) -> FloatArray:
+    """Convert bytes to numbers in [0, 1]."""
     return x / 255.0
 
 
-def as_bytes(x: Floats) -> Bytes:
-    """From numbers, clipped to [0, 1], to bytes; rounded down, as in the published sets."""
+def to_uint8(x: FloatArray) -> Uint8Array:
+    """Clip numbers to [0, 1] and convert them to bytes, rounded down as in the published sets."""
     return (np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
-def grey(x: Floats) -> Floats:
-    """The brightness of every pixel, (n, h, w, 1); a grey image is its own."""
+def luminance(x: FloatArray) -> FloatArray:
+    """Return the brightness of every pixel, (n, h, w, 1); a grey image is returned as it is."""
     if x.shape[-1] == 1:
         return x
     return LUMA[0] * x[..., :1] + LUMA[1] * x[..., 1:2] + LUMA[2] * x[..., 2:]
 
 
-def tinted(colour: tuple[float, float, float], channels: int) -> Floats:
-    """A colour for images of so many channels: itself, or its brightness."""
+def tint(colour: tuple[float, float, float], channels: int) -> FloatArray:
+    """Return a colour for images with 3 channels, or its brightness for images with 1 channel."""
     return (
         np.array(colour)
         if channels == 3
@@ -82,21 +82,21 @@ def tinted(colour: tuple[float, float, float], channels: int) -> Floats:
     )
 
 
-def uniform(draws: Draws, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Floats:
-    """Uniform on [low, high), each row from its own stream."""
-    return low + (high - low) * draws.uniform(torch.empty(shape, dtype=torch.float64)).numpy()
+def uniform(rng: Rng, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> FloatArray:
+    """Draw uniform numbers on [low, high), each row from its own stream."""
+    return low + (high - low) * rng.uniform(torch.empty(shape, dtype=torch.float64)).numpy()
 
 
-def normal(draws: Draws, shape: tuple[int, ...], mean: float = 0.0, scale: float = 1.0) -> Floats:
-    """Normal, each row from its own stream."""
-    return mean + scale * draws.normal(torch.empty(shape, dtype=torch.float64)).numpy()
+def normal(rng: Rng, shape: tuple[int, ...], mean: float = 0.0, scale: float = 1.0) -> FloatArray:
+    """Draw normal numbers, each row from its own stream."""
+    return mean + scale * rng.normal(torch.empty(shape, dtype=torch.float64)).numpy()
 
 
-def poisson(draws: Draws, rates: Floats) -> Floats:
-    """Counts of these rates, each row from its own stream."""
-    assert draws.rows is not None
+def poisson(rng: Rng, rates: FloatArray) -> FloatArray:
+    """Draw Poisson counts with the given rates, each row from its own stream."""
+    assert rng.rows is not None
     counts = np.empty_like(rates)
-    for number, row in enumerate(draws.rows):
-        stream = draws.at("row", row).generator()
-        counts[number] = torch.poisson(torch.from_numpy(rates[number]), generator=stream).numpy()
+    for i, row in enumerate(rng.rows):
+        generator = rng.fold_in("row", row).generator()
+        counts[i] = torch.poisson(torch.from_numpy(rates[i]), generator=generator).numpy()
     return counts

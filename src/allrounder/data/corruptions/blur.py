@@ -4,52 +4,55 @@ from __future__ import annotations
 
 import numpy as np
 
-from allrounder.data.corruptions.base import Bytes, as_bytes, uniform, unit, upto
-from allrounder.data.corruptions.filters import correlated, disk, gaussian, streaked, zoomed
-from allrounder.rng import Draws
+from allrounder.data.corruptions.base import Uint8Array, arange, to_float, to_uint8, uniform
+from allrounder.data.corruptions.filters import clipped_zoom, correlate, disk, gaussian_filter, motion_filter
+from allrounder.rng import Rng
 
 
-def gaussian_blur(x: Bytes, sigma: float, draws: Draws) -> Bytes:
-    """Out of focus, as a Gaussian."""
-    return as_bytes(gaussian(unit(x), sigma))
+def gaussian_blur(x: Uint8Array, sigma: float, rng: Rng) -> Uint8Array:
+    """Blur with a Gaussian."""
+    return to_uint8(gaussian_filter(to_float(x), sigma))
 
 
-def defocus_blur(x: Bytes, how: tuple[float, float], draws: Draws) -> Bytes:
-    """Out of focus, as a disk: (radius, softness of its rim)."""
-    return as_bytes(correlated(unit(x), disk(*how)))
+def defocus_blur(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
+    """Blur with a disk, as a lens out of focus does. Constants: (radius, smoothing of the rim)."""
+    return to_uint8(correlate(to_float(x), disk(*constants)))
 
 
-def glass_blur(x: Bytes, how: tuple[float, int], draws: Draws) -> Bytes:
-    """Seen through frosted glass: (sigma of the blur before and after, rounds in which pixels move by one).
+def glass_blur(x: Uint8Array, constants: tuple[float, int], rng: Rng) -> Uint8Array:
+    """Blur as frosted glass does. Constants: (sigma of the blur before and after, rounds of pixel moves).
 
-    A pixel takes the value of itself, or of its neighbour above, to the left, or both. The published program
-    means to exchange the two, but both of them end with the neighbour's value; the sets are made so.
+    In every round a pixel takes the value of itself, or of its neighbour above, to the left, or both. The
+    published program means to swap the two pixels, but both end with the neighbour's value, and the published
+    sets are made this way.
     """
-    sigma, rounds = how
-    x = as_bytes(gaussian(unit(x), sigma))
+    sigma, rounds = constants
+    x = to_uint8(gaussian_filter(to_float(x), sigma))
     n, h, w, _ = x.shape
-    each = upto(n)[:, None, None]
-    for number in range(rounds):
-        up, left = np.moveaxis(uniform(draws.at("move", number), (n, h, w, 2)) < 0.5, -1, 0)
-        up[:, :2], up[:, :, :2], left[:, :2], left[:, :, :2] = False, False, False, False
-        x = x[each, upto(h)[:, None] - up, upto(w) - left]
-    return as_bytes(gaussian(unit(x), sigma))
+    image = arange(n)[:, None, None]
+    for round_ in range(rounds):
+        up, left = np.moveaxis(uniform(rng.fold_in("move", round_), (n, h, w, 2)) < 0.5, -1, 0)
+        for moves in (up, left):
+            moves[:, :2] = False
+            moves[:, :, :2] = False
+        x = x[image, arange(h)[:, None] - up, arange(w) - left]
+    return to_uint8(gaussian_filter(to_float(x), sigma))
 
 
-def motion_blur(x: Bytes, how: tuple[float, float], draws: Draws) -> Bytes:
-    """A moving camera: (radius, sigma) of the line, at up to 45 degrees from the horizontal."""
-    angles = uniform(draws, (len(x),), -45.0, 45.0).tolist()
-    return np.rint(255 * streaked(unit(x), *how, angles)).astype(np.uint8)
+def motion_blur(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
+    """Blur along a random line, at most 45 degrees from the horizontal. Constants: (radius, sigma)."""
+    angles = uniform(rng, (len(x),), -45.0, 45.0).tolist()
+    return np.rint(255 * motion_filter(to_float(x), *constants, angles)).astype(np.uint8)
 
 
-def zoom_blur(x: Bytes, steps: int, draws: Draws) -> Bytes:
-    """A camera that comes nearer: the mean of the image and enlargements by 0, 1, 2, ... percent.
+def zoom_blur(x: Uint8Array, steps: int, rng: Rng) -> Uint8Array:
+    """Average the image and its enlargements by 0, 1, 2, ... percent, as a camera that moves closer does.
 
-    How many there are is what the published ranges (1, 1.06 and so on, by 0.01) have in floating point, where
-    the first two of them include their ends.
+    `steps` is the length of the published ranges (1 to 1.06 and so on, by 0.01) in floating point, where the
+    first two ranges include their ends.
     """
-    pixels = unit(x)
+    pixels = to_float(x)
     total = pixels
     for percent in range(steps):
-        total = total + zoomed(pixels, 1 + percent / 100)
-    return as_bytes(total / (steps + 1))
+        total = total + clipped_zoom(pixels, 1 + percent / 100)
+    return to_uint8(total / (steps + 1))

@@ -1,6 +1,6 @@
-"""Sets of changed images to evaluate on: published ones, ones made before, or made as they are needed.
+"""Corrupted or perturbed sets to evaluate on: published, generated earlier, or generated on the fly.
 
-The last two are the same, byte by byte, so it does not matter which of them is used.
+Sets generated earlier and on the fly are equal byte by byte, so it does not matter which one is used.
 """
 
 from __future__ import annotations
@@ -17,65 +17,66 @@ import torch
 
 from allrounder.data.base import Split
 from allrounder.data.corruptions import CORRUPTIONS, corrupt
-from allrounder.data.corruptions.base import SEVERITIES, Bytes
+from allrounder.data.corruptions.base import SEVERITIES, Uint8Array
 from allrounder.data.corruptions.generate import (
-    GENERATION,
-    LABELS,
-    MARKER,
-    NOTES,
-    Kind,
-    bytes_of,
-    numbers_of,
+    GENERATED_NOTES,
+    GENERATOR_VERSION,
+    LABELS_FILE,
+    MARKER_FILE,
+    ShiftKind,
+    fetch_uint8,
     read_marker,
     source_digest,
+    to_int_list,
 )
 from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
 from allrounder.data.files.cache import cache_folder
 from allrounder.errors import RunError
 from allrounder.types import Labels
 
-SAMPLE = 16
-"""Images by which a published set is known to be made of the same images."""
-READ = 64
-"""Images of a published file by which it is known again."""
+NUM_MATCHED_IMAGES = 16
+"""Images compared to check that a published set is made from the images of the split."""
+NUM_DIGEST_IMAGES = 64
+"""Images of a published file that enter its digest."""
 OFFICIAL, GENERATED = "official", "generated"
-UNMARKED = "unmarked files, taken as official"
-"""What is known of files that nothing says to be generated."""
+UNMARKED_NOTE = "unmarked files, taken as official"
+"""Description of a set without a marker file."""
 
 
 @final
-class Unusable(RunError):
-    """A set that is damaged, or not whole."""
+class UnusableSetError(RunError):
+    """A set is damaged or incomplete."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Fresh:
-    """Changed copies of the images of a split, made when they are asked for, and only of those that are."""
+class GeneratedSet:
+    """Corrupted or perturbed copies of the images of a split, generated when they are fetched."""
 
     split: Split
-    kind: Kind
+    kind: ShiftKind
     seed: int = 0
     source: str = GENERATED
-    instead_of: str = ""
-    """Why an official set that was found is not used, if there is one."""
+    fallback_reason: str = ""
+    """Why an official set that exists is not used, or empty."""
 
     @property
-    def about(self) -> str:
-        """How it is generated."""
-        return _generated(self.kind, self.seed)
+    def description(self) -> str:
+        """The seed and the generator version."""
+        return _describe_generated(self.kind, self.seed)
 
-    def known_by(self, name: str) -> str:
-        """The seed and the way of making; the images are those of the evaluation."""
-        return self.about
+    def content_id(self, name: str) -> str:
+        """Return an identifier of the images: how they are generated from those of the split."""
+        return self.description
 
-    def frames(self, name: str) -> int:
-        """As many as the protocol says."""
-        return PERTURBATIONS[name].frames
+    def num_frames(self, name: str) -> int:
+        """Return the number of frames of a perturbation in the protocol."""
+        return PERTURBATIONS[name].num_frames
 
-    def images(self, name: str, severity: int | None, rows: Labels) -> Bytes:
-        """Of these rows: (n, 1, h, w, c) at a severity, or all frames, (n, frames, h, w, c)."""
-        x, numbers = bytes_of(self.split, rows), numbers_of(rows)
+    def fetch(self, name: str, severity: int | None, rows: Labels) -> Uint8Array:
+        """Return the given rows: (n, 1, h, w, c) at a severity, or all frames, (n, frames, h, w, c)."""
+        x = fetch_uint8(self.split, rows)
+        numbers = to_int_list(rows)
         if severity is not None:
             return corrupt(x, name, severity, seed=self.seed, rows=numbers)[:, None]
         return perturb_sequence(x, name, seed=self.seed, rows=numbers)
@@ -83,162 +84,187 @@ class Fresh:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Stored:
-    """Changed copies of the images of a split, read from a folder piece by piece."""
+class StoredSet:
+    """Corrupted or perturbed copies of the images of a split, read from a folder as they are fetched."""
 
     folder: Path
-    count: int
+    num_images: int
     source: str
-    about: str
-    instead_of: str = ""
-    """Why an official set that was found is not used, if there is one."""
+    description: str
+    fallback_reason: str = ""
+    """Why an official set that exists is not used, or empty."""
 
-    def known_by(self, name: str) -> str:
-        """Of a generated set, how it was made; of a published one, a digest of some of its images."""
+    def content_id(self, name: str) -> str:
+        """Return an identifier of the images: how they were generated, or a digest of some published ones."""
         if self.source == GENERATED:
-            return self.about
-        return f"{OFFICIAL} {_sample(_opened(self.folder, name))}"
+            return self.description
+        return f"{OFFICIAL} {_sample_digest(_open_array(self.folder, name))}"
 
-    def frames(self, name: str) -> int:
-        """As many as the file has."""
-        return int(_opened(self.folder, name).shape[1])
+    def num_frames(self, name: str) -> int:
+        """Return the number of frames in the file of a perturbation."""
+        return int(_open_array(self.folder, name).shape[1])
 
-    def images(self, name: str, severity: int | None, rows: Labels) -> Bytes:
-        """Of these rows: (n, 1, h, w, c) at a severity, or all frames, (n, frames, h, w, c)."""
-        file, at = _opened(self.folder, name), rows.numpy()
-        return file[at] if severity is None else file[(severity - 1) * self.count + at][:, None]
-
-
-ShiftedSet: TypeAlias = Fresh | Stored
+    def fetch(self, name: str, severity: int | None, rows: Labels) -> Uint8Array:
+        """Return the given rows: (n, 1, h, w, c) at a severity, or all frames, (n, frames, h, w, c)."""
+        array = _open_array(self.folder, name)
+        index = rows.numpy()
+        return array[index] if severity is None else array[(severity - 1) * self.num_images + index][:, None]
 
 
-def find_set(split: Split, kind: Kind, names: Sequence[str], folder: str | Path | None = None) -> ShiftedSet:
-    """The set of a split's images that has these corruptions ("c") or perturbations ("p").
+ShiftedSet: TypeAlias = GeneratedSet | StoredSet
 
-    It is looked for in a folder and up to two levels below it: in the one that is given, which must then have
-    it, or the cache, without which it is made as it is needed. A published set goes before a generated one;
-    where one in the cache is damaged or not whole, that is said. One of another seed is not taken from the
-    cache, so that numbers do not depend on what was made before.
+
+def find_set(
+    split: Split, kind: ShiftKind, names: Sequence[str], folder: str | Path | None = None
+) -> ShiftedSet:
+    """Find the set of a split that has the given corruptions (kind "c") or perturbations (kind "p").
+
+    Searches `folder`, or the cache by default, and two levels below it. A given folder must have the set;
+    without one in the cache, the images are generated on the fly. Published sets are preferred to generated
+    ones, with a warning if a published set in the cache is damaged or incomplete. Sets generated with another
+    seed are not taken from the cache, so results do not depend on what was generated before.
     """
-    where = cache_folder() if folder is None else Path(folder).expanduser()
-    known = CORRUPTIONS if kind == "c" else PERTURBATIONS
-    places = [where, *(path for deep in ("*", "*/*") for path in sorted(where.glob(deep)) if path.is_dir())]
-    reasons, unusable, found = list[str](), list[str](), list[Stored]()
-    for place in places:
-        if any(_is_kind(place, name, kind) for name in known):
+    root = cache_folder() if folder is None else Path(folder).expanduser()
+    table = CORRUPTIONS if kind == "c" else PERTURBATIONS
+    folders = [root, *(path for depth in ("*", "*/*") for path in sorted(root.glob(depth)) if path.is_dir())]
+    problems: list[str] = []
+    unusable: list[str] = []
+    candidates: list[StoredSet] = []
+    for path in folders:
+        if any(_matches_kind(path, name, kind) for name in table):
             try:
-                found.append(_stored(place, kind, names, split))
+                candidates.append(_open_stored(path, kind, names, split))
             except RunError as error:
-                reasons.append(str(error))
-                if isinstance(error, Unusable) and not (place / MARKER).is_file():
+                problems.append(str(error))
+                if isinstance(error, UnusableSetError) and not (path / MARKER_FILE).is_file():
                     unusable.append(str(error))
-    fresh = Fresh(split, kind)
+    on_the_fly = GeneratedSet(split, kind)
     if folder is None:
-        found = [one for one in found if one.source == OFFICIAL or one.about == fresh.about]
-    best = min(found, key=lambda one: one.source == GENERATED, default=fresh if folder is None else None)
+        candidates = [
+            candidate
+            for candidate in candidates
+            if candidate.source == OFFICIAL or candidate.description == on_the_fly.description
+        ]
+    best = min(
+        candidates,
+        key=lambda candidate: candidate.source == GENERATED,
+        default=on_the_fly if folder is None else None,
+    )
     if best is not None and best.source == GENERATED and unusable:
-        warnings.warn(f"{unusable[0]}; {GENERATED} images are used in place of official ones", stacklevel=2)
-        return replace(best, instead_of=unusable[0])
+        warnings.warn(f"{unusable[0]}; {GENERATED} images are used instead of official ones", stacklevel=2)
+        return replace(best, fallback_reason=unusable[0])
     if best is not None:
         return best
     layout = f"{next(iter(names))}.npy as in CIFAR-10-{kind.upper()}"
     raise RunError(
-        "; ".join(reasons) or f"{where}: no set found, expected {layout} in it or up to two levels below"
+        "; ".join(problems)
+        or f"{root}: no set found, expected {layout} in it or up to two levels below; generate or download it"
     )
 
 
-def _stored(folder: Path, kind: Kind, names: Iterable[str], split: Split) -> Stored:
-    """A set that is there, checked against the split it must be made of."""
-    n, shape = len(split), bytes_of(split, torch.arange(1)).shape[1:]
-    there, lacking = _readable(folder, names)
-    for name, got in there.items():
-        whole = (len(SEVERITIES) * n, *shape) if kind == "c" else (n, *got.shape[1:2], *shape)
-        if got.dtype != np.uint8 or got.shape != whole:
+def _open_stored(folder: Path, kind: ShiftKind, names: Iterable[str], split: Split) -> StoredSet:
+    """Open a set on disk and check that it is made from the images of the split."""
+    n = len(split)
+    image_shape = fetch_uint8(split, torch.arange(1)).shape[1:]
+    arrays, errors = _open_arrays(folder, names)
+    for name, array in arrays.items():
+        frames = array.shape[1:2]
+        expected = (len(SEVERITIES) * n, *image_shape) if kind == "c" else (n, *frames, *image_shape)
+        if array.dtype != np.uint8 or array.shape != expected:
             raise RunError(
-                f"{folder / name}.npy: got {got.dtype} of shape {got.shape}, expected uint8 of {whole}; "
-                "evaluate on the images that it was made of"
+                f"{folder / name}.npy: got {array.dtype} of shape {array.shape}, expected uint8 of "
+                f"{expected}; evaluate on the images that it was made from"
             )
-    labels, missing = _readable(folder, [LABELS.removesuffix(".npy")])
-    lacking += missing if kind == "c" or (folder / LABELS).is_file() else []
-    for found in labels.values():
-        if not np.array_equal(found, np.tile(split.labels.numpy(), len(found) // n)):
-            raise RunError(f"{folder / LABELS}: other labels than those of the data; give the set made of it")
+    labels, label_errors = _open_arrays(folder, [LABELS_FILE.removesuffix(".npy")])
+    errors += label_errors if kind == "c" or (folder / LABELS_FILE).is_file() else []
+    for array in labels.values():
+        if not np.array_equal(array, np.tile(split.labels.numpy(), len(array) // n)):
+            raise RunError(
+                f"{folder / LABELS_FILE}: differs from the labels of the data; "
+                "give the set made from the data"
+            )
     marker = read_marker(folder)
-    if marker is None and there:
-        _check_same_images(folder, kind, next(iter(there)), split)
-    # Last, because of files of other images nobody has to know that they are not whole.
-    if lacking:
-        raise lacking[0]
+    if marker is None and arrays:
+        _check_same_images(folder, kind, next(iter(arrays)), split)
+    # Raised last: whether a set of other images is complete does not matter.
+    if errors:
+        raise errors[0]
     if marker is None:
-        return Stored(folder, n, OFFICIAL, f"{UNMARKED} (known by {_digest(folder, kind)})")
-    if marker.get("source") != source_digest(split) or marker.get("generation") != GENERATION:
-        raise RunError(f"{folder}: generated from other images or in another way; generate it again")
-    return Stored(folder, n, GENERATED, _generated(kind, int(marker["seed"])))
+        return StoredSet(folder, n, OFFICIAL, f"{UNMARKED_NOTE} (known by {_set_digest(folder, kind)})")
+    if marker.get("source") != source_digest(split) or marker.get("generation") != GENERATOR_VERSION:
+        raise RunError(f"{folder}: generated from other images or by another version; generate it again")
+    return StoredSet(folder, n, GENERATED, _describe_generated(kind, int(marker["seed"])))
 
 
-def _readable(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], list[Unusable]]:
-    """The arrays of these names, and what is wrong with the others."""
-    there, wrong = dict[str, Any](), list[Unusable]()
+def _open_arrays(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], list[UnusableSetError]]:
+    """Open the arrays of the given names; returns them and the errors of those that cannot be opened."""
+    arrays: dict[str, Any] = {}
+    errors: list[UnusableSetError] = []
     for name in names:
         try:
-            there[name] = _opened(folder, name)
-        except Unusable as error:
-            wrong.append(error)
-    return there, wrong
+            arrays[name] = _open_array(folder, name)
+        except UnusableSetError as error:
+            errors.append(error)
+    return arrays, errors
 
 
-def _digest(folder: Path, kind: Kind) -> str:
-    """By which a set without a marker is known again: some images of every file of it."""
-    found = hashlib.sha256()
-    for name, file in _readable(folder, CORRUPTIONS if kind == "c" else PERTURBATIONS)[0].items():
-        found.update(f"{name} {_sample(file)} ".encode())
-    return found.hexdigest()[:8]
+def _set_digest(folder: Path, kind: ShiftKind) -> str:
+    """Return a digest of a set without a marker, from some images of each of its files."""
+    digest = hashlib.sha256()
+    arrays, _ = _open_arrays(folder, CORRUPTIONS if kind == "c" else PERTURBATIONS)
+    for name, array in arrays.items():
+        digest.update(f"{name} {_sample_digest(array)} ".encode())
+    return digest.hexdigest()[:8]
 
 
-def _sample(file: Any) -> str:
-    some = file[:: max(len(file) // READ, 1)]
-    return hashlib.sha256(np.ascontiguousarray(some).tobytes()).hexdigest()[:16]
+def _sample_digest(array: Any) -> str:
+    """Return a digest of some images of a file."""
+    sample = array[:: max(len(array) // NUM_DIGEST_IMAGES, 1)]
+    return hashlib.sha256(np.ascontiguousarray(sample).tobytes()).hexdigest()[:16]
 
 
-def _check_same_images(folder: Path, kind: Kind, name: str, split: Split) -> None:
-    """Every image of a sample must be nearer to its own changed copy than to those of the others.
+def _check_same_images(folder: Path, kind: ShiftKind, name: str, split: Split) -> None:
+    """Raise RunError unless most images of a sample are closer to their own changed copy than to others'.
 
-    Of sequences it is the frame in the middle, because those that move an image begin far from it.
+    Sequences are compared by their middle frame, because geometric ones start far from the image.
     """
-    rows = torch.arange(len(split))[:: max(len(split) // SAMPLE, 1)][:SAMPLE]
-    file = _opened(folder, name)
-    at = rows.numpy()
-    theirs = (file[at] if kind == "c" else file[at, file.shape[1] // 2]).astype(np.int64)
-    mine = bytes_of(split, rows).astype(np.int64)
-    apart = np.abs(mine[:, None] - theirs[None]).mean(axis=(2, 3, 4))
-    right = int((apart.argmin(1) == np.arange(len(rows))).sum())
-    if 2 * right < len(rows):
+    rows = torch.arange(len(split))[:: max(len(split) // NUM_MATCHED_IMAGES, 1)][:NUM_MATCHED_IMAGES]
+    array = _open_array(folder, name)
+    index = rows.numpy()
+    changed = (array[index] if kind == "c" else array[index, array.shape[1] // 2]).astype(np.int64)
+    original = fetch_uint8(split, rows).astype(np.int64)
+    distance = np.abs(original[:, None] - changed[None]).mean(axis=(2, 3, 4))
+    matches = int((distance.argmin(1) == np.arange(len(rows))).sum())
+    if 2 * matches < len(rows):
         raise RunError(
-            f"{folder / name}.npy: {len(rows) - right} of {len(rows)} images are not those of the data; "
-            "give the set made of it, in the same order"
+            f"{folder / name}.npy: {len(rows) - matches} of {len(rows)} images are not those of the data; "
+            "give the set made from the data, in the same order"
         )
 
 
-def _generated(kind: Kind, seed: int) -> str:
-    return f"{GENERATED} with seed {seed} ({NOTES[kind]}; version {GENERATION})"
+def _describe_generated(kind: ShiftKind, seed: int) -> str:
+    """Return the text that results of a generated set are stored under."""
+    return f"{GENERATED} with seed {seed} ({GENERATED_NOTES[kind]}; version {GENERATOR_VERSION})"
 
 
-def _is_kind(folder: Path, name: str, kind: Kind) -> bool:
-    """By its dimensions: a file of sequences has one more."""
+def _matches_kind(folder: Path, name: str, kind: ShiftKind) -> bool:
+    """Whether a file of this name is of a kind; arrays of sequences have one dimension more."""
     if not (folder / f"{name}.npy").is_file():
         return False
     try:
-        return _opened(folder, name).ndim == (4 if kind == "c" else 5)
+        return _open_array(folder, name).ndim == (4 if kind == "c" else 5)
     except RunError:
-        return True  # and what is wrong with it is said when it is read
+        return True  # opening it reports what is wrong
 
 
-def _opened(folder: Path, name: str) -> Any:
-    """An array that stays on the disk."""
+def _open_array(folder: Path, name: str) -> Any:
+    """Open an array as a memory map."""
     file = folder / f"{name}.npy"
     if not file.is_file():
-        raise Unusable(f"{folder}: has no {file.name}; make or get it, or give another folder")
+        raise UnusableSetError(
+            f"{folder}: has no {file.name}; generate or download it, or give another folder"
+        )
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise Unusable(f"{file}: cannot be read ({error}); get or make it again") from None
+        raise UnusableSetError(f"{file}: cannot be read ({error}); download or generate it again") from None

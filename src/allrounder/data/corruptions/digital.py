@@ -1,4 +1,4 @@
-"""Corruptions by processing: colours, geometry and compression."""
+"""Digital corruptions: colours, geometry and compression."""
 
 from __future__ import annotations
 
@@ -8,91 +8,101 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from allrounder.data.corruptions.base import Bytes, Floats, as_bytes, uniform, unit, upto
-from allrounder.data.corruptions.filters import gaussian, sampled
-from allrounder.rng import Draws
+from allrounder.data.corruptions.base import FloatArray, Uint8Array, arange, to_float, to_uint8, uniform
+from allrounder.data.corruptions.filters import gaussian_filter, sample_bilinear
+from allrounder.rng import Rng
 
 
-def brightness(x: Bytes, more: float, draws: Draws) -> Bytes:
-    """The value of hue, saturation and value, raised."""
-    return as_bytes(brightened(unit(x), more))
+def brightness(x: Uint8Array, amount: float, rng: Rng) -> Uint8Array:
+    """Add `amount` to the value (HSV) of every pixel."""
+    return to_uint8(brighten(to_float(x), amount))
 
 
-def brightened(pixels: Floats, more: float) -> Floats:
-    """Images with another value; of black, which has no hue, a grey."""
+def brighten(pixels: FloatArray, amount: float) -> FloatArray:
+    """Add `amount` to the value (HSV) of every pixel; black, which has no hue, becomes grey."""
     old = pixels.max(-1, keepdims=True)
-    new = np.clip(old + more, 0, 1)
-    ratio: Floats = new / np.where(old == 0, 1, old)
-    # The largest channel is the value itself; a product might fall short of it by a bit.
+    new = np.clip(old + amount, 0, 1)
+    ratio: FloatArray = new / np.where(old == 0, 1, old)
+    # The largest channel equals the value exactly; the product might round below it.
     return np.where(pixels == old, new, pixels * ratio)
 
 
-def saturate(x: Bytes, how: tuple[float, float], draws: Draws) -> Bytes:
-    """The saturation, changed by (factor, addition); what is grey has the hue red. An image of one channel
-    has no saturation, and stays as it is."""
+def saturate(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
+    """Change the saturation (HSV). Constants: (factor, offset).
+
+    Grey pixels have the hue red. An image with one channel has no saturation and is returned unchanged.
+    """
     if x.shape[-1] == 1:
         return x.copy()
-    factor, addition = how
-    pixels = unit(x)
+    factor, offset = constants
+    pixels = to_float(x)
     value = pixels.max(-1, keepdims=True)
-    spread = value - pixels.min(-1, keepdims=True)
-    wanted = np.clip(factor * spread / np.where(value == 0, 1, value) + addition, 0, 1)
-    below = (value - pixels) / np.where(spread == 0, 1, spread)
-    below = np.where(spread == 0, np.array([0.0, 1.0, 1.0]), below)
-    return as_bytes(value * (1 - wanted * below))
+    chroma = value - pixels.min(-1, keepdims=True)
+    saturation = np.clip(factor * chroma / np.where(value == 0, 1, value) + offset, 0, 1)
+    distance = (value - pixels) / np.where(chroma == 0, 1, chroma)
+    distance = np.where(chroma == 0, np.array([0.0, 1.0, 1.0]), distance)
+    return to_uint8(value * (1 - saturation * distance))
 
 
-def contrast(x: Bytes, factor: float, draws: Draws) -> Bytes:
-    """Every channel drawn towards its mean."""
-    # Whole numbers have the same sum in any order.
+def contrast(x: Uint8Array, factor: float, rng: Rng) -> Uint8Array:
+    """Scale the distance of every channel from its mean."""
+    # Sums of integers do not depend on the order.
     means = x.sum(axis=(1, 2), dtype=np.int64, keepdims=True) / (255 * x.shape[1] * x.shape[2])
-    return as_bytes((unit(x) - means) * factor + means)
+    return to_uint8((to_float(x) - means) * factor + means)
 
 
-def elastic_transform(x: Bytes, how: tuple[float, float, float], draws: Draws) -> Bytes:
-    """Stretched by hand: (how far, how smoothly) pixels are shifted, and how far three points that carry all
-    of the image are moved before; all as shares of the image's height."""
+def elastic_transform(x: Uint8Array, constants: tuple[float, float, float], rng: Rng) -> Uint8Array:
+    """Apply a random affine map, then a smooth random displacement of every pixel.
+
+    Constants, as fractions of the image height: (largest displacement, its smoothness, largest move of each
+    of the three points that define the affine map).
+    """
     n, h, w, _ = x.shape
-    far, smooth, moved = (share * h for share in how)
+    displacement, smoothness, max_move = (fraction * h for fraction in constants)
     t, i, j = min(h, w) // 3, h // 2, w // 2
     corners = np.array([[j + t, i + t], [j + t, i - t], [j - t, i - t]], np.float64)
-    one, two, origin = np.moveaxis(corners + uniform(draws.at("corners"), (n, 3, 2), -moved, moved), 1, 0)
+    moves = uniform(rng.fold_in("corners"), (n, 3, 2), -max_move, max_move)
+    first, second, origin = np.moveaxis(corners + moves, 1, 0)
     # Two sides of the triangle, each along an axis, are the columns of the map.
-    (a, c), (b, d) = ((side / (2 * t)).T[:, :, None, None] for side in (two - origin, one - two))
-    columns, rows = upto(w) - origin[:, :1, None], upto(h)[:, None] - origin[:, 1:, None]
-    scale = a * d - b * c
-    back = (a * rows - c * columns) / scale, (d * columns - b * rows) / scale
-    pixels = sampled(unit(x), back[0] + corners[2, 1], back[1] + corners[2, 0], "reflect")
-    if far == 0:
-        return as_bytes(pixels)
-    aside, down = (
-        far * gaussian(uniform(draws.at(name), (n, h, w), -1.0, 1.0), smooth, truncate=3.0, edge="symmetric")
+    (a, c), (b, d) = ((side / (2 * t)).T[:, :, None, None] for side in (second - origin, first - second))
+    columns, rows = arange(w) - origin[:, :1, None], arange(h)[:, None] - origin[:, 1:, None]
+    determinant = a * d - b * c
+    source_rows = (a * rows - c * columns) / determinant + corners[2, 1]
+    source_columns = (d * columns - b * rows) / determinant + corners[2, 0]
+    pixels = sample_bilinear(to_float(x), source_rows, source_columns, "reflect")
+    if displacement == 0:
+        return to_uint8(pixels)
+    right, down = (
+        displacement
+        * gaussian_filter(
+            uniform(rng.fold_in(name), (n, h, w), -1.0, 1.0), smoothness, truncate=3.0, edge="symmetric"
+        )
         for name in ("right", "down")
     )
-    return as_bytes(sampled(pixels, upto(h)[:, None] + down, upto(w) + aside, "symmetric"))
+    return to_uint8(sample_bilinear(pixels, arange(h)[:, None] + down, arange(w) + right, "symmetric"))
 
 
-def pixelate(x: Bytes, factor: float, draws: Draws) -> Bytes:
-    """Made smaller by this factor and large again, both by means over boxes."""
+def pixelate(x: Uint8Array, factor: float, rng: Rng) -> Uint8Array:
+    """Shrink the image by a factor and enlarge it again, both with a box filter."""
     h, w = x.shape[1:3]
     small = int(w * factor), int(h * factor)
     box = Image.Resampling.BOX
-    return _pictures(x, lambda image: image.resize(small, box).resize((w, h), box))
+    return _map_images(x, lambda image: image.resize(small, box).resize((w, h), box))
 
 
-def jpeg_compression(x: Bytes, quality: int, draws: Draws) -> Bytes:
-    """Through a JPEG of this quality, with the colours at half the resolution."""
+def jpeg_compression(x: Uint8Array, quality: int, rng: Rng) -> Uint8Array:
+    """Save and load the image as JPEG of this quality, with colours at half the resolution."""
 
-    def through(image: Image.Image) -> Image.Image:
+    def compress(image: Image.Image) -> Image.Image:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
         return Image.open(file)
 
-    return _pictures(x, through)
+    return _map_images(x, compress)
 
 
-def _pictures(x: Bytes, change: Callable[[Image.Image], Image.Image]) -> Bytes:
-    """One image after the other, by Pillow, which has a form of its own for images of one channel."""
-    plain = x[..., 0] if x.shape[-1] == 1 else x
-    changed = [np.asarray(change(Image.fromarray(image))) for image in plain]
+def _map_images(x: Uint8Array, change: Callable[[Image.Image], Image.Image]) -> Uint8Array:
+    """Apply a Pillow function to one image after the other; Pillow wants (h, w) for images of one channel."""
+    arrays = x[..., 0] if x.shape[-1] == 1 else x
+    changed = [np.asarray(change(Image.fromarray(image))) for image in arrays]
     return np.stack(changed).reshape(x.shape)

@@ -1,29 +1,31 @@
-"""Corruptions of single pixels."""
+"""Corruptions that add noise to single pixels."""
 
 from __future__ import annotations
 
-from allrounder.data.corruptions.base import Bytes, as_bytes, normal, poisson, uniform, unit
-from allrounder.rng import Draws
+from allrounder.data.corruptions.base import Uint8Array, normal, poisson, to_float, to_uint8, uniform
+from allrounder.rng import Rng
 
 
-def gaussian_noise(x: Bytes, scale: float, draws: Draws) -> Bytes:
-    """A dark sensor: noise of one strength everywhere."""
-    return as_bytes(unit(x) + normal(draws, x.shape, scale=scale))
+def gaussian_noise(x: Uint8Array, scale: float, rng: Rng) -> Uint8Array:
+    """Add Gaussian noise of one scale, as in low light."""
+    return to_uint8(to_float(x) + normal(rng, x.shape, scale=scale))
 
 
-def shot_noise(x: Bytes, photons: float, draws: Draws) -> Bytes:
-    """Light in grains: white is this many photons on average."""
-    return as_bytes(poisson(draws, unit(x) * photons) / photons)
+def shot_noise(x: Uint8Array, photons: float, rng: Rng) -> Uint8Array:
+    """Replace values by Poisson counts; white is `photons` on average."""
+    return to_uint8(poisson(rng, to_float(x) * photons) / photons)
 
 
-def impulse_noise(x: Bytes, share: float, draws: Draws) -> Bytes:
-    """This share of the values is black or white, with even chances."""
-    u, changed = uniform(draws, x.shape), x.copy()
-    changed[u < share], changed[u < share / 2] = 255, 0
-    return changed
+def impulse_noise(x: Uint8Array, share: float, rng: Rng) -> Uint8Array:
+    """Set a share of the values to black or white with equal probability."""
+    u = uniform(rng, x.shape)
+    noisy = x.copy()
+    noisy[u < share] = 255
+    noisy[u < share / 2] = 0
+    return noisy
 
 
-def speckle_noise(x: Bytes, scale: float, draws: Draws) -> Bytes:
-    """Noise in proportion to the brightness."""
-    pixels = unit(x)
-    return as_bytes(pixels + pixels * normal(draws, x.shape, scale=scale))
+def speckle_noise(x: Uint8Array, scale: float, rng: Rng) -> Uint8Array:
+    """Add Gaussian noise in proportion to the pixel value."""
+    pixels = to_float(x)
+    return to_uint8(pixels + pixels * normal(rng, x.shape, scale=scale))

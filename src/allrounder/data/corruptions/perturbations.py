@@ -1,11 +1,12 @@
-"""Perturbation sequences as in CIFAR-10-P: an image, changed a little from frame to frame.
+"""The perturbation sequences of CIFAR-10-P: an image that changes a little from frame to frame.
 
-The protocol of the published sets: 31 frames, of motion_blur 21 and of translate 16, at the easiest
-difficulty. The noises begin with the image itself and add noise of one strength to it anew in every frame, so
-frames are compared with the first; the others move step by step, so each is compared with the one before.
+The protocol is that of the published sets: 31 frames (motion_blur 21, translate 16) at the easiest
+difficulty. The noise sequences start with the image itself and add independent noise to it in every frame, so
+frames are compared with the first one. The others change step by step, so each frame is compared with the one
+before.
 
-Geometric ones turn about the middle of the image, and what comes in from beyond its edges is black. Lengths
-in pixels are for images of 32x32 and are used as they are at other sizes.
+Geometric perturbations act about the centre of the image, and pixels from beyond its edges are black. Lengths
+in pixels are meant for 32x32 images and are not scaled for other sizes.
 """
 
 from __future__ import annotations
@@ -18,81 +19,83 @@ from typing import TypeAlias, final
 import numpy as np
 import torch
 
-from allrounder.config.fields import nearest
+from allrounder.config.fields import did_you_mean
 from allrounder.data.corruptions.base import (
-    Bytes,
-    Floats,
-    as_bytes,
+    FloatArray,
+    Uint8Array,
+    arange,
     check_images,
     normal,
     poisson,
-    unit,
-    upto,
+    to_float,
+    to_uint8,
 )
-from allrounder.data.corruptions.digital import brightened
-from allrounder.data.corruptions.filters import sampled, streaked
-from allrounder.data.corruptions.weather import snowed, snowflakes
-from allrounder.rng import Draws
+from allrounder.data.corruptions.digital import brighten
+from allrounder.data.corruptions.filters import motion_filter, sample_bilinear
+from allrounder.data.corruptions.weather import blend_snow, make_snowflakes
+from allrounder.rng import Rng
 
-Frames: TypeAlias = Callable[[Bytes, Draws], Iterator[Bytes]]
-LONG = 31
+FrameFn: TypeAlias = Callable[[Uint8Array, Rng], Iterator[Uint8Array]]
+"""Yields the frames of a batch of images, one after the other."""
+NUM_FRAMES = 31
 
 
 @final
 @dataclass(frozen=True)
 class Perturbation:
-    """How the frames of some images come one after the other, and how many they are."""
+    """A function that yields the frames of images, and the number of frames."""
 
-    show: Frames
-    frames: int = LONG
+    make_frames: FrameFn
+    num_frames: int = NUM_FRAMES
 
 
-def gaussian_noise(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """The image, then with noise of 0.02."""
+def gaussian_noise(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Yield the image, then the image with Gaussian noise of scale 0.02."""
     yield x
-    for frame in range(1, LONG):
-        yield as_bytes(unit(x) + normal(draws.at(frame), x.shape, scale=0.02))
+    for frame in range(1, NUM_FRAMES):
+        yield to_uint8(to_float(x) + normal(rng.fold_in(frame), x.shape, scale=0.02))
 
 
-def shot_noise(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """The image, then in grains of light: white is 700 of them."""
+def shot_noise(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Yield the image, then the image in Poisson counts; white is 700 photons."""
     yield x
-    for frame in range(1, LONG):
-        yield as_bytes(poisson(draws.at(frame), unit(x) * 700.0) / 700.0)
+    for frame in range(1, NUM_FRAMES):
+        yield to_uint8(poisson(rng.fold_in(frame), to_float(x) * 700.0) / 700.0)
 
 
-def motion_blur(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """A line of one length that turns by 9 degrees, through half a circle."""
+def motion_blur(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Blur along a line that turns by 9 degrees per frame, through half a circle."""
     for frame in range(21):
-        turned = streaked(unit(x), 6.0, 1.8, [(frame - 20) * 9.0] * len(x))
-        yield np.rint(255 * turned).astype(np.uint8)
+        blurred = motion_filter(to_float(x), 6.0, 1.8, [(frame - 20) * 9.0] * len(x))
+        yield np.rint(255 * blurred).astype(np.uint8)
 
 
-def zoom_blur(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """The mean of the image and its enlargements so far, by 0.4 percent more each."""
+def zoom_blur(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Average the image and all its enlargements so far, each by another 0.4 percent."""
     yield x
-    pixels = unit(x)
+    pixels = to_float(x)
     total = pixels
-    for frame in range(1, LONG):
-        total = total + _scaled(pixels, 1 + 0.004 * frame)
-        yield as_bytes(total / (frame + 1))
+    for frame in range(1, NUM_FRAMES):
+        total = total + _rescale(pixels, 1 + 0.004 * frame)
+        yield to_uint8(total / (frame + 1))
 
 
-def snow(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """The same flakes, which fall at an angle that turns by 4 degrees."""
-    flakes = snowflakes(normal(draws, (*x.shape[:3], 1), 0.05, 0.3), 2.0, 0.5)
-    for frame in range(LONG):
-        yield snowed(unit(x), streaked(flakes, 10.0, 2.0, [frame * 4.0 - 150.0] * len(x)), 0.85)
+def snow(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Add the same snowflakes in every frame, falling at an angle that turns by 4 degrees per frame."""
+    flakes = make_snowflakes(normal(rng, (*x.shape[:3], 1), 0.05, 0.3), 2.0, 0.5)
+    for frame in range(NUM_FRAMES):
+        angles = [frame * 4.0 - 150.0] * len(x)
+        yield blend_snow(to_float(x), motion_filter(flakes, 10.0, 2.0, angles), 0.85)
 
 
-def brightness(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """From 22.5 percent darker to as much brighter."""
-    for frame in range(LONG):
-        yield as_bytes(brightened(unit(x), (frame - 15) * 0.015))
+def brightness(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Change the value (HSV) from -0.225 to +0.225."""
+    for frame in range(NUM_FRAMES):
+        yield to_uint8(brighten(to_float(x), (frame - 15) * 0.015))
 
 
-def translate(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """From 7 pixels to the left to 8 to the right."""
+def translate(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Move the image from 7 pixels left to 8 pixels right."""
     for frame in range(16):
         right = frame - 7
         moved = np.zeros_like(x)
@@ -103,58 +106,63 @@ def translate(x: Bytes, draws: Draws) -> Iterator[Bytes]:
         yield moved
 
 
-def rotate(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """From -15 to 15 degrees, clockwise."""
-    rows, columns = _centred(x)
-    for frame in range(LONG):
-        cos, sin = (turn(math.radians(frame - 15.0)) for turn in (math.cos, math.sin))
-        yield _placed(unit(x), cos * rows - sin * columns, cos * columns + sin * rows)
+def rotate(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Rotate the image clockwise from -15 to 15 degrees."""
+    rows, columns = _centred_grid(x)
+    for frame in range(NUM_FRAMES):
+        angle = math.radians(frame - 15.0)
+        cos, sin = math.cos(angle), math.sin(angle)
+        yield _sample_centred(to_float(x), cos * rows - sin * columns, cos * columns + sin * rows)
 
 
-def tilt(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """A picture that is turned in space, about both its axes by -11.25 to 11.25 degrees, seen from as far as
-    its diagonal is long."""
-    rows, columns = _centred(x)
+def tilt(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Rotate the image in space about both axes from -11.25 to 11.25 degrees.
+
+    The camera is as far away as the image's diagonal is long.
+    """
+    rows, columns = _centred_grid(x)
     diagonal = math.hypot(*x.shape[1:3])
-    for frame in range(LONG):
-        cos, sin = (turn(math.radians(0.75 * (frame - 15))) for turn in (math.cos, math.sin))
-        # Columns right, rows down, one: where a point of the picture is seen, times its distance.
-        seen = np.array(
+    for frame in range(NUM_FRAMES):
+        angle = math.radians(0.75 * (frame - 15))
+        cos, sin = math.cos(angle), math.sin(angle)
+        # Maps (column, row, 1) of a point to its projection (column, row, 1) times its distance.
+        projection = np.array(
             [
                 [diagonal * cos, 0, -diagonal * sin],
                 [-diagonal * sin * sin, diagonal * cos, -diagonal * sin * cos],
                 [cos * sin, sin, cos * cos + diagonal],
             ]
         )
-        back = np.linalg.inv(seen)
-        across, down, scale = (row[0] * columns + row[1] * rows + row[2] for row in back)
-        yield _placed(unit(x), down / scale, across / scale)
+        inverse = np.linalg.inv(projection)
+        across, down, distance = (row[0] * columns + row[1] * rows + row[2] for row in inverse)
+        yield _sample_centred(to_float(x), down / distance, across / distance)
 
 
-def scale(x: Bytes, draws: Draws) -> Iterator[Bytes]:
-    """From 70 to 130 percent of the size."""
-    for frame in range(LONG):
-        yield np.rint(255 * _scaled(unit(x), (70 + 2 * frame) / 100)).astype(np.uint8)
+def scale(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
+    """Scale the image from 70 to 130 percent of its size."""
+    for frame in range(NUM_FRAMES):
+        yield np.rint(255 * _rescale(to_float(x), (70 + 2 * frame) / 100)).astype(np.uint8)
 
 
-def _centred(x: Bytes | Floats) -> tuple[Floats, Floats]:
-    """Rows and columns of every pixel, from the middle of the image."""
+def _centred_grid(x: Uint8Array | FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the row and the column of every pixel, measured from the centre of the image."""
     h, w = x.shape[1:3]
-    rows, columns = upto(h) - (h - 1) / 2, upto(w) - (w - 1) / 2
+    rows, columns = arange(h) - (h - 1) / 2, arange(w) - (w - 1) / 2
     return np.repeat(rows[:, None], w, axis=1), np.repeat(columns[None], h, axis=0)
 
 
-def _scaled(pixels: Floats, factor: float) -> Floats:
+def _rescale(pixels: FloatArray, factor: float) -> FloatArray:
+    """Scale images about their centre by a factor."""
     h, w = pixels.shape[1:3]
-    rows, columns = _centred(pixels)
-    return sampled(pixels, rows / factor + (h - 1) / 2, columns / factor + (w - 1) / 2, "black")
+    rows, columns = _centred_grid(pixels)
+    return sample_bilinear(pixels, rows / factor + (h - 1) / 2, columns / factor + (w - 1) / 2, "black")
 
 
-def _placed(pixels: Floats, rows: Floats, columns: Floats) -> Bytes:
-    """The image at places that are given from its middle."""
+def _sample_centred(pixels: FloatArray, rows: FloatArray, columns: FloatArray) -> Uint8Array:
+    """Sample images at coordinates measured from their centre."""
     h, w = pixels.shape[1:3]
-    seen = sampled(pixels, rows + (h - 1) / 2, columns + (w - 1) / 2, "black")
-    return np.rint(255 * seen).astype(np.uint8)
+    sampled = sample_bilinear(pixels, rows + (h - 1) / 2, columns + (w - 1) / 2, "black")
+    return np.rint(255 * sampled).astype(np.uint8)
 
 
 PERTURBATIONS: dict[str, Perturbation] = {
@@ -169,24 +177,27 @@ PERTURBATIONS: dict[str, Perturbation] = {
     "tilt": Perturbation(tilt),
     "scale": Perturbation(scale),
 }
-"""The ten of the paper. The authors' program for CIFAR measures spatter in place of snow."""
+"""The ten perturbations of the paper. The authors' program for CIFAR measures spatter instead of snow."""
 
 
 def perturb_sequence(
-    images: Bytes, perturbation: str, *, seed: int = 0, rows: Sequence[int] | None = None
-) -> Bytes:
-    """The frames of images, (n, h, w, 1 or 3) to (n, frames, h, w, 1 or 3); `rows` as in `corrupt`."""
+    images: Uint8Array, perturbation: str, *, seed: int = 0, rows: Sequence[int] | None = None
+) -> Uint8Array:
+    """Return the frames of uint8 images (n, h, w, 1 or 3) as (n, frames, h, w, 1 or 3).
+
+    `rows` has the same meaning as in `corrupt`.
+    """
     if perturbation not in PERTURBATIONS:
-        known = ", ".join(PERTURBATIONS)
-        hint = nearest(perturbation, PERTURBATIONS)
-        raise ValueError(f"perturbation: got {perturbation!r}, expected one of {known}{hint}")
+        names = ", ".join(PERTURBATIONS)
+        hint = did_you_mean(perturbation, PERTURBATIONS)
+        raise ValueError(f"perturbation: got {perturbation!r}, expected one of {names}{hint}")
     check_images(images)
-    numbers = range(len(images)) if rows is None else rows
-    if len(numbers) != len(images):
-        raise ValueError(f"rows: got {len(numbers)} for {len(images)} images, expected one for each")
-    chosen = PERTURBATIONS[perturbation]
-    frames = np.empty((len(images), chosen.frames, *images.shape[1:]), np.uint8)
-    draws = Draws(seed).at("perturbation", perturbation).per_example(torch.tensor(list(numbers)))
-    for frame, shown in enumerate(chosen.show(images, draws)):
-        frames[:, frame] = shown
+    rows = range(len(images)) if rows is None else rows
+    if len(rows) != len(images):
+        raise ValueError(f"rows: got {len(rows)} for {len(images)} images, expected one for each")
+    entry = PERTURBATIONS[perturbation]
+    frames = np.empty((len(images), entry.num_frames, *images.shape[1:]), np.uint8)
+    rng = Rng(seed).fold_in("perturbation", perturbation).per_example(torch.tensor(list(rows)))
+    for i, frame in enumerate(entry.make_frames(images, rng)):
+        frames[:, i] = frame
     return frames

@@ -1,7 +1,7 @@
-"""Corruptions by weather.
+"""Weather corruptions.
 
-Frost differs from the published sets: those lay six photographs of frost over the images, which are not part
-of this package; here a texture is computed that has the same use, with a brightness of our choice.
+Frost differs from the published sets: they overlay six photographs of frost, which are not part of this
+package. Here a computed texture with a brightness of our choice takes their position.
 """
 
 from __future__ import annotations
@@ -12,100 +12,108 @@ import numpy as np
 import torch
 
 from allrounder.data.corruptions.base import (
-    Bytes,
-    Floats,
-    as_bytes,
-    grey,
+    FloatArray,
+    Uint8Array,
+    arange,
+    luminance,
     normal,
-    tinted,
+    tint,
+    to_float,
+    to_uint8,
     uniform,
-    unit,
-    upto,
 )
-from allrounder.data.corruptions.filters import streaked, zoomed
-from allrounder.rng import Draws
+from allrounder.data.corruptions.filters import clipped_zoom, motion_filter
+from allrounder.rng import Rng
 
-TEXTURES, TEXTURE_SIDE = 5, 256
-FROST = (0.88, 0.96, 1.0)
-
-
-def snow(x: Bytes, how: tuple[float, float, float, float, float, float, float], draws: Draws) -> Bytes:
-    """Flakes that fall: (mean, scale) of the layer, its zoom and threshold, (radius, sigma) of the fall, and
-    how much of the image stays as it is rather than pale."""
-    mean, scale, zoom, threshold, radius, sigma, kept = how
-    flakes = snowflakes(normal(draws.at("flakes"), (*x.shape[:3], 1), mean, scale), zoom, threshold)
-    angles = uniform(draws.at("angle"), (len(x),), -135.0, -45.0).tolist()
-    return snowed(unit(x), streaked(flakes, radius, sigma, angles), kept)
+NUM_TEXTURES, TEXTURE_SIDE = 5, 256
+FROST_TINT = (0.88, 0.96, 1.0)
 
 
-def snowflakes(layer: Floats, zoom: float, threshold: float) -> Floats:
-    """A random layer as flakes that do not fall yet."""
-    layer = zoomed(layer, zoom)
-    return unit(as_bytes(np.where(layer < threshold, 0, layer)))
+def snow(
+    x: Uint8Array, constants: tuple[float, float, float, float, float, float, float], rng: Rng
+) -> Uint8Array:
+    """Whiten the image and add falling snowflakes.
+
+    Constants: mean, scale, zoom and threshold of the layer of flakes; radius and sigma of their motion blur;
+    share of the image that is not whitened.
+    """
+    mean, scale, zoom, threshold, radius, sigma, keep = constants
+    flakes = make_snowflakes(normal(rng.fold_in("flakes"), (*x.shape[:3], 1), mean, scale), zoom, threshold)
+    angles = uniform(rng.fold_in("angle"), (len(x),), -135.0, -45.0).tolist()
+    return blend_snow(to_float(x), motion_filter(flakes, radius, sigma, angles), keep)
 
 
-def snowed(pixels: Floats, fallen: Floats, kept: float) -> Bytes:
-    """A pale image with a layer of snow, which is used twice: as it is, and turned around."""
-    fallen = np.rint(255 * fallen) / 255
-    pale = kept * pixels + (1 - kept) * np.maximum(pixels, grey(pixels) * 1.5 + 0.5)
-    return as_bytes(pale + fallen + fallen[:, ::-1, ::-1])
+def make_snowflakes(noise: FloatArray, zoom: float, threshold: float) -> FloatArray:
+    """Turn a layer of noise into snowflakes without motion blur."""
+    noise = clipped_zoom(noise, zoom)
+    return to_float(to_uint8(np.where(noise < threshold, 0, noise)))
 
 
-def frost(x: Bytes, how: tuple[float, float], draws: Draws) -> Bytes:
-    """Ice on the lens: (share of the image, share of the texture). The texture is computed, see above."""
+def blend_snow(pixels: FloatArray, flakes: FloatArray, keep: float) -> Uint8Array:
+    """Whiten an image and add the layer of flakes twice: as it is, and rotated by 180 degrees."""
+    flakes = np.rint(255 * flakes) / 255
+    whitened = keep * pixels + (1 - keep) * np.maximum(pixels, luminance(pixels) * 1.5 + 0.5)
+    return to_uint8(whitened + flakes + flakes[:, ::-1, ::-1])
+
+
+def frost(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
+    """Add a random crop of a frost texture. Constants: (weight of the image, weight of the texture)."""
     n, h, w, channels = x.shape
-    place = (uniform(draws, (n, 3)) * (TEXTURES, TEXTURE_SIDE, TEXTURE_SIDE)).astype(np.int64)
-    number, top, left = (place[:, column] for column in range(3))
-    rows = (top[:, None] + upto(h)) % TEXTURE_SIDE
-    columns = (left[:, None] + upto(w)) % TEXTURE_SIDE
-    ice = frost_textures(draws.seed)[number[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return as_bytes(how[0] * unit(x) + how[1] * ice[..., None] * tinted(FROST, channels))
+    position = (uniform(rng, (n, 3)) * (NUM_TEXTURES, TEXTURE_SIDE, TEXTURE_SIDE)).astype(np.int64)
+    texture, top, left = (position[:, column] for column in range(3))
+    rows = (top[:, None] + arange(h)) % TEXTURE_SIDE
+    columns = (left[:, None] + arange(w)) % TEXTURE_SIDE
+    ice = frost_textures(rng.seed)[texture[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return to_uint8(constants[0] * to_float(x) + constants[1] * ice[..., None] * tint(FROST_TINT, channels))
 
 
 @lru_cache(maxsize=4)
-def frost_textures(seed: int) -> Floats:
-    """Bright ridges, large and small, on a cloudy ground, in [0, 1]; the sides fit together."""
-    draws = Draws(seed).at("frost").per_example(torch.arange(TEXTURES))
+def frost_textures(seed: int) -> FloatArray:
+    """Return tileable textures in [0, 1]: large and small bright ridges on a cloudy background."""
+    rng = Rng(seed).fold_in("frost").per_example(torch.arange(NUM_TEXTURES))
     clouds, *ridges = (
-        fractal(draws.at(name), TEXTURES, TEXTURE_SIDE, decay)
+        plasma_fractal(rng.fold_in(name), NUM_TEXTURES, TEXTURE_SIDE, decay)
         for name, decay in (("clouds", 1.2), ("large", 1.4), ("small", 1.2))
     )
     crystals = sum((1 - 10 * np.abs(ridge - 0.5)).clip(0) for ridge in ridges)
     return np.clip(0.7 * clouds + 0.6 * crystals, 0, 1)
 
 
-def fog(x: Bytes, how: tuple[float, float], draws: Draws) -> Bytes:
-    """Clouds over the image: (strength, how much smoother the clouds are than their parts)."""
+def fog(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
+    """Add clouds to the image. Constants: (strength, decay of the plasma fractal)."""
     n, h, w, _ = x.shape
-    strength, decay = how
-    pixels, side = unit(x), 1 << (max(h, w) - 1).bit_length()
+    strength, decay = constants
+    pixels = to_float(x)
+    side = 1 << (max(h, w) - 1).bit_length()
     brightest = pixels.max(axis=(1, 2, 3), keepdims=True)
-    clouded = pixels + strength * fractal(draws, n, side, decay)[:, :h, :w, None]
-    return as_bytes(clouded * brightest / (brightest + strength))
+    clouded = pixels + strength * plasma_fractal(rng, n, side, decay)[:, :h, :w, None]
+    return to_uint8(clouded * brightest / (brightest + strength))
 
 
-def fractal(draws: Draws, count: int, side: int, decay: float) -> Floats:
-    """Maps of clouds in [0, 1], by halving the distance of known points; `side` is a power of two.
+def plasma_fractal(rng: Rng, count: int, side: int, decay: float) -> FloatArray:
+    """Return `count` tileable cloud maps in [0, 1] by the diamond-square algorithm; `side` is a power of two.
 
-    A new point is the mean of four around it plus chance, first in the middle of squares, then of their
-    sides; the square root of that chance is divided by `decay` at every halving. The sides fit together.
+    A new point is the mean of the four around it plus noise: first the centres of the squares, then the
+    middles of their sides. The square root of the noise scale is divided by `decay` at every halving of the
+    squares.
     """
-    height, step, spread = np.zeros((count, side, side)), side, 100.0
+    height = np.zeros((count, side, side))
+    step, spread = side, 100.0
 
-    def between(four: Floats, name: str) -> Floats:
-        chance = uniform(draws.at(name, step), four.shape, -spread, spread)
-        return four / 4 + spread * chance
+    def perturb_mean(sum_of_four: FloatArray, name: str) -> FloatArray:
+        noise = uniform(rng.fold_in(name, step), sum_of_four.shape, -spread, spread)
+        return sum_of_four / 4 + spread * noise
 
     while step >= 2:
         corner, middle = slice(0, None, step), slice(step // 2, None, step)
         corners = height[:, corner, corner]
         pairs = corners + np.roll(corners, -1, 1)
-        centres = between(pairs + np.roll(pairs, -1, 2), "centres")
+        centres = perturb_mean(pairs + np.roll(pairs, -1, 2), "centres")
         height[:, middle, middle] = centres
         level = centres + np.roll(centres, 1, 1) + corners + np.roll(corners, -1, 2)
         upright = centres + np.roll(centres, 1, 2) + corners + np.roll(corners, -1, 1)
-        height[:, corner, middle] = between(level, "level")
-        height[:, middle, corner] = between(upright, "upright")
+        height[:, corner, middle] = perturb_mean(level, "level")
+        height[:, middle, corner] = perturb_mean(upright, "upright")
         step, spread = step // 2, spread / decay
     height -= height.min(axis=(1, 2), keepdims=True)
     return height / height.max(axis=(1, 2), keepdims=True)

@@ -1,0 +1,1 @@
+"""Readers of datasets: published ones in the formats of their authors, and custom files."""

@@ -1,4 +1,4 @@
-"""The dataset inside the package: a small cut of Fashion-MNIST, so that all runs without a download."""
+"""The dataset inside the package: a small part of Fashion-MNIST, so that nothing has to be downloaded."""
 
 from __future__ import annotations
 
@@ -11,49 +11,51 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from allrounder.config.fields import value
+from allrounder.config.fields import frozen_config
 from allrounder.data.base import Data, DataSpec
 
-NAMES = ("x_train", "y_train", "x_test", "y_test", "classes")
+EMBEDDED_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 SHA256 = "e78caa98e0ca248a23a9d062fe67bce13e872e3a399b16d519ff20a292ebb9e8"
-"""The digest of the arrays of the cut; `scripts/make_embedded.py` prints it."""
+"""The digest of the arrays; `scripts/make_embedded.py` prints it."""
 
 
 @final
-@value
+@frozen_config
 class Embedded(DataSpec):
-    """A cut of Fashion-MNIST inside the package: 4,000 training and 1,000 test images, 28x28, 10 classes.
+    """A part of Fashion-MNIST inside the package: 4,000 training and 1,000 test images, 28x28, 10 classes.
 
-    The first 400 training and 100 test images of every class, dealt in turn, so that the first 10 m images
-    hold m of each class. Scores are not comparable with those of the full set.
+    The first 400 training and 100 test images of every class, interleaved: the first 10 m images contain m
+    of each class. Accuracies are not comparable with those on the full dataset.
     """
 
     def load(self) -> Data:
-        """Read the cut and check its digest."""
-        cut = read_cut(files("allrounder.data.datasets") / "embedded.npz")
-        x_train, y_train, x_test, y_test, classes = (cut[name] for name in NAMES)
-        return Data.of("embedded", x_train, y_train, x_test, y_test, classes.tolist(), layout="nhw")
+        """Read the arrays and check their digest."""
+        arrays = read_embedded(files("allrounder.data.datasets") / "embedded.npz")
+        x_train, y_train, x_test, y_test, classes = (arrays[name] for name in EMBEDDED_ARRAYS)
+        return Data.from_arrays("embedded", x_train, y_train, x_test, y_test, classes.tolist(), layout="nhw")
 
 
-def read_cut(asset: Traversable) -> dict[str, NDArray[Any]]:
-    """The arrays of the cut, or an error if they are not the ones that were released."""
-    # Every layer below (numpy, zipfile, zlib) has errors of its own for a damaged file.
+def read_embedded(asset: Traversable) -> dict[str, NDArray[Any]]:
+    """Read the arrays; raise RuntimeError unless they are the released ones."""
+    # numpy, zipfile and zlib raise different errors for a damaged file.
     try:
-        with asset.open("rb") as file, np.load(file, allow_pickle=False) as cut:
-            arrays = {name: cut[name] for name in NAMES}
+        with asset.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in EMBEDDED_ARRAYS}
     except Exception as error:
         raise RuntimeError(f"{asset}: cannot be read ({error}); install allrounder again") from error
-    got = digest(arrays)
-    if got != SHA256:
-        raise RuntimeError(f"{asset}: damaged (SHA-256 {got}, expected {SHA256}); install allrounder again")
+    sha256 = digest_arrays(arrays)
+    if sha256 != SHA256:
+        raise RuntimeError(
+            f"{asset}: damaged (SHA-256 {sha256}, expected {SHA256}); install allrounder again"
+        )
     return arrays
 
 
-def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """The SHA-256 of arrays: names, types, shapes and bytes, in the order of the names above."""
-    total = hashlib.sha256()
-    for name in NAMES:
+def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Compute the SHA-256 of the names, types, shapes and bytes of the arrays, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in EMBEDDED_ARRAYS:
         array = np.ascontiguousarray(arrays[name])
-        total.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        total.update(array.tobytes())
-    return total.hexdigest()
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

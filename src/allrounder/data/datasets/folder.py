@@ -1,31 +1,35 @@
-"""Images of your own in folders, one for each class; they are never held in memory together."""
+"""Custom images in folders, one for each class; they are decoded when they are needed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from allrounder.config.fields import Count, Flag, Workers, refuse, value
+from allrounder.config.fields import Flag, PositiveInt, Workers, frozen_config, raise_field_errors
 from allrounder.data.base import Data, DataSpec
-from allrounder.data.streaming.decode import MODES, Reading, opened
-from allrounder.data.streaming.decoder_pool import Crew, suitable
-from allrounder.data.streaming.file_index import Listing, check_same, class_folders, listed, scan
-from allrounder.data.streaming.split import Streamed
+from allrounder.data.streaming.decode import PIL_MODES, DecodeSpec, open_image
+from allrounder.data.streaming.file_index import (
+    FileIndex,
+    check_same_classes,
+    list_class_folders,
+    scan_class_folders,
+    select_listed,
+)
+from allrounder.data.streaming.split import lazy_data
 
-TESTS = ("val", "test", "valid", "validation")
-"""What people call the folder of their test images."""
+TEST_FOLDERS = ("val", "test", "valid", "validation")
+"""Usual names of the folder with the test images."""
 
 
 @final
-@value
+@frozen_config
 class Folder(DataSpec):
     """Your own images in folders, one for each class: path/train/cat/1.jpg and path/val/cat/2.jpg.
 
-    Classes are the names of the folders, sorted, and the same in both splits. All images come out in one
-    size and with the same channels: grey, palette, CMYK and 16-bit ones are converted, transparency is
-    dropped, and of several frames the first is taken. Hidden files are ignored; an image that cannot be read
-    is an error and never skipped. Images are decoded when they are needed.
+    The classes are the sorted folder names and must be the same in both splits. All images get one size and
+    number of channels: greyscale, palette, CMYK and 16-bit images are converted, transparency is dropped, and
+    of several frames the first is used. Hidden files are ignored; an unreadable image is an error and never
+    skipped. Images are decoded when they are needed.
     """
 
     path: str
@@ -34,106 +38,93 @@ class Folder(DataSpec):
     """The folder inside it with the training images."""
     test: str = "auto"
     """The folder inside it with the test images; auto takes val, test, valid or validation."""
-    size: Count | None = None
-    """Pixels of a side that all images are brought to; without it they must be of one size already."""
-    resize: Count | None = None
-    """Pixels of the shorter side before the middle is cut out; without it, 256/224 of the size, rounded."""
-    channels: Count = 3
-    """3 for colour, 1 for grey."""
+    size: PositiveInt | None = None
+    """Height and width in pixels to which images are resized and cropped; by default all must be equal."""
+    resize: PositiveInt | None = None
+    """Length of the shorter side in pixels before the centre crop; by default 256/224 of the size."""
+    channels: PositiveInt = 3
+    """3 for colour, 1 for greyscale."""
     upright: Flag = False
-    """Turn photos as their EXIF tag says; most published networks were trained without."""
+    """Rotate photos by their EXIF orientation; most published networks were trained without."""
     subset: str | None = None
-    """A file that lists the test images to use: one path a line, below the folder of test images."""
+    """A file that lists the test images to use: one path per line, relative to the folder of test images."""
     workers: Workers = None
-    """Processes that decode ahead, 0 for none; without it as many as suit. Results are the same for all."""
+    """Processes that decode images ahead of time; 0 for none, by default one per free core, at most 8. Does
+    not change results."""
 
     def __post_init__(self) -> None:
         problems = list[tuple[tuple[str | int, ...], str]]()
         if self.resize is not None and self.size is None:
             problems.append((("resize",), f"got {self.resize} without a size, expected both; set size too"))
         if self.resize is not None and self.size is not None and self.resize < self.size:
-            said = f"got {self.resize}, expected at least the size of {self.size}, which is cut out of it"
-            problems.append((("resize",), said))
-        if self.channels not in MODES:
-            problems.append((("channels",), f"got {self.channels}, expected 3 for colour or 1 for grey"))
-        refuse(self, problems)
+            message = (
+                f"got {self.resize}, expected at least the size of {self.size}, which is cropped from it"
+            )
+            problems.append((("resize",), message))
+        if self.channels not in PIL_MODES:
+            problems.append((("channels",), f"got {self.channels}, expected 3 for colour or 1 for greyscale"))
+        raise_field_errors(self, problems)
 
     def load(self) -> Data:
-        """List both folders; images are decoded later."""
+        """List the files of both folders; images are decoded later."""
         root = Path(self.path).expanduser().absolute()
-        train, test = root / self.train, root / self._test(root)
-        names, others = class_folders(train), class_folders(test)
-        check_same(train, test, names, others)
-        return self._data(root, scan(train, names), scan(test, names), names)
+        train, test = root / self.train, root / self._test_folder(root)
+        classes = list_class_folders(train)
+        check_same_classes(train, test, classes, list_class_folders(test))
+        return self._data(
+            root, scan_class_folders(train, classes), scan_class_folders(test, classes), classes
+        )
 
     def load_test(self) -> Data:
-        """List the test images alone, to evaluate on; a folder without splits has test images only."""
+        """List the test images only; a folder without a train or test folder holds test images itself."""
         root = Path(self.path).expanduser().absolute()
-        train, found = root / self.train, [name for name in TESTS if (root / name).is_dir()]
-        split = train.is_dir() or found or self.test != "auto"
-        test = root / self._test(root) if split else root
-        names = class_folders(test)
+        train = root / self.train
+        has_test_folder = any((root / name).is_dir() for name in TEST_FOLDERS)
+        has_splits = train.is_dir() or has_test_folder or self.test != "auto"
+        test = root / self._test_folder(root) if has_splits else root
+        classes = list_class_folders(test)
         if train.is_dir():
-            check_same(train, test, class_folders(train), names)
-        return self._data(root, None, scan(test, names), names)
+            check_same_classes(train, test, list_class_folders(train), classes)
+        return self._data(root, None, scan_class_folders(test, classes), classes)
 
-    def _test(self, root: Path) -> str:
+    def _test_folder(self, root: Path) -> str:
         if self.test != "auto":
             return self.test
-        found = [name for name in TESTS if (root / name).is_dir()]
-        if len(found) != 1:
-            got = " and ".join(found) or "none of them"
+        present = [name for name in TEST_FOLDERS if (root / name).is_dir()]
+        if len(present) != 1:
+            got = " and ".join(present) or "none of them"
             raise ValueError(
-                f"{root}: got {got} of the folders {', '.join(TESTS)}, expected one with the test images "
-                f"(looked from {Path.cwd()}); set test to its name"
+                f"{root}: got {got} of the folders {', '.join(TEST_FOLDERS)}, expected one with the test "
+                f"images (looked from {Path.cwd()}); set test to its name"
             )
-        return found[0]
+        return present[0]
 
-    def _data(self, root: Path, train: Listing | None, test: Listing, names: list[str]) -> Data:
+    def _data(self, root: Path, train: FileIndex | None, test: FileIndex, classes: list[str]) -> Data:
         if self.size is None:
-            height, width = _size(test if train is None else train, self.upright)
-            reading = Reading(height, width, self.channels, upright=self.upright)
+            height, width = _first_image_size(test if train is None else train, self.upright)
+            spec = DecodeSpec(height, width, self.channels, upright=self.upright)
         else:
-            resize = self.resize or enlarged(self.size)
-            reading = Reading(self.size, self.size, self.channels, resize, self.upright)
+            resize = self.resize or resize_for_crop(self.size)
+            spec = DecodeSpec(self.size, self.size, self.channels, resize, self.upright)
         if self.subset is not None:
-            test = listed(Path(self.subset).expanduser(), test, Path(test.root).name)
-        return Opened(root.resolve().name, tuple(names), reading, self.workers).data(train, test)
+            test = select_listed(Path(self.subset).expanduser(), test, Path(test.root).name)
+        return lazy_data(root.resolve().name, tuple(classes), train, test, spec, self.workers)
 
 
-@final
-@dataclass(frozen=True)
-class Opened:
-    """What two lists of files need to become a dataset; one crew decodes for both."""
-
-    name: str
-    classes: tuple[str, ...]
-    reading: Reading
-    workers: int | None
-
-    def data(self, train: Listing | None, test: Listing) -> Data:
-        """The dataset; without training images, the test images stand in for them."""
-        workers = suitable() if self.workers is None else self.workers
-        crew = Crew(workers) if workers else None
-        tested = Streamed(test, self.reading, crew)
-        trained = tested if train is None else Streamed(train, self.reading, crew)
-        return Data(self.name, trained, tested, self.classes)
-
-
-def enlarged(size: int) -> int:
-    """The shorter side from whose middle a square of a size is cut: 256 for 224."""
+def resize_for_crop(size: int) -> int:
+    """The usual length of the shorter side before a centre crop of `size`: 256 for 224."""
     return round(size * 256 / 224)
 
 
-def _size(listing: Listing, upright: bool) -> tuple[int, int]:
-    """Height and width of the first image, which are those of all."""
-    path = listing.path(0)
+def _first_image_size(files: FileIndex, upright: bool) -> tuple[int, int]:
+    """Height and width of the first image, which all images must have."""
+    path = files.path(0)
     try:
-        with opened(path) as image:
+        with open_image(path) as image:
             width, height = image.size
-            turned = upright and image.getexif().get(0x0112, 1) >= 5
-    except Exception as error:  # Pillow's readers have errors of their own for damaged images.
+            is_rotated = upright and image.getexif().get(0x0112, 1) >= 5
+    except Exception as error:  # Pillow's decoders raise many kinds of errors for damaged images.
         raise ValueError(
             f"{path}: cannot be read as an image ({error}); get the file again, or take it out"
         ) from None
-    return (width, height) if turned else (height, width)
+    return (width, height) if is_rotated else (height, width)

@@ -1,4 +1,4 @@
-"""ImageNet and Tiny-ImageNet, from the folders they are unpacked to."""
+"""ImageNet and Tiny-ImageNet from their unpacked folders."""
 
 from __future__ import annotations
 
@@ -7,197 +7,209 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from allrounder.config.fields import Count, Place, Workers, value
+from allrounder.config.fields import PathField, PositiveInt, Workers, frozen_config
 from allrounder.data.base import Data, DataSpec
-from allrounder.data.datasets.folder import Opened, enlarged
-from allrounder.data.files.cache import folder_of
+from allrounder.data.datasets.folder import resize_for_crop
+from allrounder.data.files.cache import dataset_folder
 from allrounder.data.files.catalog import PUBLISHED
-from allrounder.data.streaming.decode import Reading
+from allrounder.data.streaming.decode import DecodeSpec
 from allrounder.data.streaming.file_index import (
-    Listing,
-    check_same,
-    class_folders,
-    images_in,
-    lines_of,
-    listed,
-    scan,
+    FileIndex,
+    check_same_classes,
+    list_class_folders,
+    list_images,
+    read_lines,
+    scan_class_folders,
+    select_listed,
 )
+from allrounder.data.streaming.split import lazy_data
 
-WORDS = ("LOC_synset_mapping.txt", "words.txt")
-"""Files that give the classes their names: an id and then words, one class a line."""
+CLASS_NAME_FILES = ("LOC_synset_mapping.txt", "words.txt")
+"""Files with class names: an id and then words, one class per line."""
 ANNOTATIONS = "val_annotations.txt"
-TINY = 64
+TINY_SIZE = 64
 
 
 @final
-@value
+@frozen_config
 class ImageNet(DataSpec):
-    """ImageNet (ILSVRC 2012) as unpacked: train/n01440764/x.JPEG and val/n01440764/y.JPEG.
+    """ImageNet (ILSVRC 2012), unpacked: train/n01440764/x.JPEG and val/n01440764/y.JPEG.
 
-    Images are read as published networks are measured: the shorter side becomes 256 pixels (for a size of
-    224), bilinear, and the middle is cut out. Classes are sorted by their ids, which gives the usual numbers;
-    they are named by LOC_synset_mapping.txt or words.txt where the folder has one.
+    Images are preprocessed as for published accuracies: the shorter side is resized to 256 pixels (for a size
+    of 224), bilinear, and the centre is cropped. Classes are sorted by their ids, which gives the usual
+    numbers, and named by LOC_synset_mapping.txt or words.txt if the folder has one.
     """
 
-    folder: Place = None
-    """The folder with train and val; by default `imagenet` in the cache. It has to be got from its owners."""
-    size: Count = 224
-    """Pixels of a side; the shorter side is first brought to 256/224 of it."""
+    folder: PathField = None
+    """The folder with train and val; by default `imagenet` in the cache. Its owners must provide it."""
+    size: PositiveInt = 224
+    """Height and width in pixels; the shorter side is first resized to 256/224 of it."""
     subset: str | None = None
-    """A file that lists the test images to use, such as a fixed 5,000: one path a line, below val."""
+    """A file that lists the test images to use, such as a fixed 5,000: one path per line, relative to val."""
     workers: Workers = None
-    """Processes that decode ahead, 0 for none; without it as many as suit. Results are the same for all."""
+    """Processes that decode images ahead of time; 0 for none, by default one per free core, at most 8. Does
+    not change results."""
 
     def load(self) -> Data:
-        """List both folders; images are decoded later."""
+        """List the files of both folders; images are decoded later."""
         root = unpacked_folder("imagenet", self.folder)
-        names, others = class_folders(root / "train"), class_folders(root / "val")
-        check_same(root / "train", root / "val", names, others)
-        return self._data(root, scan(root / "train", names), names)
+        ids = list_class_folders(root / "train")
+        check_same_classes(root / "train", root / "val", ids, list_class_folders(root / "val"))
+        return self._data(root, scan_class_folders(root / "train", ids), ids)
 
     def load_test(self) -> Data:
-        """List the test images alone, to evaluate on; the training images need not be there."""
+        """List the test images only; the training images need not exist."""
         root = unpacked_folder("imagenet", self.folder)
-        names = class_folders(root / "val")
+        ids = list_class_folders(root / "val")
         if (root / "train").is_dir():
-            check_same(root / "train", root / "val", class_folders(root / "train"), names)
-        return self._data(root, None, names)
+            check_same_classes(root / "train", root / "val", list_class_folders(root / "train"), ids)
+        return self._data(root, None, ids)
 
-    def _data(self, root: Path, train: Listing | None, ids: Sequence[str]) -> Data:
-        reading = Reading(self.size, self.size, resize=enlarged(self.size))
-        test = scan(root / "val", ids)
+    def _data(self, root: Path, train: FileIndex | None, ids: Sequence[str]) -> Data:
+        spec = DecodeSpec(self.size, self.size, resize=resize_for_crop(self.size))
+        test = scan_class_folders(root / "val", ids)
         if self.subset is not None:
-            test = listed(Path(self.subset).expanduser(), test, "val")
-        return Opened("imagenet", named_classes(root, ids), reading, self.workers).data(train, test)
+            test = select_listed(Path(self.subset).expanduser(), test, "val")
+        return lazy_data("imagenet", read_class_names(root, ids), train, test, spec, self.workers)
 
 
 @final
-@value
+@frozen_config
 class TinyImageNet(DataSpec):
-    """Tiny-ImageNet as unpacked: 200 classes of 64x64 images; its val folder is the test set.
+    """Tiny-ImageNet, unpacked: 200 classes of 64x64 images; its val folder is the test set.
 
-    The training images are train/n01443537/images/x.JPEG. Those of val lie in val/images, with their classes
-    in val/val_annotations.txt, or are sorted into a folder for each class, in val or val/images, as some
-    tools do. Classes are sorted by their ids and named by words.txt.
+    The training images are train/n01443537/images/x.JPEG. Those of val are in val/images, with their classes
+    in val/val_annotations.txt, or in a folder for each class, in val or val/images, as some tools sort them.
+    Classes are sorted by their ids and named by words.txt.
     """
 
-    folder: Place = None
+    folder: PathField = None
     """The folder tiny-imagenet-200, or the one that holds it; by default in the cache."""
     workers: Workers = None
-    """Processes that decode ahead, 0 for none; without it as many as suit. Results are the same for all."""
+    """Processes that decode images ahead of time; 0 for none, by default one per free core, at most 8. Does
+    not change results."""
 
     def load(self) -> Data:
-        """List both folders; images are decoded later."""
+        """List the files of both folders; images are decoded later."""
         root = unpacked_folder("tiny-imagenet", self.folder)
-        ids = class_folders(root / "train")
-        train = scan(root / "train", ids, _inner(root / "train", ids))
+        ids = list_class_folders(root / "train")
+        train = scan_class_folders(root / "train", ids, _inner_folder(root / "train", ids))
         return self._data(root, train, ids)
 
     def load_test(self) -> Data:
-        """List the test images alone, to evaluate on; the training images need not be there."""
+        """List the test images only; the training images need not exist."""
         root = unpacked_folder("tiny-imagenet", self.folder)
         if (root / "train").is_dir():
-            return self._data(root, None, class_folders(root / "train"))
+            return self._data(root, None, list_class_folders(root / "train"))
         wnids = root / "wnids.txt"
         if wnids.is_file():
-            return self._data(root, None, sorted(line.strip() for _, line in lines_of(wnids)))
+            return self._data(root, None, sorted(line.strip() for _, line in read_lines(wnids)))
         if (root / "val" / ANNOTATIONS).is_file():
-            return self._data(root, None, sorted(set(_annotations(root / "val" / ANNOTATIONS).values())))
+            return self._data(root, None, sorted(set(_read_annotations(root / "val" / ANNOTATIONS).values())))
         return self._data(root, None, _sorted_classes(root / "val")[1])
 
-    def _data(self, root: Path, train: Listing | None, ids: Sequence[str]) -> Data:
-        test, reading = _val(root, ids), Reading(TINY, TINY)
-        return Opened("tiny-imagenet", named_classes(root, ids), reading, self.workers).data(train, test)
+    def _data(self, root: Path, train: FileIndex | None, ids: Sequence[str]) -> Data:
+        test = _index_val(root, ids)
+        spec = DecodeSpec(TINY_SIZE, TINY_SIZE)
+        return lazy_data("tiny-imagenet", read_class_names(root, ids), train, test, spec, self.workers)
 
 
 def unpacked_folder(kind: str, folder: str | None) -> Path:
-    """The folder of a dataset, or the one that its archive makes in it."""
-    root, entry = folder_of(kind, folder), PUBLISHED.get(kind)
+    """The folder of a dataset, or the folder inside it that its archive unpacks to."""
+    root = dataset_folder(kind, folder)
+    entry = PUBLISHED.get(kind)
     if entry is not None and entry.unpacked is not None and (root / entry.unpacked).is_dir():
         return root / entry.unpacked
     if not root.is_dir():
         how = "its owners give it to those who register" if entry is None else f"allrounder data get {kind}"
-        raise FileNotFoundError(f"{root}: no such folder; put the unpacked dataset there, or name it ({how})")
-    packed = [] if entry is None else [file.name for file in entry.files if (root / file.name).is_file()]
-    if packed and not (root / "val").is_dir():
-        source = "" if root == folder_of(kind) else f" --from {root}"
         raise FileNotFoundError(
-            f"{root}: has {packed[0]}, but not unpacked; unpack it with: allrounder data get {kind}{source}"
+            f"{root}: no such folder; put the unpacked dataset there, or set folder ({how})"
+        )
+    archives = [] if entry is None else [file.name for file in entry.files if (root / file.name).is_file()]
+    if archives and not (root / "val").is_dir():
+        source = "" if root == dataset_folder(kind) else f" --from {root}"
+        raise FileNotFoundError(
+            f"{root}: has {archives[0]}, but not unpacked; unpack it with: allrounder data get {kind}{source}"
         )
     return root
 
 
-def named_classes(root: Path, ids: Sequence[str]) -> tuple[str, ...]:
-    """The first word of every class, with its id where others have the same; the ids, where none are told."""
-    file = next((root / name for name in WORDS if (root / name).is_file()), None)
+def read_class_names(root: Path, ids: Sequence[str]) -> tuple[str, ...]:
+    """The first word of every class, with its id if another class has the same; the ids without a file."""
+    file = next((root / name for name in CLASS_NAME_FILES if (root / name).is_file()), None)
     if file is None:
         return tuple(ids)
-    told: dict[str, str] = {}
-    for _, line in lines_of(file):
-        identity, *words = line.split(maxsplit=1)
-        if words:
-            told[identity] = words[0].partition(",")[0].strip()
-    missing = [name for name in ids if name not in told]
+    words: dict[str, str] = {}
+    for _, line in read_lines(file):
+        wnid, *rest = line.split(maxsplit=1)
+        if rest:
+            words[wnid] = rest[0].partition(",")[0].strip()
+    missing = [wnid for wnid in ids if wnid not in words]
     if missing:
         raise ValueError(f"{file}: has no line for {missing[0]}, expected one for every class; get it again")
-    often = Counter(told[name] for name in ids)
-    return tuple(told[name] if often[told[name]] == 1 else f"{told[name]} ({name})" for name in ids)
+    counts = Counter(words[wnid] for wnid in ids)
+    return tuple(words[wnid] if counts[words[wnid]] == 1 else f"{words[wnid]} ({wnid})" for wnid in ids)
 
 
-def _inner(train: Path, ids: Sequence[str]) -> str:
-    """Whether the images of a class are in a folder of their own, as they were published."""
+def _inner_folder(train: Path, ids: Sequence[str]) -> str:
+    """Return "images" if the images of a class are in such a folder, as published; else an empty string."""
     return "images" if (train / ids[0] / "images").is_dir() else ""
 
 
-def _val(root: Path, ids: Sequence[str]) -> Listing:
+def _index_val(root: Path, ids: Sequence[str]) -> FileIndex:
     val = root / "val"
-    notes = val / ANNOTATIONS
-    if not notes.is_file() or not _holds(val / "images", Path.is_file):
-        place, others = _sorted_classes(val)
-        check_same(root / "train", place, ids, others)
-        return scan(place, ids, _inner(place, ids))
-    number = {name: label for label, name in enumerate(ids)}
-    told = _annotations(notes)
-    unknown = sorted(set(told.values()) - set(ids))
+    annotations = val / ANNOTATIONS
+    if not annotations.is_file() or not _contains(val / "images", Path.is_file):
+        folder, val_ids = _sorted_classes(val)
+        check_same_classes(root / "train", folder, ids, val_ids)
+        return scan_class_folders(folder, ids, _inner_folder(folder, ids))
+    class_of = _read_annotations(annotations)
+    unknown = sorted(set(class_of.values()) - set(ids))
     if unknown:
         raise ValueError(
-            f"{notes}: has the class {unknown[0]}, which {root / 'train'} has not; get the folder again"
+            f"{annotations}: has the class {unknown[0]}, which {root / 'train'} has not; get the folder again"
         )
-    return Listing.of(val, _annotated(val, told, number))
+    label_of = {wnid: label for label, wnid in enumerate(ids)}
+    return FileIndex.from_files(val, _annotated_files(val, class_of, label_of))
 
 
 def _sorted_classes(val: Path) -> tuple[Path, list[str]]:
-    """The folder with a folder for each class, val itself or its images, and the classes."""
-    place = val / "images" if _holds(val / "images", Path.is_dir) else val
-    return place, [name for name in class_folders(place) if name != "images"]
+    """The folder that has one folder for each class, val or val/images, and the classes."""
+    folder = val / "images" if _contains(val / "images", Path.is_dir) else val
+    return folder, [name for name in list_class_folders(folder) if name != "images"]
 
 
-def _holds(folder: Path, sort: Callable[[Path], bool]) -> bool:
-    """Whether a folder is there and has something of a sort that is not hidden."""
-    return folder.is_dir() and any(sort(path) for path in folder.iterdir() if not path.name.startswith("."))
+def _contains(folder: Path, predicate: Callable[[Path], bool]) -> bool:
+    """Whether a folder exists and has an entry that is not hidden and satisfies the predicate."""
+    return folder.is_dir() and any(
+        predicate(path) for path in folder.iterdir() if not path.name.startswith(".")
+    )
 
 
-def _annotated(val: Path, told: Mapping[str, str], number: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    images = images_in(val / "images")
-    absent = sorted(told.keys() - set(images))
-    if absent:
+def _annotated_files(
+    val: Path, class_of: Mapping[str, str], label_of: Mapping[str, int]
+) -> Iterable[tuple[str, int]]:
+    """The files of val/images with their labels."""
+    images = list_images(val / "images")
+    missing = sorted(class_of.keys() - set(images))
+    if missing:
         raise ValueError(
-            f"{val / ANNOTATIONS}: lists {absent[0]}, which is not in {val / 'images'}; get it again"
+            f"{val / ANNOTATIONS}: lists {missing[0]}, which is not in {val / 'images'}; get it again"
         )
     for name in images:
-        if name not in told:
+        if name not in class_of:
             raise ValueError(f"{val / 'images' / name}: is not in {ANNOTATIONS}, so its class is not known")
-        yield f"images/{name}", number[told[name]]
+        yield f"images/{name}", label_of[class_of[name]]
 
 
-def _annotations(file: Path) -> dict[str, str]:
-    """The class of every image: a name, its class, and a box that is not used, one image a line."""
-    found: dict[str, str] = {}
-    for number, line in lines_of(file):
-        name, *more = line.split()[:2]
-        if not more:
+def _read_annotations(file: Path) -> dict[str, str]:
+    """The class of every image. A line is a file name, its class, and a bounding box that is not used."""
+    class_of: dict[str, str] = {}
+    for number, line in read_lines(file):
+        name, *rest = line.split()[:2]
+        if not rest:
             raise ValueError(
                 f"{file}: line {number}: got {line!r}, expected a file name and a class; get it again"
             )
-        found[name] = more[0]
-    return found
+        class_of[name] = rest[0]
+    return class_of

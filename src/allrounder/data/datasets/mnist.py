@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, in the idx files of their authors."""
+"""MNIST and Fashion-MNIST from the idx files of their authors."""
 
 from __future__ import annotations
 
@@ -12,81 +12,82 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from allrounder.config.fields import Place, value
-from allrounder.data.base import Data, DataSpec, named
-from allrounder.data.files.cache import absent, folder_of
-from allrounder.data.files.catalog import IDX, spellings
+from allrounder.config.fields import PathField, frozen_config
+from allrounder.data.base import Data, DataSpec, prefix_errors
+from allrounder.data.files.cache import dataset_folder, missing_error
+from allrounder.data.files.catalog import IDX_FILES, idx_file_names
 
 DIGITS = tuple("0123456789")
 CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-RAW = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
-"""The folders in which other tools keep the files."""
-BYTES = 0x08
-"""What an idx file calls numbers of one byte."""
-MOST_BYTES = 2**31
+RAW_FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+"""The folders in which torchvision keeps the files."""
+IDX_UINT8 = 0x08
+"""The type code of uint8 in an idx file."""
+MAX_BYTES = 2**31
 
 
 @final
-@value
+@frozen_config
 class Mnist(DataSpec):
     """MNIST: 60,000 training and 10,000 test images of digits, 28x28, from its four idx files."""
 
-    folder: Place = None
-    """Where the files are, packed (.gz) or not; by default in the cache."""
+    folder: PathField = None
+    """The folder with the files, compressed (.gz) or not; by default in the cache."""
 
     def load(self) -> Data:
-        """Read the four files whole and check them."""
+        """Read the four files into memory and check them."""
         return _load("mnist", self.folder, DIGITS)
 
 
 @final
-@value
+@frozen_config
 class FashionMnist(DataSpec):
     """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28, from its four idx files."""
 
-    folder: Place = None
-    """Where the files are, packed (.gz) or not; by default in the cache."""
+    folder: PathField = None
+    """The folder with the files, compressed (.gz) or not; by default in the cache."""
 
     def load(self) -> Data:
-        """Read the four files whole and check them."""
+        """Read the four files into memory and check them."""
         return _load("fashion-mnist", self.folder, CLOTHES)
 
 
 def _load(kind: str, folder: str | None, classes: tuple[str, ...]) -> Data:
-    where = folder_of(kind, folder)
+    root = dataset_folder(kind, folder)
     x_train, y_train, x_test, y_test = (
-        read_idx(_find(kind, where, name), sides) for name, sides in zip(IDX, (3, 1, 3, 1), strict=True)
+        read_idx(_find_file(kind, root, name), ndim)
+        for name, ndim in zip(IDX_FILES, (3, 1, 3, 1), strict=True)
     )
-    with named(f"{where}:"):
-        return Data.of(kind, x_train, y_train, x_test, y_test, classes, layout="nhw")
+    with prefix_errors(f"{root}:"):
+        return Data.from_arrays(kind, x_train, y_train, x_test, y_test, classes, layout="nhw")
 
 
-def _find(kind: str, folder: Path, name: str) -> Path:
-    places = [folder / spelling for spelling in spellings(name, RAW[kind])]
-    found = next((path for path in places if path.is_file()), None)
-    if found is None:
-        raise absent(kind, folder, [name])
-    return found
+def _find_file(kind: str, folder: Path, name: str) -> Path:
+    candidates = [folder / file_name for file_name in idx_file_names(name, RAW_FOLDERS[kind])]
+    path = next((path for path in candidates if path.is_file()), None)
+    if path is None:
+        raise missing_error(kind, folder, [name])
+    return path
 
 
-def read_idx(path: Path, sides: int) -> NDArray[np.uint8]:
-    """An array of bytes with so many dimensions from an idx file, packed by gzip or not."""
+def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
+    """Read an idx file of uint8 with `ndim` dimensions, compressed by gzip or not."""
     with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+        is_gzip = file.read(2) == b"\x1f\x8b"
     try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            head = file.read(4 + 4 * sides)
-            if len(head) != 4 + 4 * sides or head[:4] != bytes((0, 0, BYTES, sides)):
+        with gzip.open(path) if is_gzip else path.open("rb") as file:
+            head = file.read(4 + 4 * ndim)
+            if len(head) != 4 + 4 * ndim or head[:4] != bytes((0, 0, IDX_UINT8, ndim)):
                 raise ValueError(
-                    f"{path}: begins with {head[:4].hex() or 'nothing'}, expected 0000{BYTES:02x}{sides:02x} "
-                    f"as an idx file of bytes with {sides} dimensions does; get it again"
+                    f"{path}: begins with {head[:4].hex() or 'nothing'}, expected "
+                    f"0000{IDX_UINT8:02x}{ndim:02x} of an idx file with {ndim} dimensions; get it again"
                 )
-            shape = struct.unpack(f">{sides}I", head[4:])
+            shape = struct.unpack(f">{ndim}I", head[4:])
             size = math.prod(shape)
-            content = file.read(min(size, MOST_BYTES) + 1)
+            content = file.read(min(size, MAX_BYTES) + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: cut short or damaged ({error}); get it again") from None
     if len(content) != size:

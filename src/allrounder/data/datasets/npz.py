@@ -1,4 +1,4 @@
-"""Data of your own: from a file of plain arrays, or handed over from Python."""
+"""Custom data: an .npz file of plain arrays, or data passed from Python."""
 
 from __future__ import annotations
 
@@ -10,94 +10,111 @@ from typing import Any, Literal, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from allrounder.config.fields import value
-from allrounder.data.base import Data, DataSpec, Layout, named
+from allrounder.config.fields import frozen_config
+from allrounder.data.base import Data, DataSpec, Layout, prefix_errors
 from allrounder.errors import RecipeError
 
-NEEDED = ("x_train", "y_train", "x_test", "y_test")
+REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+TEST_ARRAYS = (("x_test", "y_test"), ("x", "y"))
+"""Accepted names of images and labels in a file of test images only."""
 
 
 @final
-@value
+@frozen_config
 class Npz(DataSpec):
-    """Your own images from an .npz file with x_train, y_train, x_test, y_test and, if you like, classes.
+    """Your own images from an .npz file with x_train, y_train, x_test, y_test and, optionally, classes.
 
-    Images are bytes, or floats in [0, 1]; labels are whole numbers from 0. `numpy.savez` writes such a file.
+    Images are uint8, or floats in [0, 1]; labels are whole numbers from 0. `numpy.savez` writes such a file.
     """
 
     path: str
     """The file; relative to the working directory."""
     layout: Literal["auto", "nchw", "nhwc", "nhw"] = "auto"
-    """The order of the image dimensions; auto recognises 1 or 3 channels, or none."""
+    """The order of the image dimensions; auto detects it from 1 or 3 channels, or none."""
 
     def load(self) -> Data:
-        """Read the file whole and check it."""
+        """Read the file into memory and check it."""
         path = Path(self.path).expanduser()
-        arrays, found = read_arrays(path, (*NEEDED, "classes"))
-        missing = [name for name in NEEDED if name not in arrays]
+        arrays, available = read_arrays(path, (*REQUIRED_ARRAYS, "classes"))
+        missing = [name for name in REQUIRED_ARRAYS if name not in arrays]
         if missing:
             raise ValueError(
-                f"{path}: no {', '.join(missing)} (it has: {', '.join(found)}); save it under that name"
+                f"{path}: no {', '.join(missing)} (it has: {', '.join(available)}); save it under that name"
             )
-        with named(f"{path}:"):
-            layout = recognise("x_train", arrays["x_train"]) if self.layout == "auto" else self.layout
-            parts = (arrays[name] for name in NEEDED)
-            return Data.of(path.stem, *parts, classes=class_names(arrays), layout=layout)
+        with prefix_errors(f"{path}:"):
+            layout = detect_layout("x_train", arrays["x_train"]) if self.layout == "auto" else self.layout
+            parts = (arrays[name] for name in REQUIRED_ARRAYS)
+            return Data.from_arrays(path.stem, *parts, classes=get_class_names(arrays), layout=layout)
 
 
 @final
-@value
-class Given(DataSpec):
-    """Images handed over from Python, known to the recipe by name only."""
+@frozen_config
+class InMemory(DataSpec):
+    """Data passed from Python; the recipe stores its name only."""
 
     name: str
-    """The name of the data that was handed over."""
+    """The name of the data."""
 
     def load(self) -> Data:
-        """Always an error: a recipe holds the name, not the images."""
+        """Raise RecipeError: the recipe stores the name, not the images."""
         raise RecipeError(
             f'data: given from Python as "{self.name}", so the recipe does not hold it; '
             "give it again, also to resume: train(recipe, out, data=...)"
         )
 
 
+def load_test_arrays(path: Path) -> Data:
+    """Read a file of test images only: x_test and y_test, or x and y, and optionally classes."""
+    names = [name for pair in TEST_ARRAYS for name in pair]
+    arrays, available = read_arrays(path, [*names, "classes"])
+    with prefix_errors(f"{path}:"):
+        for x, y in TEST_ARRAYS:
+            if x in arrays and y in arrays:
+                layout = detect_layout(x, arrays[x])
+                return Data.from_test_arrays(path.stem, arrays[x], arrays[y], get_class_names(arrays), layout)
+        raise ValueError(
+            f"no test images (it has: {', '.join(available)}), expected x_test and y_test, or x and y; "
+            "save them under these names"
+        )
+
+
 def read_arrays(path: Path, names: Iterable[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Those of the named arrays that a file holds, and the names of all that it holds."""
+    """Read the named arrays that a file has; also return the names of all its arrays."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file (looked from {Path.cwd()}); set path to an .npz file")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: not an .npz file, or one cut short; write it again with numpy.savez")
     arrays: dict[str, NDArray[Any]] = {}
     name = "its list of arrays"
-    # Every layer below (numpy, zipfile, zlib, lzma) has errors of its own for a damaged file.
+    # numpy, zipfile, zlib and lzma raise different errors for a damaged file.
     try:
         with np.load(path, allow_pickle=False) as file:
-            found = list(file.files)
+            available = list(file.files)
             for name in names:
-                if name in found:
+                if name in available:
                     arrays[name] = file[name]
     except Exception as error:
         raise ValueError(
-            f"{path}: {name} cannot be read ({error}); save plain numbers and texts again"
+            f"{path}: {name} cannot be read ({error}); save it again as plain numbers or texts"
         ) from error
-    return arrays, found
+    return arrays, available
 
 
-def recognise(name: str, x: NDArray[Any]) -> Layout:
-    """The layout of an image array, by its 1 or 3 channels or by having none."""
+def detect_layout(name: str, x: NDArray[Any]) -> Layout:
+    """Detect the layout of an image array from its 1 or 3 channels, or from having none."""
     if x.ndim == 3:
         return "nhw"
-    first, last = (x.ndim == 4 and x.shape[side] in (1, 3) for side in (1, -1))
+    first, last = (x.ndim == 4 and x.shape[axis] in (1, 3) for axis in (1, -1))
     if first == last:
         raise ValueError(
-            f"{name}: shape {x.shape} can be read in more than one way or in none; "
+            f"{name}: the layout of shape {x.shape} is ambiguous or unknown; "
             'set layout to "nchw", "nhwc" or "nhw"'
         )
     return "nchw" if first else "nhwc"
 
 
-def class_names(arrays: Mapping[str, NDArray[Any]]) -> list[str] | None:
-    """The names of the classes, if the file has them."""
+def get_class_names(arrays: Mapping[str, NDArray[Any]]) -> list[str] | None:
+    """The class names in the arrays of a file; None if it has none."""
     if "classes" not in arrays:
         return None
     classes = arrays["classes"]

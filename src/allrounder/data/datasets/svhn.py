@@ -1,4 +1,4 @@
-"""SVHN, the cropped digits of house numbers, in the .mat files of its authors."""
+"""SVHN, cropped digits of house numbers, from the .mat files of its authors."""
 
 from __future__ import annotations
 
@@ -8,56 +8,58 @@ from typing import Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from allrounder.config.fields import Place, value
-from allrounder.data.base import Data, DataSpec, named
+from allrounder.config.fields import PathField, frozen_config
+from allrounder.data.base import Data, DataSpec, prefix_errors
 from allrounder.data.datasets.mnist import DIGITS
-from allrounder.data.files.cache import absent, folder_of
+from allrounder.data.files.cache import dataset_folder, missing_error
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 
 
 @final
-@value
+@frozen_config
 class Svhn(DataSpec):
     """SVHN: 73,257 training and 26,032 test images of digits, 32x32 in colour, from its .mat files.
 
-    The digit 0, which the files call 10, is class 0. Needs scipy: pip install "allrounder[ood]".
+    The digit 0, labelled 10 in the files, is class 0. Needs scipy: pip install "allrounder[ood]".
     """
 
-    folder: Place = None
-    """Where the two files are; by default in the cache."""
+    folder: PathField = None
+    """The folder with the two files; by default in the cache."""
 
     def load(self) -> Data:
-        """Read both files whole and check them."""
-        where = folder_of("svhn", self.folder)
-        missing = [name for name in FILES if not (where / name).is_file()]
+        """Read both files into memory and check them."""
+        root = dataset_folder("svhn", self.folder)
+        missing = [name for name in FILES if not (root / name).is_file()]
         if missing:
-            raise absent("svhn", where, missing)
-        (x_train, y_train), (x_test, y_test) = (read_mat(where / name) for name in FILES)
-        with named(f"{where}:"):
-            return Data.of("svhn", x_train, y_train, x_test, y_test, DIGITS)
+            raise missing_error("svhn", root, missing)
+        (x_train, y_train), (x_test, y_test) = (read_mat(root / name) for name in FILES)
+        with prefix_errors(f"{root}:"):
+            return Data.from_arrays("svhn", x_train, y_train, x_test, y_test, DIGITS)
 
 
 def read_mat(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (n, c, h, w) and digits of a file."""
+    """Read the images (n, c, h, w) and digits of a file."""
     try:
         from scipy.io import loadmat  # pyright: ignore[reportUnknownVariableType]
     except ImportError as error:
         raise RuntimeError(
             f'{path}: scipy is needed to read it ({error}); install it with: pip install "allrounder[ood]"'
         ) from error
-    # Every layer below (scipy, zlib) has errors of its own for a damaged file.
+    # scipy and zlib raise different errors for a damaged file.
     try:
-        found = cast(dict[str, object], loadmat(path, variable_names=("X", "y")))
+        content = cast(dict[str, object], loadmat(path, variable_names=("X", "y")))
     except Exception as error:
         raise ValueError(f"{path}: cut short or damaged ({error}); get it again") from error
-    arrays = [found.get(name) for name in ("X", "y")]
+    arrays = [content.get(name) for name in ("X", "y")]
     if not all(isinstance(array, np.ndarray) for array in arrays):
         raise ValueError(f"{path}: has no X or no y, expected images X and digits y; get it again")
     x, y = cast(list[NDArray[Any]], arrays)
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2] != 3 or y.size != x.shape[3]:
-        told = f"X of shape {x.shape} and type {x.dtype}, y of shape {y.shape}"
-        raise ValueError(f"{path}: holds {told}, expected bytes (h, w, 3, n) and n digits; get it again")
+        raise ValueError(
+            f"{path}: holds X of shape {x.shape} and type {x.dtype}, y of shape {y.shape}, expected bytes "
+            "(h, w, 3, n) and n digits; get it again"
+        )
     digits = y.ravel().astype(np.int64)
     if len(digits) and not (digits.min() >= 0 and digits.max() <= 10):
         raise ValueError(

@@ -1,0 +1,1 @@
+"""Dataset files on disk: catalogue, cache, downloads, archives and integrity checks."""

@@ -1,4 +1,8 @@
-"""Archives, read in place or unpacked: nothing in one can write outside its folder or fill the disk."""
+"""Read archives in place or unpack them safely.
+
+The standard library alone limits neither the number nor the total size of files, and its extraction filters
+accept links; here a hostile archive can neither write outside its folder nor fill the disk.
+"""
 
 from __future__ import annotations
 
@@ -17,73 +21,75 @@ from io import BufferedIOBase, BufferedWriter
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast, final, runtime_checkable
 
-from allrounder.data.files.locks import alone
+from allrounder.data.files.locks import file_lock
 from allrounder.errors import DataError
-from allrounder.system.files import aside
+from allrounder.system.files import temporary_path
 
-MOST_BYTES = 8 * 2**30
-MOST_FILES = 400_000
-CHUNK = 2**20
-LONGEST_READ = 2**24
-"""Bytes that are unpacked in one go: more is asked for only by a header that lies about its length."""
-# What zip archives are packed with that we do not know is a RuntimeError.
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
-PACKED = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
-"""How the files of packed tar archives begin."""
+MAX_BYTES = 8 * 2**30
+MAX_FILES = 400_000
+CHUNK_BYTES = 2**20
+MAX_READ_BYTES = 2**24
+"""The most that tarfile may decompress at once; only a header with a false length asks for more."""
+# zipfile raises RuntimeError for an unknown compression method.
+DAMAGE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+DECOMPRESSORS = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
+"""By the first two bytes of a compressed tar archive."""
 
 
-class Damaged(ValueError):
-    """An archive that is not whole."""
+class DamagedArchive(ValueError):
+    """The archive is cut short or damaged."""
 
 
 @runtime_checkable
 class Stream(Protocol):
-    """What can be read, piece by piece."""
+    """A file open for reading."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """So many bytes, fewer at the end; or all."""
+        """Return up to `size` bytes, or all with -1; nothing at the end."""
         ...
 
 
-def read_members(archive: Path, wanted: Iterable[str], *, most: int = 2**30) -> dict[str, bytes]:
-    """The contents of files in an archive, by their names without folders; those not there are left out."""
-    names, found = set(wanted), dict[str, bytes]()
-    with _readable(archive):
-        for path, file in _entries(archive, most):
-            if path.name in found:
+def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 2**30) -> dict[str, bytes]:
+    """Read files of an archive by their names without folders; files that it does not have are left out."""
+    wanted = set(names)
+    contents: dict[str, bytes] = {}
+    with _report_damage(archive):
+        for path, file in _entries(archive, max_bytes):
+            if path.name in contents:
                 raise ValueError(f"{archive}: holds {path.name} twice, expected it once; pack it again")
-            if path.name in names:
-                found[path.name] = b"".join(iter(lambda file=file: file.read(CHUNK), b""))
-    return found
+            if path.name in wanted:
+                contents[path.name] = b"".join(iter(lambda file=file: file.read(CHUNK_BYTES), b""))
+    return contents
 
 
-def extract(archive: Path, target: Path, top: str = "", *, most: int = MOST_BYTES) -> None:
-    """Unpack an archive, or its folder `top`, as the folder `target`, which appears at once or not at all.
+def extract(archive: Path, target: Path, top: str = "", *, max_bytes: int = MAX_BYTES) -> None:
+    """Unpack an archive, or its folder `top`, to the folder `target`, which appears complete or not at all.
 
-    A folder that is there already, and not empty, is left as it is: another process may have been faster.
+    A `target` that exists and is not empty is left unchanged: another process may have unpacked it.
     """
     _check_readable(archive)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with alone(target):
+        with file_lock(target):
             if not target.is_dir() or not any(target.iterdir()):
-                _extract(archive, target, top, most)
+                _extract(archive, target, top, max_bytes)
     except OSError as error:
         raise disk_error(target, error) from error
 
 
-def _extract(archive: Path, target: Path, top: str, most: int) -> None:
-    temporary = aside(target)
+def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
+    temporary = temporary_path(target)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        with _readable(archive):
-            for path, source in _entries(archive, most):
+        bytes_left = max_bytes
+        with _report_damage(archive):
+            for path, source in _entries(archive, max_bytes):
                 file = temporary / path
                 file.parent.mkdir(parents=True, exist_ok=True)
-                # "x" also refuses a name that comes twice.
+                # "x" also fails on a name that occurs twice.
                 with file.open("xb") as copy:
-                    most -= _copy(archive, source, copy, most)
+                    bytes_left -= _copy(archive, source, copy, bytes_left)
         if not (temporary / top).is_dir():
             raise ValueError(f"{archive}: has no folder {top}; get it again")
         (temporary / top).rename(target)
@@ -94,7 +100,7 @@ def _extract(archive: Path, target: Path, top: str, most: int) -> None:
 
 
 def disk_error(path: Path, error: OSError) -> DataError:
-    """The error for a file or folder that could not be written."""
+    """The error for a file or folder that cannot be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(f"{path}: the disk is full; free some space, or move the cache with ALLROUNDER_DATA")
     return DataError(
@@ -104,7 +110,7 @@ def disk_error(path: Path, error: OSError) -> DataError:
 
 
 def _check_readable(archive: Path) -> None:
-    """Tell what is wrong with reading it apart from what is wrong with writing."""
+    """Raise DataError if the archive cannot be read, before errors of the target can occur."""
     try:
         with archive.open("rb"):
             pass
@@ -115,87 +121,92 @@ def _check_readable(archive: Path) -> None:
 
 
 @contextmanager
-def _readable(archive: Path) -> Generator[None]:
+def _report_damage(archive: Path) -> Generator[None]:
     try:
         yield
-    except (*DAMAGED, OSError) as error:
+    except (*DAMAGE_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk; what gzip and bz2 say of a damaged file has no number
-        said = str(error).partition("\n")[0].rstrip(":")
-        raise Damaged(f"{archive}: cut short or damaged ({said}); get it again") from None
+            raise  # an error of the disk; gzip and bz2 raise OSError without a number for damaged files
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise DamagedArchive(f"{archive}: cut short or damaged ({reason}); get it again") from None
 
 
-def _entries(archive: Path, most: int) -> Generator[tuple[PurePosixPath, Stream]]:
-    """The plain files of a tar or zip archive, in order, each open for reading.
+def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, Stream]]:
+    """Yield the regular files of a tar or zip archive in order, each open for reading.
 
-    Raises ValueError for names that leave the folder, links, devices, and more than `most` bytes in all.
+    Raises ValueError for names outside the folder, links, devices, and more than `max_bytes` in all.
     """
-    found = _zip if zipfile.is_zipfile(archive) else _tar
-    for number, (name, size, file) in enumerate(found(archive), 1):
-        if number > MOST_FILES or (most := most - size) < 0:
+    members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
+    bytes_left = max_bytes
+    for number, (name, size, file) in enumerate(members(archive), 1):
+        bytes_left -= size
+        if number > MAX_FILES or bytes_left < 0:
             raise ValueError(f"{archive}: holds more files or bytes than is allowed; unpack it yourself")
-        yield _inside(archive, name), file
+        yield _safe_path(archive, name), file
 
 
 @final
-class _Bounded:
-    """A file that is unpacked while it is read, but never much of it at once."""
+class _BoundedReader:
+    """A file that is decompressed while it is read, at most MAX_READ_BYTES at once."""
 
     def __init__(self, file: BufferedIOBase):
-        self.file, self.seek, self.tell = file, file.seek, file.tell
+        self.file = file
+        self.seek = file.seek
+        self.tell = file.tell
 
     def read(self, size: int = -1, /) -> bytes:
-        """So many bytes, fewer at the end."""
-        if not 0 <= size <= LONGEST_READ:
+        """Return up to `size` bytes."""
+        if not 0 <= size <= MAX_READ_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
         return self.file.read(size)
 
 
-def _tar(archive: Path) -> Generator[tuple[str, int, Stream]]:
+def _tar_members(archive: Path) -> Generator[tuple[str, int, Stream]]:
     with archive.open("rb") as file:
-        unpack = PACKED.get(file.read(2))
-    with archive.open("rb") if unpack is None else cast(BufferedIOBase, unpack(archive)) as file:
-        bounded = _Bounded(file)
-        opened = tarfile.TarFile(fileobj=cast(IO[bytes], bounded))
-        for member in opened:
+        decompress = DECOMPRESSORS.get(file.read(2))
+    with archive.open("rb") if decompress is None else cast(BufferedIOBase, decompress(archive)) as file:
+        bounded = _BoundedReader(file)
+        tar = tarfile.TarFile(fileobj=cast(IO[bytes], bounded))
+        for member in tar:
             if member.isdir():
                 continue
-            source = opened.extractfile(member) if member.isreg() else None
+            source = tar.extractfile(member) if member.isreg() else None
             if source is None:
                 raise ValueError(
                     f"{archive}: {member.name} is a link or device, expected files; do not use it"
                 )
             yield member.name, member.size, source
-        # What stands behind the last file is a checksum of all, if the archive is packed.
-        while bounded.read(CHUNK):
+        # A compressed archive ends with a checksum, which is verified when the end is read.
+        while bounded.read(CHUNK_BYTES):
             pass
 
 
-def _zip(archive: Path) -> Generator[tuple[str, int, Stream]]:
-    with zipfile.ZipFile(archive) as opened:
-        for member in opened.infolist():
+def _zip_members(archive: Path) -> Generator[tuple[str, int, Stream]]:
+    with zipfile.ZipFile(archive) as zip_file:
+        for member in zip_file.infolist():
             if member.is_dir():
                 continue
             if member.flag_bits & 1 or stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
                 raise ValueError(
                     f"{archive}: {member.filename} is a link or encrypted, expected files; do not use it"
                 )
-            with opened.open(member) as file:
+            with zip_file.open(member) as file:
                 yield member.filename, member.file_size, file
 
 
-def _inside(archive: Path, name: str) -> PurePosixPath:
+def _safe_path(archive: Path, name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
         raise ValueError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
     return path
 
 
-def _copy(archive: Path, source: Stream, copy: BufferedWriter, most: int) -> int:
-    done = 0
-    while chunk := source.read(CHUNK):
-        done += len(chunk)
-        if done > most:
+def _copy(archive: Path, source: Stream, copy: BufferedWriter, max_bytes: int) -> int:
+    """Copy a file and return its length; the sizes in the headers may be false."""
+    copied = 0
+    while chunk := source.read(CHUNK_BYTES):
+        copied += len(chunk)
+        if copied > max_bytes:
             raise ValueError(f"{archive}: holds more bytes than is allowed; unpack it yourself")
         copy.write(chunk)
-    return done
+    return copied

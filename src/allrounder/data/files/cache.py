@@ -1,4 +1,4 @@
-"""Where the files of datasets lie on this machine, and whether they are the published ones."""
+"""The local cache of dataset files: where they are, and whether they are the published ones."""
 
 from __future__ import annotations
 
@@ -11,92 +11,93 @@ from pathlib import Path
 
 import pooch
 
-from allrounder.config.fields import nearest
-from allrounder.data.files.catalog import PUBLISHED, Published, PublishedFile
+from allrounder.config.fields import did_you_mean
+from allrounder.data.files.catalog import PUBLISHED, PublishedDataset, PublishedFile
 from allrounder.errors import DataError
 
-VARIABLE = "ALLROUNDER_DATA"
-"""The environment variable that moves the cache."""
-PAGE = rb"\s*<(?:!doctype|html|\?xml)"
-"""How a web page begins, in lower case."""
+CACHE_VARIABLE = "ALLROUNDER_DATA"
+"""The environment variable with the folder of the cache."""
+HTML_START = rb"\s*<(?:!doctype|html|\?xml)"
+"""A pattern of the beginning of a web page, in lower case."""
 
 
 def cache_folder() -> Path:
-    """The folder with a folder for every dataset."""
-    moved = os.environ.get(VARIABLE)
-    return Path(moved).expanduser().absolute() if moved else Path(pooch.os_cache("allrounder"))
+    """The folder that has one folder for every dataset."""
+    override = os.environ.get(CACHE_VARIABLE)
+    return Path(override).expanduser().absolute() if override else Path(pooch.os_cache("allrounder"))
 
 
-def folder_of(kind: str, folder: str | None = None) -> Path:
-    """Where the files of a dataset are: in a folder that was named, or whose file was; or in the cache."""
+def dataset_folder(kind: str, folder: str | None = None) -> Path:
+    """The folder with the files of a dataset: `folder`, or the parent if it is a file; else in the cache."""
     if folder is None:
         return cache_folder() / kind
     path = Path(folder).expanduser().absolute()
     return path.parent if path.is_file() else path
 
 
-def same_name(text: str, names: Iterable[str]) -> str | None:
-    """The one of the names that a text means, whatever its case, dashes and underscores; or none."""
-    return next((name for name in names if _letters(name) == _letters(text)), None)
+def match_name(text: str, names: Iterable[str]) -> str | None:
+    """The name that equals a text up to case, dashes, underscores and spaces; None if there is none."""
+    return next((name for name in names if _normalise_name(name) == _normalise_name(text)), None)
 
 
-def _letters(text: str) -> str:
+def _normalise_name(text: str) -> str:
     return re.sub("[-_ ]", "", text).lower()
 
 
-def published(text: str) -> tuple[str, Published]:
-    """A published dataset by its name."""
-    name = same_name(text, PUBLISHED)
+def find_published(text: str) -> tuple[str, PublishedDataset]:
+    """Look up a published dataset: (its name, its entry). Raises DataError for an unknown name."""
+    name = match_name(text, PUBLISHED)
     if name is None:
-        hint = nearest(text.lower(), PUBLISHED)
+        hint = did_you_mean(text.lower(), PUBLISHED)
         raise DataError(f"{text}: no such dataset (known: {', '.join(PUBLISHED)}){hint}")
     return name, PUBLISHED[name]
 
 
-def absent(kind: str, folder: Path, names: Iterable[str]) -> FileNotFoundError:
-    """The error where files of a dataset are not in their folder."""
+def missing_error(kind: str, folder: Path, names: Iterable[str]) -> FileNotFoundError:
+    """The error for files of a dataset that are not in their folder."""
     missing = ", ".join(names)
-    elsewhere = "" if folder == folder_of(kind) else f" (which puts it into {folder_of(kind)})"
+    elsewhere = "" if folder == dataset_folder(kind) else f" (which puts it into {dataset_folder(kind)})"
     return FileNotFoundError(
         f"{folder}: has no {missing}; put it there, or get it with: allrounder data get {kind}{elsewhere}"
     )
 
 
-def wrong(path: Path, file: PublishedFile) -> str | None:
-    """What is wrong with a file on disk, in words that follow its name; nothing if it is the published one.
+def verify(path: Path, file: PublishedFile) -> str | None:
+    """Compare a file on disk with the published one; return what is wrong with it, or None.
 
-    Where no checksum was published, it must have the right length, and an archive its end.
+    The problem is worded to follow the file's name. Without a published checksum, the length is compared, and
+    a zip archive must have its end.
     """
     if path.is_symlink() and not path.exists():
         return f"is a link to {path.readlink()}, which is not there"
     if not path.is_file():
         return "is not there"
-    if is_page(path):
+    if is_html(path):
         return "is a web page, not the file itself"
     if file.md5 is None:
-        if file.size is not None and (got := path.stat().st_size) != file.size:
-            return f"has {got} bytes, expected {file.size}"
-        whole = not file.name.endswith(".zip") or zipfile.is_zipfile(path)
-        return None if whole else "is no zip archive, or one cut short"
-    found = md5_of(path)
-    return None if found == file.md5 else f"has MD5 {found}, expected {file.md5}"
+        if file.size is not None and (size := path.stat().st_size) != file.size:
+            return f"has {size} bytes, expected {file.size}"
+        complete = not file.name.endswith(".zip") or zipfile.is_zipfile(path)
+        return None if complete else "is no zip archive, or one cut short"
+    md5 = file_md5(path)
+    return None if md5 == file.md5 else f"has MD5 {md5}, expected {file.md5}"
 
 
-def md5_of(path: Path) -> str:
-    """The checksum of a file, as datasets publish it."""
+def file_md5(path: Path) -> str:
+    """The MD5 checksum of a file, which most datasets publish."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def is_page(path: Path) -> bool:
-    """Whether a file is a web page, as servers send in place of what they do not have."""
+def is_html(path: Path) -> bool:
+    """Whether a file is a web page; servers send one in place of a missing file."""
     with path.open("rb") as file:
-        return re.match(PAGE, file.read(64).lower()) is not None
+        return re.match(HTML_START, file.read(64).lower()) is not None
 
 
-def by_hand(file: PublishedFile, folder: Path) -> str:
-    """Which file to put where, for a machine without a network."""
-    known = f"MD5 {file.md5}" if file.md5 is not None else "no published checksum"
-    packed = next((kind for kind, entry in PUBLISHED.items() if entry.unpacked and file in entry.files), None)
-    then = "" if packed is None else f", and unpack it with: allrounder data get {packed}"
-    return f"put it at {folder / file.name} ({known}, from {' or '.join(file.urls)}){then}"
+def manual_instructions(file: PublishedFile, folder: Path) -> str:
+    """Where to put a file by hand, for a machine without a network."""
+    checksum = f"MD5 {file.md5}" if file.md5 is not None else "no published checksum"
+    kind = next((kind for kind, entry in PUBLISHED.items() if entry.unpacked and file in entry.files), None)
+    then = "" if kind is None else f", and unpack it with: allrounder data get {kind}"
+    return f"put it at {folder / file.name} ({checksum}, from {' or '.join(file.urls)}){then}"

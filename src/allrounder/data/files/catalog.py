@@ -1,24 +1,24 @@
-"""The datasets that others publish: their files, where these are found, and their checksums."""
+"""The catalogue of published datasets: their files, addresses and checksums."""
 
 from __future__ import annotations
 
 from typing import final
 
-from allrounder.config.fields import Whole, value
+from allrounder.config.fields import NonNegativeInt, frozen_config
 
-KRIZ = "https://www.cs.toronto.edu/~kriz"
-MNIST = (
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+MNIST_URLS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "https://storage.googleapis.com/cvdf-datasets/mnist",
 )
-FASHION = (
+FASHION_MNIST_URLS = (
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
 )
-SVHN = "http://ufldl.stanford.edu/housenumbers"
-CS231N = ("https://cs231n.stanford.edu", "http://cs231n.stanford.edu")
-ZENODO = "https://zenodo.org/records"
-IDX = (
+SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
+TINY_IMAGENET_URLS = ("https://cs231n.stanford.edu", "http://cs231n.stanford.edu")
+ZENODO_URL = "https://zenodo.org/records"
+IDX_FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
     "t10k-images-idx3-ubyte.gz",
@@ -28,43 +28,43 @@ IDX = (
 
 
 @final
-@value
+@frozen_config
 class PublishedFile:
-    """One file as its authors offer it."""
+    """A file as its authors publish it."""
 
     name: str
     urls: tuple[str, ...]
-    """Where it is found; tried in order."""
+    """Addresses, tried in order."""
     md5: str | None = None
-    """The published checksum; nothing where there is none."""
-    size: Whole | None = None
-    """Bytes, to show progress where a server does not tell them, and to check where there is no checksum."""
+    """The published checksum, if there is one."""
+    size: NonNegativeInt | None = None
+    """Length in bytes, for the progress bar and, without a checksum, for `verify`."""
 
 
 @final
-@value
-class Published:
-    """A dataset: the files that `get` fetches, and others that hold the same."""
+@frozen_config
+class PublishedDataset:
+    """A published dataset: the files that `allrounder data get` downloads, and equivalent ones."""
 
     about: str
     files: tuple[PublishedFile, ...]
-    others: tuple[PublishedFile, ...] = ()
-    """Read where they are there, never fetched."""
+    alternatives: tuple[PublishedFile, ...] = ()
+    """Files with the same content, which are read if present but never downloaded."""
     unpacked: str | None = None
-    """The folder that an archive holds, for those that are read unpacked."""
+    """The top folder in the archive, for datasets that are read unpacked."""
     members: tuple[str, ...] = ()
-    """What must be in that folder."""
-    shape: tuple[int, ...] = ()
-    """Of the array that every file holds, for those that are arrays; labels have its first side."""
-    signs: tuple[str, ...] = ()
-    """Files of which any one shows that a folder holds the dataset, besides those above."""
-    images: tuple[int, int] | None = None
-    """How many training and test images there are."""
+    """Files and folders that the unpacked folder must have."""
+    array_shape: tuple[int, ...] = ()
+    """The shape of the array in every member, for datasets of arrays; labels have its first dimension."""
+    marker_files: tuple[str, ...] = ()
+    """Further files, any of which shows that a folder contains the dataset."""
+    num_images: tuple[int, int] | None = None
+    """The numbers of training and test images."""
 
     @property
-    def known(self) -> tuple[PublishedFile, ...]:
-        """All its files."""
-        return (*self.files, *self.others)
+    def all_files(self) -> tuple[PublishedFile, ...]:
+        """The downloaded files and their alternatives."""
+        return (*self.files, *self.alternatives)
 
 
 def _file(name: str, md5: str | None, size: int, *bases: str) -> PublishedFile:
@@ -72,18 +72,18 @@ def _file(name: str, md5: str | None, size: int, *bases: str) -> PublishedFile:
 
 
 def _idx(bases: tuple[str, ...], sums: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[PublishedFile, ...]:
-    return tuple(_file(*row, *bases) for row in zip(IDX, sums, sizes, strict=True))
+    return tuple(_file(*row, *bases) for row in zip(IDX_FILES, sums, sizes, strict=True))
 
 
-def spellings(name: str, folder: str) -> tuple[str, ...]:
-    """What an idx file may be called below a folder: packed or not, and as other tools keep it."""
+def idx_file_names(name: str, folder: str) -> tuple[str, ...]:
+    """Possible paths of an idx file: compressed or not, and in the folders that torchvision makes."""
     names = [name, name.removesuffix(".gz")]
-    names += [other.replace("-idx", ".idx") for other in names]
-    return tuple(f"{place}{other}" for place in ("", "raw/", f"{folder}/raw/") for other in names)
+    names += [variant.replace("-idx", ".idx") for variant in names]
+    return tuple(f"{prefix}{variant}" for prefix in ("", "raw/", f"{folder}/raw/") for variant in names)
 
 
 def _zenodo(name: str, md5: str, size: int, record: int) -> PublishedFile:
-    url = f"{ZENODO}/{record}/files/{name}?download=1"
+    url = f"{ZENODO_URL}/{record}/files/{name}?download=1"
     return PublishedFile(name=name, md5=md5, size=size, urls=(url,))
 
 
@@ -95,11 +95,11 @@ C_FILES = (
 )
 C_SHAPE = (50_000, 32, 32, 3)
 """10,000 images at five severities."""
-PUBLISHED: dict[str, Published] = {
-    "mnist": Published(
+PUBLISHED: dict[str, PublishedDataset] = {
+    "mnist": PublishedDataset(
         about="handwritten digits, 28x28",
         files=_idx(
-            MNIST,
+            MNIST_URLS,
             (
                 "f68b3c2dcbeaaa9fbdd348bbdeb94873",
                 "d53e105ee54ea40749a09fcbcd1e9432",
@@ -108,13 +108,13 @@ PUBLISHED: dict[str, Published] = {
             ),
             (9912422, 28881, 1648877, 4542),
         ),
-        signs=spellings(IDX[2], "MNIST"),
-        images=(60_000, 10_000),
+        marker_files=idx_file_names(IDX_FILES[2], "MNIST"),
+        num_images=(60_000, 10_000),
     ),
-    "fashion-mnist": Published(
+    "fashion-mnist": PublishedDataset(
         about="articles of clothing, 28x28",
         files=_idx(
-            FASHION,
+            FASHION_MNIST_URLS,
             (
                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
                 "25c81989df183df01b3e8a0aad5dffbe",
@@ -123,55 +123,59 @@ PUBLISHED: dict[str, Published] = {
             ),
             (26421880, 29515, 4422102, 5148),
         ),
-        signs=spellings(IDX[2], "FashionMNIST"),
-        images=(60_000, 10_000),
+        marker_files=idx_file_names(IDX_FILES[2], "FashionMNIST"),
+        num_images=(60_000, 10_000),
     ),
-    "cifar10": Published(
+    "cifar10": PublishedDataset(
         about="small photographs of 10 classes, 32x32",
-        files=(_file("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170052171, KRIZ),),
-        others=(_file("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170498071, KRIZ),),
-        signs=(
+        files=(_file("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170052171, CIFAR_URL),),
+        alternatives=(
+            _file("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170498071, CIFAR_URL),
+        ),
+        marker_files=(
             *("cifar-10-batches-bin/data_batch_1.bin", "data_batch_1.bin"),
             *("cifar-10-batches-py/data_batch_1", "data_batch_1"),
         ),
-        images=(50_000, 10_000),
+        num_images=(50_000, 10_000),
     ),
-    "cifar100": Published(
+    "cifar100": PublishedDataset(
         about="small photographs of 100 classes, 32x32",
-        files=(_file("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168513733, KRIZ),),
-        others=(_file("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169001437, KRIZ),),
-        signs=("cifar-100-binary/train.bin", "train.bin", "cifar-100-python/train", "train"),
-        images=(50_000, 10_000),
+        files=(_file("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168513733, CIFAR_URL),),
+        alternatives=(
+            _file("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169001437, CIFAR_URL),
+        ),
+        marker_files=("cifar-100-binary/train.bin", "train.bin", "cifar-100-python/train", "train"),
+        num_images=(50_000, 10_000),
     ),
-    "svhn": Published(
+    "svhn": PublishedDataset(
         about="digits of house numbers, 32x32",
         files=(
-            _file("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182040794, SVHN),
-            _file("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64275384, SVHN),
+            _file("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373", 182040794, SVHN_URL),
+            _file("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3", 64275384, SVHN_URL),
         ),
-        images=(73_257, 26_032),
+        num_images=(73_257, 26_032),
     ),
-    "cifar10-c": Published(
+    "cifar10-c": PublishedDataset(
         about="the test images of CIFAR-10, corrupted in 19 ways",
         files=(_zenodo("CIFAR-10-C.tar", "56bf5dcef84df0e2308c6dcbcbbd8499", 2918471680, 2535967),),
         unpacked="CIFAR-10-C",
         members=tuple(f"{name}.npy" for name in C_FILES),
-        shape=C_SHAPE,
+        array_shape=C_SHAPE,
     ),
-    "cifar100-c": Published(
+    "cifar100-c": PublishedDataset(
         about="the test images of CIFAR-100, corrupted in 19 ways",
         files=(_zenodo("CIFAR-100-C.tar", "11f0ed0f1191edbf9fa23466ae6021d3", 2918473216, 3555552),),
         unpacked="CIFAR-100-C",
         members=tuple(f"{name}.npy" for name in C_FILES),
-        shape=C_SHAPE,
+        array_shape=C_SHAPE,
     ),
-    "tiny-imagenet": Published(
+    "tiny-imagenet": PublishedDataset(
         about="photographs of 200 classes, 64x64",
-        files=(_file("tiny-imagenet-200.zip", None, 248100043, *CS231N),),
+        files=(_file("tiny-imagenet-200.zip", None, 248100043, *TINY_IMAGENET_URLS),),
         unpacked="tiny-imagenet-200",
         members=("train", "val"),
-        signs=("wnids.txt", "val/val_annotations.txt"),
-        images=(100_000, 10_000),
+        marker_files=("wnids.txt", "val/val_annotations.txt"),
+        num_images=(100_000, 10_000),
     ),
 }
-"""By name; the folder of the cache that holds a dataset has its name."""
+"""By name, which is also the name of the folder in the cache."""

@@ -1,4 +1,4 @@
-"""Whether datasets on disk are whole: all their images, each of which can be decoded."""
+"""Integrity checks of datasets on disk: all files, the right number of images, and every image decodable."""
 
 from __future__ import annotations
 
@@ -9,52 +9,54 @@ import numpy as np
 import torch
 
 from allrounder.data.base import Data, Split
-from allrounder.data.files.catalog import Published
-from allrounder.data.streaming.split import Streamed
+from allrounder.data.files.catalog import PublishedDataset
+from allrounder.data.streaming.split import LazySplit
 from allrounder.errors import DataError
 
-BATCH = 64
-MOST = 20
-"""So many damaged images are told."""
-LABELS = "labels.npy"
+BATCH_SIZE = 64
+MAX_REPORTED = 20
+"""Damaged images that are reported at most."""
+LABELS_FILE = "labels.npy"
 
 
-def is_there(folder: Path) -> bool:
-    """Whether a folder has anything in it."""
+def has_files(folder: Path) -> bool:
+    """Whether a folder exists and is not empty."""
     return folder.is_dir() and any(folder.iterdir())
 
 
-def lacking(entry: Published, folder: Path) -> list[str]:
-    """The files and folders that an unpacked set should have and has not."""
+def missing_members(entry: PublishedDataset, folder: Path) -> list[str]:
+    """The files and folders that an unpacked dataset should have but does not."""
     return [name for name in entry.members if not (folder / name).exists()]
 
 
-def wrong_arrays(entry: Published, folder: Path) -> list[str]:
-    """What is wrong with the files of an unpacked set that holds arrays."""
-    missing = lacking(entry, folder)
+def array_problems(entry: PublishedDataset, folder: Path) -> list[str]:
+    """Check the files of an unpacked dataset of arrays; return the problems."""
+    missing = missing_members(entry, folder)
     problems = [f"{folder}: has no {', '.join(missing)}; get the set again"] if missing else []
     for name in entry.members:
         if name not in missing:
-            problems += _wrong_array(folder / name, len(entry.shape) if name != LABELS else 1, entry)
+            shape = entry.array_shape[:1] if name == LABELS_FILE else entry.array_shape
+            problems += _check_array(folder / name, shape)
     return problems
 
 
-def _wrong_array(path: Path, sides: int, entry: Published) -> list[str]:
+def _check_array(path: Path, shape: tuple[int, ...]) -> list[str]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         return [f"{path}: cut short or damaged ({error}); get the set again"]
-    if array.shape != entry.shape[:sides] or array.dtype.kind not in "iu":
+    if array.shape != shape or array.dtype.kind not in "iu":
         got = f"{array.dtype} of shape {array.shape}"
-        return [f"{path}: holds {got}, expected whole numbers of shape {entry.shape[:sides]}; get it again"]
+        return [f"{path}: holds {got}, expected whole numbers of shape {shape}; get it again"]
     return []
 
 
-def wrong_counts(entry: Published, data: Data) -> list[str]:
-    """What is said of a set that has another number of images than was published."""
-    if entry.images is None:
+def count_problems(entry: PublishedDataset, data: Data) -> list[str]:
+    """Compare the numbers of images with the published ones; return the problems."""
+    if entry.num_images is None:
         return []
-    splits = zip(("training", "test"), _splits(data), entry.images, strict=True)
+    train = None if data.train is data.test else data.train
+    splits = zip(("training", "test"), (train, data.test), entry.num_images, strict=True)
     return [
         f"{data.name}: has {len(split)} {name} images, the published set {count}; get the set again"
         for name, split, count in splits
@@ -62,35 +64,34 @@ def wrong_counts(entry: Published, data: Data) -> list[str]:
     ]
 
 
-def _splits(data: Data) -> tuple[Split | None, Split]:
-    return None if data.train is data.test else data.train, data.test
+def find_damaged_images(split: Split, on_progress: Callable[[int], object]) -> list[str]:
+    """Decode every image of a split of files; return the problems of at most MAX_REPORTED images.
 
-
-def damaged_images(split: Split, step: Callable[[int], object]) -> list[str]:
-    """Decode every image that is still in its file; what is wrong with some of them."""
+    `on_progress` is called with the number of images decoded so far.
+    """
     problems: list[str] = []
-    if not isinstance(split, Streamed):
+    if not isinstance(split, LazySplit):
         return problems
-    every = torch.arange(len(split))
-    for start in range(0, len(split), BATCH):
-        rows, later = (every[at : at + BATCH] for at in (start, start + BATCH))
+    positions = torch.arange(len(split))
+    for start in range(0, len(split), BATCH_SIZE):
+        rows, later = (positions[first : first + BATCH_SIZE] for first in (start, start + BATCH_SIZE))
         if len(later):
-            split.expect(later)
+            split.prefetch(later)
         try:
             split.fetch(rows)
         except DataError:
             problems += [
-                said
+                problem
                 for row in range(start, start + len(rows))
-                if (said := _wrong_image(split, row)) is not None
+                if (problem := _decode_problem(split, row)) is not None
             ]
-        step(start + len(rows))
-        if len(problems) >= MOST:
-            return [*problems[:MOST], f"{split.listing.root}: there may be more such images"]
+        on_progress(start + len(rows))
+        if len(problems) >= MAX_REPORTED:
+            return [*problems[:MAX_REPORTED], f"{split.files.root}: there may be more such images"]
     return problems
 
 
-def _wrong_image(split: Streamed, row: int) -> str | None:
+def _decode_problem(split: LazySplit, row: int) -> str | None:
     try:
         split.fetch(torch.tensor([row]))
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Datasets as a command line names them."""
+"""Datasets as the command line names them: a kind, a file, a folder, or an inline table."""
 
 from __future__ import annotations
 
@@ -7,141 +7,146 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, final
 
-from allrounder.config.decode import decode, override
-from allrounder.config.fields import Kind, adapter, kind_of, nearest, value
+from allrounder.config.decode import apply_override, decode
+from allrounder.config.fields import OneOf, adapter, did_you_mean, frozen_config, kind_of
 from allrounder.data import DATASETS, Folder, ImageNet, TinyImageNet
 from allrounder.data.base import Data, DataSpec
 from allrounder.data.datasets.imagenet import unpacked_folder
-from allrounder.data.datasets.npz import NEEDED, Npz, read_arrays
-from allrounder.data.files.cache import same_name, wrong
-from allrounder.data.files.catalog import PUBLISHED, Published
-from allrounder.data.inputs.packed import read_test
-from allrounder.data.streaming.file_index import class_folders
+from allrounder.data.datasets.npz import REQUIRED_ARRAYS, Npz, load_test_arrays, read_arrays
+from allrounder.data.files.cache import match_name, verify
+from allrounder.data.files.catalog import PUBLISHED, PublishedDataset
+from allrounder.data.streaming.file_index import list_class_folders
 from allrounder.errors import RecipeError, RunError
 
-_READ = [kind for kind in PUBLISHED if kind in DATASETS]
-"""The published sets that are read whole."""
-WNID = r"n\d{8}"
-"""What the folders of ImageNet's classes are called."""
+_READABLE = [kind for kind in PUBLISHED if kind in DATASETS]
+"""The published datasets that a recipe can name."""
+WNID_PATTERN = r"n\d{8}"
+"""The names of ImageNet's class folders."""
 
 
-def data_of(text: str) -> Data:
-    """The images to evaluate on: an .npz file, a folder, or a dataset by its kind.
+def load_eval_data(text: str) -> Data:
+    """Load the images to evaluate on: an .npz file, a folder, or a dataset by its kind.
 
-    A file with x_train, y_train, x_test and y_test is read whole; of others, the test images are enough, as
-    they are of a folder, which may also have the files of a published set. A kind may be told where it is as
-    KIND:PATH, and more as in a recipe: { kind = "folder", path = "PATH", size = 224 }.
+    A file with x_train, y_train, x_test and y_test is read as a whole; of other files and of folders, test
+    images suffice. A folder may contain the files of a published dataset. KIND:PATH says where a dataset is,
+    and an inline table sets more options, as in a recipe: { kind = "folder", path = "PATH", size = 224 }.
     """
     try:
-        found = named_data(text)
-        return read_test(found) if isinstance(found, Path) else found.load_test()
+        source = resolve_dataset(text)
+        return load_test_arrays(source) if isinstance(source, Path) else source.load_test()
     except (ValueError, OSError, RuntimeError) as error:
         raise RunError(str(error)) from error
 
 
-def whole_data(found: DataSpec | Path) -> Data:
-    """What `named_data` found, with the training images where they are there."""
-    match found:
+def load_full_data(source: DataSpec | Path) -> Data:
+    """Load what `resolve_dataset` returned, with the training images if they exist."""
+    match source:
         case Path():
-            return read_test(found)
+            return load_test_arrays(source)
         case Folder():
-            trained = (Path(found.path).expanduser() / found.train).is_dir()
+            has_train = (Path(source.path).expanduser() / source.train).is_dir()
         case ImageNet() | TinyImageNet():
-            root = unpacked_folder(kind_of(found, DATASETS), found.folder)
-            trained = (root / "train").is_dir()
+            root = unpacked_folder(kind_of(source, DATASETS), source.folder)
+            has_train = (root / "train").is_dir()
         case _:
-            trained = True
-    return found.load() if trained else found.load_test()
+            has_train = True
+    return source.load() if has_train else source.load_test()
 
 
-def named_data(text: str) -> DataSpec | Path:
-    """Which dataset a text names, not read yet; a file with test images alone is a path."""
-    kind, _, place = text.partition(":")
-    named, sort = same_name(text, DATASETS), same_name(kind, DATASETS)
+def resolve_dataset(text: str) -> DataSpec | Path:
+    """Find the dataset that a text names, without reading it; a file of test images only is a path."""
+    prefix, _, place = text.partition(":")
+    kind = match_name(text, DATASETS)
+    prefix_kind = match_name(prefix, DATASETS)
     if text.lstrip().startswith("{"):
-        return _asked(text)
-    if named is not None and not _needs(DATASETS[named]):
-        return DATASETS[named]()
-    if place and sort not in (None, "npz") and (field := _placed(DATASETS[sort])):
-        return _told(sort, field, place)
-    path = Path(place if place and sort == "npz" else text).expanduser()
+        return _parse_inline_table(text)
+    if kind is not None and not _required_fields(DATASETS[kind]):
+        return DATASETS[kind]()
+    if place and prefix_kind not in (None, "npz") and (field := _location_field(DATASETS[prefix_kind])):
+        return _spec_at(prefix_kind, field, place)
+    path = Path(place if place and prefix_kind == "npz" else text).expanduser()
     if path.is_dir():
-        return _of_folder(path)
-    whose = [k for k in _READ if path.name in [file.name for file in PUBLISHED[k].known]]
-    if path.is_file() and len(whose) == 1:
-        return _told(whose[0], "folder", str(path))
+        return _resolve_folder(path)
+    owners = [k for k in _READABLE if path.name in [file.name for file in PUBLISHED[k].all_files]]
+    if path.is_file() and len(owners) == 1:
+        return _spec_at(owners[0], "folder", str(path))
     if path.suffix == ".npz" or path.is_file():
-        _, found = read_arrays(path, ())
-        return Npz(path=str(path)) if set(NEEDED) <= set(found) else path
-    names = [name for name, cls in DATASETS.items() if not _needs(cls)]
-    placed = [f"{name}:PATH" for name, cls in DATASETS.items() if _needs(cls) == ["path"]]
+        _, available = read_arrays(path, ())
+        return Npz(path=str(path)) if set(REQUIRED_ARRAYS) <= set(available) else path
+    names = [name for name, cls in DATASETS.items() if not _required_fields(cls)]
+    with_path = [f"{name}:PATH" for name, cls in DATASETS.items() if _required_fields(cls) == ["path"]]
     raise RunError(
-        f"{text}: no such dataset (known: {', '.join([*names, *placed])}){nearest(text, names)}, and no such "
-        "file or folder; give one of them, or an .npz file"
+        f"{text}: no such dataset (known: {', '.join([*names, *with_path])}){did_you_mean(text, names)}, and "
+        "no such file or folder; give one of them, or an .npz file"
     )
 
 
-def _told(kind: str, field: str, place: str) -> DataSpec:
+def _spec_at(kind: str, field: str, place: str) -> DataSpec:
     return adapter(DATASETS[kind]).validate_python({field: place})
 
 
-def _asked(text: str) -> DataSpec:
+def _parse_inline_table(text: str) -> DataSpec:
     raw: dict[str, Any] = {}
     try:
-        override(raw, f"data={text}")
-        return decode(_Asked, raw, "--data").data
+        apply_override(raw, f"data={text}")
+        return decode(_InlineData, raw, "--data").data
     except RecipeError as error:
         raise RunError(str(error).replace("--set data=", "--data ", 1)) from None
 
 
-def _of_folder(path: Path) -> DataSpec:
-    """A folder, as what it looks like."""
-    kind = published_in(path)
+def _resolve_folder(path: Path) -> DataSpec:
+    """Recognise a folder by its contents: a published dataset, ImageNet, or one folder for each class."""
+    kind = detect_published(path)
     if kind is not None:
-        return _told(kind, "folder", str(path))
+        return _spec_at(kind, "folder", str(path))
     val = path / "val"
-    ids = val.is_dir() and all(re.fullmatch(WNID, name) for name in class_folders(val))
-    return ImageNet(folder=str(path)) if ids else Folder(path=str(path))
+    has_wnids = val.is_dir() and all(re.fullmatch(WNID_PATTERN, name) for name in list_class_folders(val))
+    return ImageNet(folder=str(path)) if has_wnids else Folder(path=str(path))
 
 
-def published_in(folder: Path) -> str | None:
-    """Which published dataset a folder holds, by the names of its files; or none.
+def detect_published(folder: Path) -> str | None:
+    """The published dataset whose files a folder contains; None if there is none.
 
-    Two sets have files of the same names; then checksums tell which it is, or the name of the folder.
+    If several datasets have files of these names, the checksums decide, or else the name of the folder.
     """
-    found = [kind for kind in _READ if _shows(PUBLISHED[kind], folder)]
-    if len(found) < 2:
-        return found[0] if found else None
-    right = [k for k in found if any(wrong(folder / file.name, file) is None for file in PUBLISHED[k].known)]
-    kind = right[0] if len(right) == 1 else same_name(folder.absolute().name, found)
+    kinds = [kind for kind in _READABLE if _looks_like(PUBLISHED[kind], folder)]
+    if len(kinds) < 2:
+        return kinds[0] if kinds else None
+    verified = [
+        kind
+        for kind in kinds
+        if any(verify(folder / file.name, file) is None for file in PUBLISHED[kind].all_files)
+    ]
+    kind = verified[0] if len(verified) == 1 else match_name(folder.absolute().name, kinds)
     if kind is None:
         raise ValueError(
-            f"{folder}: has the files of {' and '.join(found)}, expected one of them; "
-            f"say which, such as {found[0]}:{folder}"
+            f"{folder}: has the files of {' and '.join(kinds)}, expected one of them; "
+            f"name the dataset, such as {kinds[0]}:{folder}"
         )
     return kind
 
 
-def _shows(entry: Published, folder: Path) -> bool:
-    files = [*(file.name for file in entry.known), *entry.signs]
-    return any((folder / name).is_file() for name in files) or (
+def _looks_like(entry: PublishedDataset, folder: Path) -> bool:
+    names = [*(file.name for file in entry.all_files), *entry.marker_files]
+    return any((folder / name).is_file() for name in names) or (
         entry.unpacked is not None and (folder / entry.unpacked).is_dir()
     )
 
 
 @final
-@value
-class _Asked:
-    data: Annotated[DataSpec, Kind(lambda: DATASETS)]
+@frozen_config
+class _InlineData:
+    data: Annotated[DataSpec, OneOf(lambda: DATASETS)]
 
 
-def _needs(cls: type[Any]) -> list[str]:
-    """The fields of a value class that must be given."""
-    told = fields(cls) if is_dataclass(cls) else ()
-    return [f.name for f in told if f.default is MISSING and f.default_factory is MISSING]
+def _required_fields(cls: type[Any]) -> list[str]:
+    """The fields of a config class without a default."""
+    all_fields = fields(cls) if is_dataclass(cls) else ()
+    return [f.name for f in all_fields if f.default is MISSING and f.default_factory is MISSING]
 
 
-def _placed(cls: type[Any]) -> str | None:
-    """The field that says where a dataset is, if that is all it has to be told."""
-    told, needed = [field.name for field in fields(cls)] if is_dataclass(cls) else [], _needs(cls)
-    return next((name for name in ("path", "folder") if name in told and needed in ([], [name])), None)
+def _location_field(cls: type[Any]) -> str | None:
+    """The field with the path of a dataset, if no other field is required."""
+    names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
+    required = _required_fields(cls)
+    return next((name for name in ("path", "folder") if name in names and required in ([], [name])), None)

@@ -1,4 +1,4 @@
-"""Images and labels in whatever form somebody has them."""
+"""Convert images and labels in any usual form to a split or a dataset."""
 
 from __future__ import annotations
 
@@ -9,19 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allrounder.data.base import Array, Data, Split, Tensors, named, number_classes, tensor_of
-from allrounder.data.inputs.map_dataset import Items, Objects, classes_of, is_items
+from allrounder.data.base import (
+    Array,
+    Data,
+    Split,
+    TensorSplit,
+    as_tensor,
+    classes_from_labels,
+    prefix_errors,
+)
+from allrounder.data.inputs.map_dataset import MapDataset, MapDatasetSplit, find_classes, is_map_dataset
 
-Given: TypeAlias = Data | Split | Array | Items | Iterable[Any]
-"""A dataset (its test split is meant), a split, images, an object with items (image, label), or a loader of
+DataLike: TypeAlias = Data | Split | Array | MapDataset | Iterable[Any]
+"""A dataset (its test split is used), a split, images, a map-style dataset of (image, label), or a loader of
 (images, labels) batches."""
 
 
-def as_split(data: Given, y: Array | None = None) -> Split:
-    """A split of what is given.
+def as_split(data: DataLike, y: Array | None = None) -> Split:
+    """Convert data to a split; labels `y` belong to an array of images only.
 
-    A loader is read once, and its images are kept in memory; the items of an object are asked for when they
-    are needed.
+    A loader is iterated once and its images are kept in memory. The items of a map-style dataset are read
+    when they are needed.
     """
     if isinstance(data, Data | Split):
         if y is not None:
@@ -30,73 +38,77 @@ def as_split(data: Given, y: Array | None = None) -> Split:
     if isinstance(data, Tensor | np.ndarray):
         if y is None:
             raise ValueError("labels: got none, expected one for each image; give (model, x, y, ...)")
-        return _tensors(_tensor("images", cast(Array, data)), _tensor("labels", y))
-    if y is None and is_items(data):
-        return Objects(data)
+        return _to_split(_check_tensor("images", cast(Array, data)), _check_tensor("labels", y))
+    if y is None and is_map_dataset(data):
+        return MapDatasetSplit(data)
     if y is not None or isinstance(data, str) or not hasattr(data, "__iter__"):
-        what = type(data).__name__
-        raise ValueError(f"data: got a {what}, expected images and labels, a dataset, or a loader")
-    return _read(cast(Iterable[Any], data))
+        kind = type(data).__name__
+        raise ValueError(f"data: got a {kind}, expected images and labels, a dataset, or a loader")
+    return _read_loader(cast(Iterable[Any], data))
 
 
 def as_data(
-    train: Given | tuple[Array, Array],
-    test: Given | tuple[Array, Array],
+    train: DataLike | tuple[Array, Array],
+    test: DataLike | tuple[Array, Array],
     *,
     name: str = "given",
     classes: Sequence[str] | None = None,
 ) -> Data:
-    """A dataset to train on, from objects: `train(recipe, out, data=as_data(mine, others))`.
+    """Convert Python objects to a dataset for training: `train(recipe, out, data=as_data(mine, others))`.
 
-    Either split is a pair (images, labels), an object with items (image, label) such as those of
-    torch.utils.data, a loader, or a split. Without names, the classes are those that an object lists as
-    `classes`, else the numbers found in training. Runs remember the name; give the same data to resume.
+    Each split is a pair (images, labels), a map-style dataset of (image, label) as in torch.utils.data, a
+    loader, or a split. Without `classes`, the class names are those that a dataset lists as `classes`, else
+    the numbers in the training labels. Runs store the name only; pass the same data to resume.
     """
-    with named("train"):
-        ours = _part(train)
-    with named("test"):
-        theirs = _part(test)
-    names = tuple(classes) if classes is not None else classes_of(train) or classes_of(test)
+    with prefix_errors("train"):
+        train_split = _as_single_split(train)
+    with prefix_errors("test"):
+        test_split = _as_single_split(test)
+    names = tuple(classes) if classes is not None else find_classes(train) or find_classes(test)
     if names is None:
-        with named("train"):
-            names = number_classes(ours.labels)
-    return Data(name, ours, theirs, names)
+        with prefix_errors("train"):
+            names = classes_from_labels(train_split.labels)
+    return Data(name, train_split, test_split, names)
 
 
-def _part(given: Given | tuple[Array, Array]) -> Split:
-    if isinstance(given, Data):
+def _as_single_split(data: DataLike | tuple[Array, Array]) -> Split:
+    if isinstance(data, Data):
         raise ValueError("data: got a whole dataset, expected one split of it; give its train or test")
-    pair = cast(tuple[Any, ...], given if type(given) is tuple else ())
+    pair = cast(tuple[Any, ...], data if type(data) is tuple else ())
     if len(pair) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in pair):
         return as_split(*pair)
-    return as_split(cast(Given, given))
+    return as_split(cast(DataLike, data))
 
 
-def _read(loader: Iterable[Any]) -> Split:
-    images, labels = list[Tensor](), list[Tensor]()
+def _read_loader(loader: Iterable[Any]) -> Split:
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
     for batch in loader:
         pair = cast(Sequence[Any], batch)
         if type(pair) not in (tuple, list) or len(pair) < 2:
             raise ValueError(f"loader: got a {type(pair).__name__}, expected pairs (images, labels)")
-        images.append(_tensor("images of a loader", pair[0]))
-        labels.append(_tensor("labels of a loader", pair[1]))
-        got = tuple(images[-1].shape), tuple(labels[-1].shape)
-        if images[-1].dim() != 4 or got[0][1:] != images[0].shape[1:] or labels[-1].dim() != 1:
-            said = f"loader: got images of shape {got[0]} and labels of shape {got[1]}"
-            raise ValueError(f"{said}, expected batches of images of one shape, (n, c, h, w) and (n,)")
+        x = _check_tensor("images of a loader", pair[0])
+        y = _check_tensor("labels of a loader", pair[1])
+        images.append(x)
+        labels.append(y)
+        if x.dim() != 4 or x.shape[1:] != images[0].shape[1:] or y.dim() != 1:
+            raise ValueError(
+                f"loader: got images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}, "
+                "expected batches of images of one shape, (n, c, h, w) and (n,)"
+            )
     if not images:
         raise ValueError("loader: got no batch, expected pairs (images, labels)")
-    return _tensors(torch.cat(images), torch.cat(labels))
+    return _to_split(torch.cat(images), torch.cat(labels))
 
 
-def _tensor(what: str, raw: object) -> Tensor:
+def _check_tensor(name: str, raw: object) -> Tensor:
     if not isinstance(raw, Tensor | np.ndarray):
         kind = type(raw).__name__
-        raise ValueError(f"{what}: got a {kind}, expected a tensor or an array; convert with torch.tensor")
-    return tensor_of(what, cast(Array, raw))
+        raise ValueError(f"{name}: got a {kind}, expected a tensor or an array; convert with torch.tensor")
+    return as_tensor(name, cast(Array, raw))
 
 
-def _tensors(x: Tensor, y: Tensor) -> Tensors:
-    # What is wrong with the labels themselves, the split says.
+def _to_split(x: Tensor, y: Tensor) -> TensorSplit:
+    # The split itself reports invalid labels.
     highest = int(y.max()) if y.numel() and not y.is_floating_point() and not y.is_complex() else 0
-    return Tensors(x.cpu(), y.cpu(), max(highest, 0) + 1)
+    return TensorSplit(x.cpu(), y.cpu(), max(highest, 0) + 1)

@@ -1,6 +1,6 @@
-"""From image files to bytes; run as a program, a process that is asked for files and answers with pixels.
+"""Decode image files to pixels. Run as a program, this module serves decode requests on standard input.
 
-It imports nothing of the package, so that such a process starts at once and stays small.
+It imports nothing of the package, so that decoder processes start quickly and need little memory.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-MODES = {1: "L", 3: "RGB"}
-"""What Pillow calls images of so many channels."""
-WIDE = ("I", "I;16", "I;16B", "I;16L", "I;16N")
-"""What Pillow calls grey images of 16 bits."""
+PIL_MODES = {1: "L", 3: "RGB"}
+"""Pillow's mode for a number of channels."""
+GREY16_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's modes of 16-bit greyscale images."""
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-"""What image files may be, whatever they are called: decoders of other formats start programs."""
-THINNEST = 50
-"""So many times longer than wide an image may be at most; brought to a size, it would fill the memory."""
-END = bytes(4)
-"""A question of no length: the last one."""
-DONE, FAILED = b"\x01", b"\x00"
+"""Accepted formats, whatever the file name says: Pillow's decoders of other formats may start programs."""
+MAX_ASPECT_RATIO = 50
+"""Greatest accepted ratio of the sides: resizing a narrower image could fill the memory."""
+END_REQUEST = bytes(4)
+"""A request of length 0; it ends the process."""
+DONE = b"\x01"
+FAILED = b"\x00"
 
 
 @final
 @dataclass(frozen=True)
-class Reading:
-    """How the images of a dataset are read: all come out as bytes of one shape.
+class DecodeSpec:
+    """How the images of a dataset are decoded: to uint8 arrays of one shape.
 
-    With `resize`, the shorter side becomes so many pixels (bilinear, and the longer side in proportion,
-    rounded down), and the middle is cut out: what networks on ImageNet are measured with. Without it, an
-    image must have the size already.
+    With `resize`, the shorter side is resized to this length (bilinear; the longer side in proportion,
+    rounded down) and the centre is cropped, as usual for ImageNet. Without it, every image must have the
+    target size.
 
-    Grey, palette and CMYK images become RGB, or all become grey with one channel. Grey images of 16 bits are
-    scaled to 8. Of images with transparency the colours are taken and the transparency is dropped; of
-    several frames, the first. The EXIF tag that says how a camera was held is followed only when `upright`.
+    Greyscale, palette and CMYK images are converted to RGB, or all images to greyscale with one channel.
+    16-bit greyscale is scaled to 8 bits. Transparency is dropped and the colours are kept; of several frames
+    the first is used. The EXIF orientation is applied only with `upright`.
     """
 
     height: int
@@ -53,18 +54,19 @@ class Reading:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of what is read."""
+        """Channels, height and width of a decoded image."""
         return self.channels, self.height, self.width
 
-    def read(self, path: str) -> NDArray[np.uint8]:
-        """The pixels of a file, (c, h, w); what is wrong is said with the name of the file."""
-        # Pillow's decoders have errors of their own for damaged images.
+    def decode(self, path: str) -> NDArray[np.uint8]:
+        """Decode a file to (c, h, w). Raises a ValueError that begins with the path."""
+        # Pillow's decoders raise many kinds of errors for damaged images.
         try:
-            with opened(path) as image:
-                pixels = as_bytes(self._placed(ImageOps.exif_transpose(image) if self.upright else image))
+            with open_image(path) as image:
+                oriented = ImageOps.exif_transpose(image) if self.upright else image
+                pixels = to_chw(self._resize_and_crop(oriented))
         except FileNotFoundError:
             raise ValueError(f"{path}: is gone since the folder was listed; put it back") from None
-        except Unsuited as error:
+        except UnusableImage as error:
             raise ValueError(f"{path}: {error}") from None
         except Exception as error:
             raise ValueError(
@@ -73,85 +75,88 @@ class Reading:
             ) from None
         return np.ascontiguousarray(pixels)
 
-    def _placed(self, image: Image.Image) -> Image.Image:
-        """The image in the right colours and size."""
-        image = coloured(image, self.channels)
+    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
+        """Convert an image to the target mode and size."""
+        image = convert_mode(image, self.channels)
         width, height = image.size
         if self.resize is None:
             if (height, width) != (self.height, self.width):
-                raise Unsuited(
-                    f"is {width}x{height}, expected {self.width}x{self.height} as the others; set size, "
-                    "the pixels of a side that all are brought to"
+                raise UnusableImage(
+                    f"is {width}x{height}, expected {self.width}x{self.height} as the others; set size to "
+                    "resize all images"
                 )
             return image
         short = min(width, height)
-        if max(width, height) > THINNEST * short:
-            raise Unsuited(
-                f"is {width}x{height}, expected at most {THINNEST} times as long as wide; cut it, "
+        if max(width, height) > MAX_ASPECT_RATIO * short:
+            raise UnusableImage(
+                f"is {width}x{height}, expected at most {MAX_ASPECT_RATIO} times as long as wide; crop it, "
                 "or take it out of the folder"
             )
         if short != self.resize:
             scaled = (self.resize * width // short, self.resize * height // short)
             image = image.resize(scaled, Image.Resampling.BILINEAR)
-        left, top = round((image.width - self.width) / 2), round((image.height - self.height) / 2)
+        left = round((image.width - self.width) / 2)
+        top = round((image.height - self.height) / 2)
         return image.crop((left, top, left + self.width, top + self.height))
 
 
 @contextmanager
-def opened(path: str) -> Generator[Image.Image]:
-    """An image file while it is read."""
+def open_image(path: str) -> Generator[Image.Image]:
+    """Open an image file of an accepted format."""
     with warnings.catch_warnings():
-        # Damaged notes of a camera, of which ImageNet has many, do not touch the pixels.
+        # Pillow warns of damaged EXIF data, which ImageNet often has; the pixels are not affected.
         warnings.simplefilter("ignore", UserWarning)
         with Image.open(path, formats=FORMATS) as image:
             yield image
 
 
 @final
-class Unsuited(ValueError):
-    """An image that can be decoded, but not used."""
+class UnusableImage(ValueError):
+    """The image can be decoded, but not used."""
 
 
-def coloured(image: Image.Image, channels: int) -> Image.Image:
-    """An image of any mode as RGB, or as grey."""
-    if image.mode == MODES[channels]:
+def convert_mode(image: Image.Image, channels: int) -> Image.Image:
+    """Convert an image of any mode to RGB, or to greyscale."""
+    if image.mode == PIL_MODES[channels]:
         return image
-    if image.mode in WIDE:
+    if image.mode in GREY16_MODES:
         levels = np.asarray(image).astype(np.int64)
         if levels.min() < 0 or levels.max() > 65535:
-            raise Unsuited(
+            raise UnusableImage(
                 f"has levels from {levels.min()} to {levels.max()}, expected at most 16 bits; convert it"
             )
         image = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
     if image.mode == "F":
-        raise Unsuited("has floating-point pixels, whose range is not known; convert it to 8 bits")
+        raise UnusableImage("has floating-point pixels of unknown range; convert it to 8 bits")
     if "transparency" in image.info:
         image = image.convert("RGBA")
-    return image.convert(MODES[channels])
+    return image.convert(PIL_MODES[channels])
 
 
-def as_bytes(image: Image.Image) -> NDArray[np.uint8]:
-    """The pixels of a grey or RGB image, (c, h, w)."""
+def to_chw(image: Image.Image) -> NDArray[np.uint8]:
+    """The pixels of a greyscale or RGB image, (c, h, w)."""
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until the question is empty, or nobody asks any more because the one who did is gone."""
-    while len(head := questions.read(4)) == 4 and head != END:
-        asked = cast(dict[str, Any], json.loads(questions.read(int.from_bytes(head, "big"))))
+def serve(requests: BinaryIO, responses: BinaryIO) -> None:
+    """Answer decode requests until an empty request, or until the input ends because the parent is gone."""
+    while len(head := requests.read(4)) == 4 and head != END_REQUEST:
+        request = cast(dict[str, Any], json.loads(requests.read(int.from_bytes(head, "big"))))
         try:
-            reading = Reading(**asked["reading"])
-            sign, body = DONE, b"".join(reading.read(path).tobytes() for path in asked["paths"])
+            spec = DecodeSpec(**request["spec"])
+            body = b"".join(spec.decode(path).tobytes() for path in request["paths"])
+            status = DONE
         except Exception as error:
-            sign, body = FAILED, str(error).encode(errors="backslashreplace")
-        answers.write(sign + len(body).to_bytes(8, "big"))
-        answers.write(body)
-        answers.flush()
+            body = str(error).encode(errors="backslashreplace")
+            status = FAILED
+        responses.write(status + len(body).to_bytes(8, "big"))
+        responses.write(body)
+        responses.flush()
 
 
 if __name__ == "__main__":
-    # What a library may print must not be taken for pixels.
+    # Standard output becomes standard error, so that nothing a library prints is taken for pixels.
     channel = os.dup(1)
     os.dup2(2, 1)
     try:

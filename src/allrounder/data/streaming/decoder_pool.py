@@ -1,8 +1,8 @@
-"""Processes that decode images while others train on the ones before.
+"""Processes that decode images ahead of time, while training uses earlier ones.
 
-Every process has a thread here that hands it one piece of work after the other. The processes are programs of
-their own, in a session of their own: a script need not be written for them, signals of the terminal do not
-reach them, and they end when nobody can ask them any more.
+A thread of this process sends tasks to each decoder process. The decoders are separate programs in their own
+session: user scripts need no `if __name__ == "__main__"`, the signals of the terminal do not reach them, and
+they exit when their pipe closes. A killed decoder is replaced; torch's DataLoader would end the training.
 """
 
 from __future__ import annotations
@@ -21,99 +21,99 @@ from queue import Empty, SimpleQueue
 from typing import BinaryIO, TypeAlias, cast, final
 
 from allrounder.data.streaming import decode
-from allrounder.data.streaming.decode import DONE, END, Reading
+from allrounder.data.streaming.decode import DONE, END_REQUEST, DecodeSpec
 from allrounder.errors import DataError
 
-MOST = 8
-"""More processes than this must be asked for."""
-PATIENCE = 10.0
-"""Seconds that a process may take to end before it is killed."""
-LARGEST = 16
-"""Images of a piece of work."""
+MAX_DEFAULT_WORKERS = 8
+"""The greatest default number of processes; users may set a higher one."""
+SHUTDOWN_SECONDS = 10.0
+"""How long a process may take to exit before it is killed."""
+MAX_IMAGES_PER_TASK = 16
 
-Piece: TypeAlias = "Future[bytes]"
-Errands: TypeAlias = "SimpleQueue[tuple[Piece, bytes] | None]"
+DecodeFuture: TypeAlias = "Future[bytes]"
+TaskQueue: TypeAlias = "SimpleQueue[tuple[DecodeFuture, bytes] | None]"
 
 
-def suitable() -> int:
-    """One process for every core this one may use, but for its own, and at most eight."""
+def default_workers() -> int:
+    """One process for each core available to this process except its own, at most MAX_DEFAULT_WORKERS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST, cores - 1)
+    return min(MAX_DEFAULT_WORKERS, cores - 1)
 
 
 @final
-class Crew:
-    """Some decoding processes, started when they are first needed."""
+class DecoderPool:
+    """A pool of decoder processes, started when the first task is submitted."""
 
     def __init__(self, workers: int) -> None:
-        assert workers > 0, "without processes there is no crew"
+        assert workers > 0, "a pool needs at least one process"
         self.workers = workers
-        self._errands: Errands = SimpleQueue()
+        self._queue: TaskQueue = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # A copy of this process that was forked has none of the threads.
-        self._home = os.getpid()
-        self.close = weakref.finalize(self, _close, self._errands, self._threads, self._home)
-        """End the processes; also done at the end of this one, or when nobody has the crew any more."""
+        # A forked copy of this process does not have the threads.
+        self._owner_pid = os.getpid()
+        self.close = weakref.finalize(self, _close, self._queue, self._threads, self._owner_pid)
+        """Stop the processes; called automatically when the pool is collected or this process exits."""
 
     @property
-    def here(self) -> bool:
-        """Whether it can be asked: from the process that made it, and until it is closed."""
-        return self._home == os.getpid() and self.close.alive
+    def is_usable(self) -> bool:
+        """Whether tasks can be submitted: only in the process that created the pool, until it is closed."""
+        return self._owner_pid == os.getpid() and self.close.alive
 
-    def ask(self, reading: Reading, paths: Sequence[str]) -> list[Piece]:
-        """Have files decoded; the pieces, in order, give the bytes of some images each."""
+    def submit(self, spec: DecodeSpec, paths: Sequence[str]) -> list[DecodeFuture]:
+        """Decode files in the background; the futures give, in order, the pixels of a few images each."""
         if not self._threads:
             for number in range(self.workers):
-                name = f"decoding-{number + 1}"
+                name = f"decoder-{number + 1}"
                 self._threads.append(
-                    threading.Thread(target=_tend, args=(self._errands,), name=name, daemon=True)
+                    threading.Thread(target=_worker_loop, args=(self._queue,), name=name, daemon=True)
                 )
                 self._threads[-1].start()
-        each = max(1, min(LARGEST, -(-len(paths) // (2 * self.workers))))
-        pieces: list[Piece] = []
-        for start in range(0, len(paths), each):
-            asked = {"reading": asdict(reading), "paths": paths[start : start + each]}
-            pieces.append(Future())
-            self._errands.put((pieces[-1], json.dumps(asked).encode()))
-        return pieces
+        per_task = max(1, min(MAX_IMAGES_PER_TASK, -(-len(paths) // (2 * self.workers))))
+        futures: list[DecodeFuture] = []
+        for start in range(0, len(paths), per_task):
+            request = {"spec": asdict(spec), "paths": paths[start : start + per_task]}
+            futures.append(Future())
+            self._queue.put((futures[-1], json.dumps(request).encode()))
+        return futures
 
 
 @final
-class _Decoder:
-    """One decoding process, started again if it ended while it was not asked to."""
+class _DecoderProcess:
+    """One decoder process, restarted if it exits unexpectedly."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
-    def answer(self, question: bytes) -> bytes:
-        """The pixels; a process that was killed is replaced once, as it may not be the images' fault."""
+    def request(self, message: bytes) -> bytes:
+        """Return the pixels. A process that dies is replaced once, as the images may not be the cause."""
         code = None
         for _ in range(2):
             process = self.process = self.process or _start()
             with suppress(OSError, EOFError):
-                return _exchange(process, question)
-            code = self.end()
-        files = cast(list[str], json.loads(question)["paths"])
+                return _send_request(process, message)
+            code = self.stop()
+        paths = cast(list[str], json.loads(message)["paths"])
         raise DataError(
-            f"{files[0]}, or one of the {len(files) - 1} after it: two processes ended with code {code} when "
+            f"{paths[0]}, or one of the {len(paths) - 1} after it: two processes ended with code {code} when "
             "they decoded it; if memory is short use fewer workers, else workers = 0 to see what is wrong"
         )
 
-    def end(self) -> int | None:
-        """Let the process end; its exit code."""
-        process, self.process = self.process, None
+    def stop(self) -> int | None:
+        """Stop the process and return its exit code."""
+        process = self.process
+        self.process = None
         if process is None:
             return None
-        # A copy of this process that was forked may hold the pipe open, so that its end is not seen.
+        # A forked copy of this process may keep the pipe open, so the decoder would not see its end.
         with suppress(OSError):
-            to = cast(BinaryIO, process.stdin)
-            to.write(END)
-            to.flush()
+            stdin = cast(BinaryIO, process.stdin)
+            stdin.write(END_REQUEST)
+            stdin.flush()
         for pipe in (process.stdin, process.stdout):
             with suppress(OSError):
                 cast(BinaryIO, pipe).close()
         try:
-            return process.wait(PATIENCE)
+            return process.wait(SHUTDOWN_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
@@ -129,14 +129,14 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _exchange(process: subprocess.Popen[bytes], question: bytes) -> bytes:
-    """Ask and wait for the answer; an answer cut short is an EOFError."""
-    to, back = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
-    to.write(len(question).to_bytes(4, "big") + question)
-    to.flush()
-    head = back.read(9)
+def _send_request(process: subprocess.Popen[bytes], message: bytes) -> bytes:
+    """Send a request and wait for the response. Raises EOFError if the response is cut short."""
+    stdin, stdout = cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout)
+    stdin.write(len(message).to_bytes(4, "big") + message)
+    stdin.flush()
+    head = stdout.read(9)
     size = int.from_bytes(head[1:], "big")
-    body = back.read(size) if len(head) == 9 else b""
+    body = stdout.read(size) if len(head) == 9 else b""
     if len(head) < 9 or len(body) < size:
         raise EOFError
     if head[:1] != DONE:
@@ -144,28 +144,28 @@ def _exchange(process: subprocess.Popen[bytes], question: bytes) -> bytes:
     return body
 
 
-def _tend(errands: Errands) -> None:
-    """Hand one process the pieces of work that come, until none does."""
-    decoder = _Decoder()
-    while (errand := errands.get()) is not None:
-        piece, question = errand
-        if piece.set_running_or_notify_cancel():
+def _worker_loop(queue: TaskQueue) -> None:
+    """Send the tasks of the queue to one decoder process until the queue gives None."""
+    decoder = _DecoderProcess()
+    while (task := queue.get()) is not None:
+        future, message = task
+        if future.set_running_or_notify_cancel():
             try:
-                piece.set_result(decoder.answer(question))
-            except BaseException as error:  # It belongs to whoever waits for the piece.
-                piece.set_exception(error)
-        del errand, piece
-    decoder.end()
+                future.set_result(decoder.request(message))
+            except BaseException as error:  # The thread that waits for the future raises it.
+                future.set_exception(error)
+        del task, future
+    decoder.stop()
 
 
-def _close(errands: Errands, threads: Sequence[threading.Thread], home: int) -> None:
-    if home != os.getpid():
+def _close(queue: TaskQueue, threads: Sequence[threading.Thread], owner_pid: int) -> None:
+    if owner_pid != os.getpid():
         return
     with suppress(Empty):
-        while (errand := errands.get_nowait()) is not None:
-            errand[0].cancel()
+        while (task := queue.get_nowait()) is not None:
+            task[0].cancel()
     for _ in threads:
-        errands.put(None)
+        queue.put(None)
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(PATIENCE)
+            thread.join(SHUTDOWN_SECONDS)

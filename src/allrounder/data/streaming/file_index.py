@@ -1,4 +1,4 @@
-"""Which image files a folder has, and of which class they are: a sorted list that takes little memory."""
+"""An index of image files and their classes, sorted and small in memory."""
 
 from __future__ import annotations
 
@@ -13,72 +13,78 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from allrounder.config.fields import nearest
+from allrounder.config.fields import did_you_mean
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-"""How the names of image files end, in capitals or not."""
-LITTER = ("thumbs.db", "desktop.ini")
-"""Files that systems leave behind; together with all whose names begin with a dot, they are no images."""
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+"""Suffixes of image files, in lower or upper case."""
+IGNORED_FILES = ("thumbs.db", "desktop.ini")
+"""Files that operating systems create; they are ignored, as are files whose names begin with a dot."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Listing:
-    """Files below a folder with their labels; names are kept as bytes, one after the other."""
+class FileIndex:
+    """Files below a folder with their labels; the names are stored in one byte tensor."""
 
     root: str
     names: Tensor
     ends: Tensor
+    """The end of every name in `names`."""
     labels: Tensor
 
     @classmethod
-    def of(cls, root: Path, files: Iterable[tuple[str, int]]) -> Listing:
-        """A list of (name below the root, label)."""
-        names, ends, labels = bytearray(), np.empty(1024, np.int64), np.empty(1024, np.int64)
+    def from_files(cls, root: Path, files: Iterable[tuple[str, int]]) -> FileIndex:
+        """Build an index from pairs (name relative to the root, label)."""
+        names = bytearray()
+        ends, labels = np.empty(1024, np.int64), np.empty(1024, np.int64)
         count = 0
         for name, label in files:
             if count == len(ends):
                 ends, labels = (np.concatenate([array, np.empty_like(array)]) for array in (ends, labels))
             names += os.fsencode(name)
-            ends[count], labels[count] = len(names), label
+            ends[count] = len(names)
+            labels[count] = label
             count += 1
-        letters = torch.from_numpy(np.frombuffer(names, np.uint8).copy())
-        kept = (torch.from_numpy(array[:count].copy()) for array in (ends, labels))
-        return cls(str(root), letters, *kept)
+        return cls(
+            str(root),
+            torch.from_numpy(np.frombuffer(names, np.uint8).copy()),
+            torch.from_numpy(ends[:count].copy()),
+            torch.from_numpy(labels[:count].copy()),
+        )
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def name(self, row: int) -> str:
-        """The file at a position, below the root."""
+        """The file name at a position, relative to the root."""
         if not 0 <= row < len(self):
             raise IndexError(f"got position {row}, expected 0 to {len(self) - 1}")
         start = int(self.ends[row - 1]) if row else 0
         return os.fsdecode(self.names[start : int(self.ends[row])].numpy().tobytes())
 
     def path(self, row: int) -> str:
-        """The file at a position."""
+        """The path of the file at a position."""
         return os.path.join(self.root, self.name(row))
 
-    def chosen(self, rows: Sequence[int]) -> Listing:
-        """Some of the files, in the given order."""
+    def select(self, rows: Sequence[int]) -> FileIndex:
+        """An index of the files at these positions, in the given order."""
         labels = cast(list[int], self.labels[list(rows)].tolist())
-        return Listing.of(Path(self.root), zip(map(self.name, rows), labels, strict=True))
+        return FileIndex.from_files(Path(self.root), zip(map(self.name, rows), labels, strict=True))
 
 
-def class_folders(folder: Path) -> list[str]:
-    """The names of the sub-folders, sorted: one for each class; images beside them are refused."""
+def list_class_folders(folder: Path) -> list[str]:
+    """List the sub-folders, sorted, one for each class. Raises ValueError if there are images beside them."""
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder}: no such folder (looked from {Path.cwd()}); expected one folder for each class in it"
         )
-    with os.scandir(folder) as found:
-        entries = [entry for entry in found if not _litter(entry.name)]
-    loose = sorted(entry.name for entry in entries if _is_image(entry.name) and entry.is_file())
-    if loose:
+    with os.scandir(folder) as scanned:
+        entries = [entry for entry in scanned if not _is_ignored(entry.name)]
+    images = sorted(entry.name for entry in entries if _is_image(entry.name) and entry.is_file())
+    if images:
         raise ValueError(
-            f"{folder}: has images beside the folders of its classes, such as {loose[0]}, expected folders "
-            "alone; move every image into the folder of its class"
+            f"{folder}: has images beside the folders of its classes, such as {images[0]}, expected only "
+            "folders; move every image into the folder of its class"
         )
     names = sorted(entry.name for entry in entries if entry.is_dir())
     if not names:
@@ -86,34 +92,34 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def scan(root: Path, classes: Sequence[str], inner: str = "") -> Listing:
-    """The images of all classes, in the order of the classes and then by name.
+def scan_class_folders(root: Path, classes: Sequence[str], inner: str = "") -> FileIndex:
+    """Index the images of all classes, sorted by class and then by name.
 
-    `inner` is a folder inside that of every class, in which the images are.
+    `inner` is a folder inside every class folder that contains the images.
     """
 
     def files() -> Iterable[tuple[str, int]]:
         for label, name in enumerate(classes):
             folder = os.path.join(name, inner) if inner else name
-            for file in images_in(root / folder):
+            for file in list_images(root / folder):
                 yield f"{folder}/{file}", label
 
-    return Listing.of(root, files())
+    return FileIndex.from_files(root, files())
 
 
-def images_in(folder: Path) -> list[str]:
-    """The names of the images of one folder, sorted; there must be some, and nothing else."""
+def list_images(folder: Path) -> list[str]:
+    """List the images of one folder, sorted. Raises ValueError if there are none, or other files."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder, expected images in it")
     images: list[str] = []
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             name = entry.name
-            if _litter(name):
+            if _is_ignored(name):
                 continue
             if entry.is_dir():
                 raise ValueError(
-                    f"{entry.path}: is a folder inside that of a class, expected images alone; "
+                    f"{entry.path}: is a folder inside the folder of a class, expected only images; "
                     "move its images up, and remove it"
                 )
             if entry.is_symlink() and not os.path.exists(entry.path):
@@ -123,7 +129,7 @@ def images_in(folder: Path) -> list[str]:
                 )
             if not _is_image(name) or not entry.is_file():
                 raise ValueError(
-                    f"{entry.path}: is no image by its name, expected one of {' '.join(SUFFIXES)}; "
+                    f"{entry.path}: is no image by its name, expected one of {' '.join(IMAGE_SUFFIXES)}; "
                     "rename it, or move it elsewhere"
                 )
             images.append(name)
@@ -132,62 +138,67 @@ def images_in(folder: Path) -> list[str]:
     return sorted(images)
 
 
-def check_same(train: Path, test: Path, ours: Sequence[str], theirs: Sequence[str]) -> None:
-    """Both splits must have the same classes."""
-    for name in sorted(set(ours) ^ set(theirs)):
-        has, lacks, known = (train, test, theirs) if name in ours else (test, train, ours)
+def check_same_classes(
+    train: Path, test: Path, train_classes: Sequence[str], test_classes: Sequence[str]
+) -> None:
+    """Raise ValueError unless both splits have the same classes."""
+    for name in sorted(set(train_classes) ^ set(test_classes)):
+        if name in train_classes:
+            has, lacks, other_classes = train, test, test_classes
+        else:
+            has, lacks, other_classes = test, train, train_classes
         raise ValueError(
-            f"{lacks}: has no class {name}, but {has} has{nearest(name, known)}; "
+            f"{lacks}: has no class {name}, but {has} has{did_you_mean(name, other_classes)}; "
             "expected the same folders in both"
         )
 
 
-def listed(file: Path, test: Listing, split: str) -> Listing:
-    """Those of the test images that a file lists, in its order.
+def select_listed(file: Path, test: FileIndex, split: str) -> FileIndex:
+    """Select the test images that a text file lists, in its order.
 
-    One path a line, relative to the folder of the test images, or beginning with the name of that folder;
-    empty lines are skipped, and what follows a # at the beginning of a line or after a space. Lists of
-    other systems may have backslashes.
+    A line has one path, relative to the folder of test images, or beginning with the name `split` of that
+    folder. Empty lines are skipped, and comments from a # at the beginning of a line or after a space.
+    Backslashes are accepted as separators.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file (looked from {Path.cwd()}); set subset to a list file")
-    known: Mapping[str, int] = {test.name(row): row for row in range(len(test))}
-    rows: dict[int, int] = {}
-    for number, raw in lines_of(file):
+    row_of: Mapping[str, int] = {test.name(row): row for row in range(len(test))}
+    line_of: dict[int, int] = {}
+    for number, raw in read_lines(file):
         text = re.sub(r"(^|\s)#.*", "", raw).strip()
         if not text:
             continue
         row = None
         for name in (text, text.replace("\\", "/")):
             name = name.removeprefix("./")
-            row = known.get(name, known.get(name.removeprefix(f"{split}/"))) if row is None else row
+            row = row_of.get(name, row_of.get(name.removeprefix(f"{split}/"))) if row is None else row
         if row is None:
             raise ValueError(
                 f"{file}: line {number}: got {text}, no such image in {test.root}; expected a path "
                 f"below it, such as {test.name(0)}"
             )
-        if row in rows:
+        if row in line_of:
             raise ValueError(
-                f"{file}: line {number}: got {text}, which is in line {rows[row]} too; remove one of them"
+                f"{file}: line {number}: got {text}, which is in line {line_of[row]} too; remove one of them"
             )
-        rows[row] = number
-    if not rows:
-        raise ValueError(f"{file}: lists no image, expected one path a line")
-    return test.chosen(list(rows))
+        line_of[row] = number
+    if not line_of:
+        raise ValueError(f"{file}: lists no image, expected one path per line")
+    return test.select(list(line_of))
 
 
-def lines_of(file: Path) -> Iterable[tuple[int, str]]:
-    """The lines of a text file that are not empty, with their numbers from 1."""
+def read_lines(file: Path) -> Iterable[tuple[int, str]]:
+    """Read the nonempty lines of a text file, with their numbers from 1."""
     try:
-        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: is no text in UTF-8 ({error}); save it as such") from None
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def _litter(name: str) -> bool:
-    return name.startswith(".") or name.lower() in LITTER
+def _is_ignored(name: str) -> bool:
+    return name.startswith(".") or name.lower() in IGNORED_FILES
 
 
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES)
+    return name.lower().endswith(IMAGE_SUFFIXES)

@@ -6,76 +6,101 @@ from typing import cast, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from allrounder.data.streaming.decode import Reading
-from allrounder.data.streaming.decoder_pool import Crew, Piece
-from allrounder.data.streaming.file_index import Listing
+from allrounder.data.base import Data
+from allrounder.data.streaming.decode import DecodeSpec
+from allrounder.data.streaming.decoder_pool import DecodeFuture, DecoderPool, default_workers
+from allrounder.data.streaming.file_index import FileIndex
 from allrounder.errors import DataError
 from allrounder.types import Images, Labels
 
-FEW = 4
-"""So many images are decoded here, where nobody said that they would be wanted."""
-REMEMBERED = 4
-"""Batches that are decoded ahead at most; of more, the oldest is given up."""
+MAX_INLINE = 4
+"""Up to this number of images that were not prefetched is decoded in this process."""
+MAX_PREFETCHED = 4
+"""Batches that are prefetched at most; then the oldest is dropped."""
 
 
 @final
-class Streamed:
-    """The images of a list of files. Bytes stay bytes until they are fetched.
+class LazySplit:
+    """The images of a list of files, decoded on `fetch`.
 
-    With a crew, its processes decode, and what is expected is decoded before it is asked for; the images are
-    the same to the bit. A copy of a split that is sent to another process decodes there, without a crew.
+    With a pool, its processes decode the images, ahead of time after `prefetch`; the pixels are bit-for-bit
+    the same. A copy that is sent to another process decodes there, without a pool.
     """
 
-    def __init__(self, listing: Listing, reading: Reading, crew: Crew | None = None) -> None:
-        self.listing, self.reading, self.crew = listing, reading, crew
-        self._ahead: dict[tuple[int, ...], list[Piece]] = {}
+    def __init__(self, files: FileIndex, spec: DecodeSpec, pool: DecoderPool | None = None) -> None:
+        self.files = files
+        self.spec = spec
+        self.pool = pool
+        self._prefetched: dict[tuple[int, ...], list[DecodeFuture]] = {}
 
     def __len__(self) -> int:
-        return len(self.listing)
+        return len(self.files)
 
     @property
     def labels(self) -> Labels:
-        """The labels that the folders gave."""
-        return self.listing.labels
+        """The labels of the files."""
+        return self.files.labels
 
     def fetch(self, index: Labels) -> Images:
-        """The images at these positions, decoded now unless that was done ahead."""
+        """Return the images at these positions, decoded now unless they were prefetched."""
         rows = tuple(cast(list[int], index.tolist()))
-        pixels = np.empty((len(rows), *self.reading.shape), dtype=np.uint8)
-        if self._crew is None or (len(rows) <= FEW and rows not in self._ahead):
+        pixels = np.empty((len(rows), *self.spec.shape), dtype=np.uint8)
+        if self._usable_pool is None or (len(rows) <= MAX_INLINE and rows not in self._prefetched):
             for row, target in zip(rows, pixels, strict=True):
-                target[...] = self._read(row)
+                target[...] = self._decode(row)
         else:
-            flat, start = pixels.reshape(-1), 0
-            for piece in self._ahead.pop(rows, None) or self._ask(self._crew, rows):
-                part = np.frombuffer(piece.result(), dtype=np.uint8)
+            flat = pixels.reshape(-1)
+            start = 0
+            for future in self._prefetched.pop(rows, None) or self._submit(self._usable_pool, rows):
+                part = np.frombuffer(future.result(), dtype=np.uint8)
                 flat[start : start + len(part)] = part
                 start += len(part)
         return torch.from_numpy(pixels).float().div_(255)
 
-    def expect(self, index: Labels) -> None:
-        """Have these images decoded while something else is done; they are likely to be fetched soon."""
+    def prefetch(self, index: Labels) -> None:
+        """Start decoding the images at these positions in the pool, if there is one."""
         rows = tuple(cast(list[int], index.tolist()))
-        if self._crew is None or rows in self._ahead:
+        if self._usable_pool is None or rows in self._prefetched:
             return
-        while len(self._ahead) >= REMEMBERED:
-            for piece in self._ahead.pop(next(iter(self._ahead))):
-                piece.cancel()
-        self._ahead[rows] = self._ask(self._crew, rows)
+        while len(self._prefetched) >= MAX_PREFETCHED:
+            for future in self._prefetched.pop(next(iter(self._prefetched))):
+                future.cancel()
+        self._prefetched[rows] = self._submit(self._usable_pool, rows)
 
     @property
-    def _crew(self) -> Crew | None:
-        return self.crew if self.crew is not None and self.crew.here else None
+    def _usable_pool(self) -> DecoderPool | None:
+        return self.pool if self.pool is not None and self.pool.is_usable else None
 
-    def _ask(self, crew: Crew, rows: tuple[int, ...]) -> list[Piece]:
-        return crew.ask(self.reading, [self.listing.path(row) for row in rows])
+    def _submit(self, pool: DecoderPool, rows: tuple[int, ...]) -> list[DecodeFuture]:
+        return pool.submit(self.spec, [self.files.path(row) for row in rows])
 
-    def _read(self, row: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    def _decode(self, row: int) -> NDArray[np.uint8]:
         try:
-            return self.reading.read(self.listing.path(row))
+            return self.spec.decode(self.files.path(row))
         except ValueError as error:
             raise DataError(str(error)) from None
 
-    def __reduce__(self) -> tuple[type[Streamed], tuple[Listing, Reading]]:
-        return Streamed, (self.listing, self.reading)
+    def __reduce__(self) -> tuple[type[LazySplit], tuple[FileIndex, DecodeSpec]]:
+        return LazySplit, (self.files, self.spec)
+
+
+def lazy_data(
+    name: str,
+    classes: tuple[str, ...],
+    train: FileIndex | None,
+    test: FileIndex,
+    spec: DecodeSpec,
+    workers: int | None,
+) -> Data:
+    """Build a dataset of image files, with one pool of decoder processes for both splits.
+
+    Without training images, `train` is the test split. `workers` is the number of processes: 0 for no pool,
+    None for the default number.
+    """
+    num_workers = default_workers() if workers is None else workers
+    pool = DecoderPool(num_workers) if num_workers else None
+    test_split = LazySplit(test, spec, pool)
+    train_split = test_split if train is None else LazySplit(train, spec, pool)
+    return Data(name, train_split, test_split, classes)

@@ -1,8 +1,7 @@
-"""The preflight: a few images show whether the evaluation of a network would mean anything.
+"""The preflight: checks on a few images whether the evaluation of a network would be meaningful.
 
-doctor(model, x[:50], y[:50]).raise_if_bad()
-
-A new check is one function of a `Case`, entered in CHECKS.
+Use it as `doctor(model, x[:50], y[:50]).raise_if_bad()`. A new check is one function of a `Case`, listed in
+`CHECKS`.
 """
 
 from __future__ import annotations
@@ -13,94 +12,93 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from allrounder.errors import PreflightError
 from allrounder.evaluation.preflight import behaviour, inputs, scaling
-from allrounder.evaluation.preflight.base import Case, Check, Finding, Silent
-from allrounder.inference.attack_view import lend
-from allrounder.rng import Draws
+from allrounder.evaluation.preflight.base import Case, Finding, NoAnswer, PreflightCheck
+from allrounder.inference.attack_view import attack_view
+from allrounder.rng import Rng
 from allrounder.types import Classifier
 
-CHECKS: tuple[tuple[Check, ...], ...] = (
-    (inputs.shape, inputs.dtype, inputs.finite_images, inputs.labels),
-    (inputs.place, inputs.forward),
-    (inputs.finite_answers, inputs.classes),
+CHECKS: tuple[tuple[PreflightCheck, ...], ...] = (
+    (inputs.check_shape, inputs.check_dtype, inputs.check_finite_images, inputs.check_labels),
+    (inputs.check_device_and_dtype, inputs.check_logits),
+    (inputs.check_finite_logits, inputs.check_classes),
     (
-        scaling.box,
-        behaviour.training_mode,
-        behaviour.probabilities,
-        behaviour.randomness,
-        behaviour.neighbours,
-        behaviour.in_place,
-        behaviour.gradients,
-        scaling.accuracy,
+        scaling.check_range,
+        behaviour.check_training_mode,
+        behaviour.check_probabilities,
+        behaviour.check_randomness,
+        behaviour.check_batch_independence,
+        behaviour.check_in_place,
+        behaviour.check_gradients,
+        scaling.check_accuracy,
     ),
 )
-"""Stage by stage: every stage relies on the ones before, so one with a severe finding is the last."""
-
-
-class Unfit(ValueError):
-    """Images, labels or a network whose evaluation would mean nothing."""
+"""Checks by stage. Every stage relies on the ones before it, so none follows a stage with a severe
+finding."""
 
 
 @final
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was found."""
+    """The findings of the preflight."""
 
     findings: tuple[Finding, ...]
     classes: int | None = None
-    """How many classes the network tells apart, where it answered."""
+    """Number of classes of the network, if it returned logits."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing severe was found."""
+        """Whether no finding is severe."""
         return not any(finding.severe for finding in self.findings)
 
     def raise_if_bad(self) -> None:
-        """Raise Unfit with every severe finding."""
+        """Raise PreflightError with all severe findings, if there are any."""
         if not self.ok:
-            bad = "".join(f"\n- {finding}" for finding in self.findings if finding.severe)
-            raise Unfit(f"an evaluation would mean nothing:{bad}")
+            severe = "".join(f"\n- {finding}" for finding in self.findings if finding.severe)
+            raise PreflightError(f"an evaluation would be meaningless:{severe}")
 
     def lines(self) -> list[str]:
-        """One line for every finding, the severe ones first; one line for none."""
-        marks = {True: "severe", False: "note"}
+        """Return one line per finding, severe ones first; a single line if there are none."""
+        labels = {True: "severe", False: "note"}
         ordered = sorted(self.findings, key=lambda finding: not finding.severe)
-        return [f"{marks[finding.severe]}: {finding}" for finding in ordered] or ["nothing found"]
+        return [f"{labels[finding.severe]}: {finding}" for finding in ordered] or ["nothing found"]
 
 
 def doctor(model: Classifier, x: Tensor, y: Tensor, *, classes: int | None = None) -> Diagnosis:
-    """Examine a network, images in [0, 1] and their labels before a long evaluation.
+    """Check a network, images in [0, 1] and their labels before a long evaluation.
 
-    All images are looked at, and the network is asked about 64 of them at most. A module is examined in eval
-    mode, as it is evaluated, and comes back as it was: modes, buffers, gradients and the global generators.
+    All images are checked, and at most 64 of them are passed through the network. A module is checked in eval
+    mode, as it is evaluated; its modes, buffers and gradients and the global generators are restored.
     """
-    # Tensors made in inference mode cannot enter a graph; their clones can.
-    with torch.inference_mode(False), torch.no_grad(), Draws(0).at("doctor").ambient():
+    # Tensors made in inference mode cannot be part of a graph; their clones can.
+    with torch.inference_mode(False), torch.no_grad(), Rng(0).fold_in("doctor").seed_global():
         x, y = (t.clone() if t.is_inference() else t.detach() for t in (x, y))
-        parts = list(model.modules()) if isinstance(model, nn.Module) else []
-        case = Case(model, x, y, classes, sum(part.training for part in parts))
-        # train_frozen lends the network itself, not a copy, and restores its buffers afterwards.
-        with lend(model, x, "train_frozen" if parts else "eval"):
+        modules = list(model.modules()) if isinstance(model, nn.Module) else []
+        case = Case(model, x, y, classes, sum(module.training for module in modules))
+        # The mode train_frozen uses the network itself, not a copy, and restores its buffers afterwards.
+        with attack_view(model, x, "train_frozen" if modules else "eval"):
             if isinstance(model, nn.Module):
                 model.eval()
-            found = _examine(case)
-            answered = "logits" in vars(case) and case.logits.dim() == 2
-            return replace(found, classes=case.logits.shape[1]) if answered else found
+            diagnosis = _run_checks(case)
+            has_logits = "logits" in vars(case) and case.logits.dim() == 2
+            return replace(diagnosis, classes=case.logits.shape[1]) if has_logits else diagnosis
 
 
-def _examine(case: Case) -> Diagnosis:
+def _run_checks(case: Case) -> Diagnosis:
+    """Run the checks until a stage has a severe finding; equal findings are reported once."""
     diagnosis = Diagnosis(())
     for stage in CHECKS:
         for check in stage:
             try:
-                found = check(case)
-            except Silent as silent:
-                found = silent.finding
-            if found is not None and found not in diagnosis.findings:
-                diagnosis = Diagnosis((*diagnosis.findings, found))
+                finding = check(case)
+            except NoAnswer as error:
+                finding = error.finding
+            if finding is not None and finding not in diagnosis.findings:
+                diagnosis = Diagnosis((*diagnosis.findings, finding))
         if not diagnosis.ok:
             break
     return diagnosis
 
 
-__all__ = ["CHECKS", "Case", "Check", "Diagnosis", "Finding", "Unfit", "doctor"]
+__all__ = ["CHECKS", "Case", "Diagnosis", "Finding", "PreflightCheck", "PreflightError", "doctor"]

@@ -1,4 +1,4 @@
-"""What a check of the preflight looks at, and what it says."""
+"""The input and the result of a preflight check: a `Case` and a `Finding`."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TypeAlias, cast, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.rng import Draws
-from allrounder.types import Classifier, device_of
+from allrounder.rng import Rng
+from allrounder.types import Classifier, device_and_dtype
 
-FEW = 64
-"""Images the network is asked about at most, spread evenly over the given ones."""
+MAX_IMAGES = 64
+"""Most images that are passed through the network, spread evenly over the given ones."""
 
 
 @final
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: a short kind, and a sentence with what to do."""
+    """A problem: a short kind, and a message with what to do."""
 
-    what: str
+    kind: str
     severe: bool
-    """Whether the numbers of an evaluation would be wrong, and not only in need of a remark."""
+    """Whether the results of an evaluation would be wrong; otherwise they only need a remark."""
     message: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.message}"
+        return f"{self.kind}: {self.message}"
 
 
-class Silent(Exception):
-    """A network gave no answer; holds the finding."""
+class NoAnswer(Exception):
+    """The network returned no logits; holds the finding."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -41,58 +41,61 @@ class Silent(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What a check looks at."""
+    """A network, images and labels to check."""
 
     model: Classifier
     x: Tensor
     y: Tensor
     classes: int | None
-    training: int
-    """How many of the network's modules were found in training mode."""
+    num_training: int
+    """Number of modules of the network that were in training mode."""
 
     @cached_property
     def rows(self) -> Tensor:
-        """Which images the network is asked about."""
-        return torch.arange(0, len(self.x), -(-len(self.x) // FEW))
+        """Rows of the images that are passed through the network."""
+        return torch.arange(0, len(self.x), -(-len(self.x) // MAX_IMAGES))
 
     @cached_property
     def images(self) -> Tensor:
-        """Those images, as an evaluation hands them to the network."""
-        few = self.x[self.rows.to(self.x.device)]
-        return few.to(*device_of(self.model)) if isinstance(self.model, nn.Module) else few
+        """The images of these rows, on the device and in the dtype of the network."""
+        images = self.x[self.rows.to(self.x.device)]
+        return images.to(*device_and_dtype(self.model)) if isinstance(self.model, nn.Module) else images
 
     @cached_property
     def labels(self) -> Tensor:
-        """Their labels, on the CPU."""
+        """The labels of these rows, on the CPU."""
         return self.y.cpu()[self.rows].long()
 
     @cached_property
     def logits(self) -> Tensor:
-        """The network's answers, on the CPU."""
-        return self.ask(self.images)
+        """The logits of these images, on the CPU."""
+        return self.forward(self.images)
 
-    def ask(self, x: Tensor, draw: int = 0) -> Tensor:
-        """The answers to a copy of some images; a network that draws random numbers gets those of `draw`."""
-        return self.show(x.clone(), draw)
+    def forward(self, x: Tensor, draw: int = 0) -> Tensor:
+        """Return the logits of a copy of images; `draw` selects the random numbers of a randomised
+        network."""
+        return self.forward_inplace(x.clone(), draw)
 
-    def show(self, x: Tensor, draw: int = 0) -> Tensor:
-        """The answers to the images themselves."""
+    def forward_inplace(self, x: Tensor, draw: int = 0) -> Tensor:
+        """Return the logits of images, which the network may overwrite; raises NoAnswer if it fails."""
         try:
-            with Draws(0).at("doctor", draw).ambient():
-                answer = cast(object, self.model(x))
-                answer = answer.cpu() if isinstance(answer, Tensor) else answer
-        except Exception as error:  # Whatever a stranger's network raises is the finding.
-            said = f"the network fails on images of shape {tuple(x.shape)}: {type(error).__name__}: {error}"
-            fix = "it must take any number of float images of the given size, on the device they are on"
-            raise Silent(Finding("forward", True, f"{said}; {fix}")) from error
-        if isinstance(answer, Tensor):
-            return answer
-        said = f"the network returns a {type(answer).__name__}, expected one tensor of logits"
-        raise Silent(Finding("shape", True, f"{said}; wrap it so that it returns the logits alone"))
+            with Rng(0).fold_in("doctor", draw).seed_global():
+                output = cast(object, self.model(x))
+                output = output.cpu() if isinstance(output, Tensor) else output
+        except Exception as error:  # Any error of an external network is a finding.
+            reason = f"{type(error).__name__}: {error}"
+            problem = f"the network fails on images of shape {tuple(x.shape)}: {reason}"
+            fix = "it must accept any number of float images of the given size, on their device"
+            raise NoAnswer(Finding("forward", True, f"{problem}; {fix}")) from error
+        if isinstance(output, Tensor):
+            return output
+        problem = f"the network returns a {type(output).__name__}, expected one tensor of logits"
+        raise NoAnswer(Finding("shape", True, f"{problem}; wrap it so that it returns the logits alone"))
 
-    def right(self, logits: Tensor) -> float:
-        """The share of answers that are right."""
+    def accuracy(self, logits: Tensor) -> float:
+        """Return the share of images that are classified correctly."""
         return float((logits.argmax(1) == self.labels).double().mean())
 
 
-Check: TypeAlias = Callable[[Case], Finding | None]
+PreflightCheck: TypeAlias = Callable[[Case], Finding | None]
+"""Returns a finding, or None if everything is fine."""

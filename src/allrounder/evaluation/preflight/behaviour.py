@@ -1,4 +1,4 @@
-"""Whether a network behaves as attacks assume: logits, repeatable, one image at a time, with gradients."""
+"""Checks of what attacks assume of a network: repeatable logits, per image, with useful gradients."""
 
 from __future__ import annotations
 
@@ -6,91 +6,93 @@ import torch
 from torch import Tensor
 
 from allrounder.attacks.losses import LOSSES
-from allrounder.attacks.pgd import gradient
+from allrounder.attacks.pgd import loss_grad
 from allrounder.evaluation.preflight.base import Case, Finding
 
-ROUNDING = 1e-4
-"""Answers that differ by less, relative to the largest, are the same."""
-MANY = 0.1
-"""The share of images whose gradient may be zero by accident."""
+TOLERANCE = 1e-4
+"""Logits count as equal if they differ by less, relative to the largest."""
+MAX_ZERO_GRADIENT_SHARE = 0.1
+"""Share of images whose gradient may be zero without a finding."""
 
 
-def training_mode(case: Case) -> Finding | None:
-    """Modules found in training mode."""
-    said = f"{case.training} modules of the network are in training mode, expected eval mode"
-    fix = "evaluation and attacks switch it and switch it back; other code must call model.eval()"
-    return Finding("training-mode", False, f"{said}; {fix}") if case.training else None
+def check_training_mode(case: Case) -> Finding | None:
+    """Find modules in training mode."""
+    problem = f"{case.num_training} modules of the network are in training mode, expected eval mode"
+    fix = "evaluation and attacks switch modes and restore them; other code must call model.eval()"
+    return Finding("training-mode", False, f"{problem}; {fix}") if case.num_training else None
 
 
-def probabilities(case: Case) -> Finding | None:
-    """Answers after a softmax, which flattens the losses of attacks."""
+def check_probabilities(case: Case) -> Finding | None:
+    """Find outputs after a softmax, which flattens the losses of attacks."""
     z = case.logits.double()
     if bool((z >= 0).all()) and bool(((z.sum(1) - 1).abs() < 1e-3).all()):
-        kind, layer = "probabilities (every row sums to 1)", "softmax"
+        output, layer = "probabilities (every row sums to 1)", "softmax"
     elif bool((z <= 0).all()) and bool((z.logsumexp(1).abs() < 1e-5).all()):
-        kind, layer = "log-probabilities (their exponentials sum to 1)", "log_softmax"
+        output, layer = "log-probabilities (their exponentials sum to 1)", "log_softmax"
     else:
         return None
     fix = f"return what comes before the {layer}"
-    return Finding("probabilities", True, f"the network returns {kind}, expected logits; {fix}")
+    return Finding("probabilities", True, f"the network returns {output}, expected logits; {fix}")
 
 
-def randomness(case: Case) -> Finding | None:
-    """Another answer to the same images."""
-    gap = _gap(case.logits, case.ask(case.images, draw=1))
-    said = f"two passes over the same images differ by {gap:.2g} of the largest logit, expected none"
-    fix = "if this is meant, attack averages over many passes (EOT), and give the spread over seeds"
-    return Finding("random", False, f"{said}; {fix}") if gap > ROUNDING else None
+def check_randomness(case: Case) -> Finding | None:
+    """Find logits that differ between two passes over the same images."""
+    gap = _relative_gap(case.logits, case.forward(case.images, draw=1))
+    problem = f"two passes over the same images differ by {gap:.2g} of the largest logit, expected 0"
+    fix = "if this is intended, attack averages over many passes (EOT), and report the spread over seeds"
+    return Finding("random", False, f"{problem}; {fix}") if gap > TOLERANCE else None
 
 
-def neighbours(case: Case) -> Finding | None:
-    """Answers that depend on the other images of the batch, as batch-norm in training mode makes them."""
-    x, n = case.images, len(case.images)
-    one, same, other = (case.ask(torch.cat([x, rest]))[:n] for rest in (x, x, 1 - x))
-    if _gap(one, same) > ROUNDING:
-        return None  # Random, and not by torch's generators: the neighbours cannot be told apart from it.
-    gap = _gap(one, other)
-    said = f"the answer for an image changes by {gap:.2g} of the largest logit with the rest of its batch"
-    fix = "expected no change; put batch-norm into eval mode, also inside of functions that wrap a network"
-    return Finding("neighbours", True, f"{said}, {fix}") if gap > ROUNDING else None
+def check_batch_independence(case: Case) -> Finding | None:
+    """Find logits that depend on the other images of the batch, as with batch-norm in training mode."""
+    x = case.images
+    first, again, changed = (case.forward(torch.cat([x, rest]))[: len(x)] for rest in (x, x, 1 - x))
+    if _relative_gap(first, again) > TOLERANCE:
+        return (
+            None  # The network is random, and not through torch's generators: the effect cannot be isolated.
+        )
+    gap = _relative_gap(first, changed)
+    problem = f"the logits of an image change by {gap:.2g} of the largest logit with the rest of its batch"
+    fix = "expected no change; put batch-norm into eval mode, also inside functions that wrap a network"
+    return Finding("neighbours", True, f"{problem}, {fix}") if gap > TOLERANCE else None
 
 
-def in_place(case: Case) -> Finding | None:
-    """Images that are overwritten by the network."""
-    handed = case.images.clone()
-    case.show(handed)
-    said = "the network overwrites the images it is given, expected them untouched"
+def check_in_place(case: Case) -> Finding | None:
+    """Find a network that overwrites its input."""
+    images = case.images.clone()
+    case.forward_inplace(images)
+    problem = "the network overwrites the images it is given, expected them unchanged"
     fix = "replace its first in-place operation (such as x.sub_(mean) or x -= mean)"
-    return None if torch.equal(handed, case.images) else Finding("in-place", True, f"{said}; {fix}")
+    return None if torch.equal(images, case.images) else Finding("in-place", True, f"{problem}; {fix}")
 
 
-def gradients(case: Case) -> Finding | None:
-    """Gradients that are missing, not finite, or zero for many of the images classified correctly."""
-    right = case.logits.argmax(1) == case.labels
-    rows = right if bool(right.any()) else torch.ones_like(right)
+def check_gradients(case: Case) -> Finding | None:
+    """Find gradients that are missing, not finite, or zero for many of the correctly classified images."""
+    correct = case.logits.argmax(1) == case.labels
+    rows = correct if bool(correct.any()) else torch.ones_like(correct)
     x, y = case.images[rows.to(case.images.device)], case.labels[rows].to(case.images.device)
     try:
-        found = [gradient(case.model, x.clone(), y, LOSSES[name], None) for name in ("ce", "margin")]
-    except Exception as error:  # Whatever a stranger's network raises is the finding.
-        said = str(error).strip() or type(error).__name__
-        fix = "until that is mended, only attacks by queries (square) can judge this network"
-        return Finding("no-gradient", True, f"{said}; {fix}")
+        gradients = [loss_grad(case.model, x.clone(), y, LOSSES[name], None) for name in ("ce", "margin")]
+    except Exception as error:  # Any error of an external network is a finding.
+        problem = str(error).strip() or type(error).__name__
+        fix = "until this is fixed, only query-based attacks (square) can evaluate this network"
+        return Finding("no-gradient", True, f"{problem}; {fix}")
     n = len(x)
-    if bad := max(int((~g.isfinite()).flatten(1).any(1).sum()) for g in found):
+    if bad := max(int((~g.isfinite()).flatten(1).any(1).sum()) for g in gradients):
         fix = "look for a square root or a logarithm at zero, or a division by zero"
         return Finding("finite", True, f"the gradients of {bad} of {n} images are not finite; {fix}")
-    ce, margin = (int((g == 0).flatten(1).all(1).sum()) for g in found)
-    if max(ce, margin) <= MANY * n:
+    ce, margin = (int((g == 0).flatten(1).all(1).sum()) for g in gradients)
+    if max(ce, margin) <= MAX_ZERO_GRADIENT_SHARE * n:
         return None
-    if margin > MANY * n:
-        said = f"the gradient is zero for {margin} of {n} images (of the margin; cross-entropy: {ce})"
-        fix = "attacks by gradients see nothing there; remove rounding or saturation from the network"
-        return Finding("zero-gradient", True, f"{said}; {fix}")
-    said = f"the gradient of cross-entropy is zero for {ce} of {n} images, that of the margin is not"
+    if margin > MAX_ZERO_GRADIENT_SHARE * n:
+        problem = f"the gradient is zero for {margin} of {n} images (of the margin; cross-entropy: {ce})"
+        fix = "gradient attacks fail there; remove rounding or saturation from the network"
+        return Finding("zero-gradient", True, f"{problem}; {fix}")
+    problem = f"the gradient of cross-entropy is zero for {ce} of {n} images, that of the margin is not"
     fix = "the softmax is saturated; attack margins (cw, apgd-dlr), not cross-entropy (pgd, apgd-ce)"
-    return Finding("zero-gradient", False, f"{said}; {fix}")
+    return Finding("zero-gradient", False, f"{problem}; {fix}")
 
 
-def _gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference, as a share of the largest absolute value."""
+def _relative_gap(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference as a share of the largest absolute value."""
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))

@@ -1,32 +1,32 @@
-"""Performing programs: one file for each, over the same way to train a phase."""
+"""Run pipelines, which are methods of several trainings: one file per pipeline."""
 
 from __future__ import annotations
 
 from allrounder.data.base import Data
-from allrounder.recipe.pipeline import Curve, SelfTraining, WeightSoup
+from allrounder.recipe.pipeline import ModeConnectivity, SelfTraining, WeightSoup
 from allrounder.recipe.recipe import Recipe
-from allrounder.training.pipelines.base import Stage
-from allrounder.training.pipelines.mode_connectivity import choose_point
-from allrounder.training.pipelines.self_training import check_dealt, self_train
-from allrounder.training.pipelines.soup import stir
+from allrounder.training.pipelines.base import PipelineContext
+from allrounder.training.pipelines.mode_connectivity import train_mode_connectivity
+from allrounder.training.pipelines.self_training import check_enough_images, self_train
+from allrounder.training.pipelines.soup import train_soup
 
-__all__ = ["Stage", "check", "perform"]
-
-
-def check(recipe: Recipe, data: Data) -> None:
-    """Raise RecipeError where a program cannot be performed with such data."""
-    if isinstance(recipe.program, SelfTraining):
-        check_dealt(recipe, data, recipe.program.hidden)
+__all__ = ["PipelineContext", "check_pipeline", "run_pipeline"]
 
 
-def perform(stage: Stage) -> None:
-    """Carry out a recipe's program, or go on with it, to the final weights in its run folder."""
-    match stage.recipe.program:
-        case Curve() as program:
-            choose_point(stage, program)
-        case WeightSoup() as program:
-            stir(stage, program)
-        case SelfTraining() as program:
-            self_train(stage, program)
+def check_pipeline(recipe: Recipe, data: Data) -> None:
+    """Raise RecipeError if a recipe's pipeline cannot run on this dataset."""
+    if isinstance(recipe.pipeline, SelfTraining):
+        check_enough_images(recipe, data, recipe.pipeline.hidden)
+
+
+def run_pipeline(context: PipelineContext) -> None:
+    """Run or resume a recipe's pipeline until its final weights are in its run folder."""
+    match context.recipe.pipeline:
+        case ModeConnectivity() as pipeline:
+            train_mode_connectivity(context, pipeline)
+        case WeightSoup() as pipeline:
+            train_soup(context, pipeline)
+        case SelfTraining() as pipeline:
+            self_train(context, pipeline)
         case other:
-            raise AssertionError(f"{other} is performed nowhere")
+            raise AssertionError(f"no function runs the pipeline {other}")

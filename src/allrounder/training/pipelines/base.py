@@ -1,4 +1,5 @@
-"""What all programs work with: a run folder, phases below it, and decisions that are logged once."""
+"""What all pipelines use: the run folder, the runs of the stages below it, and decisions that are logged
+once."""
 
 from __future__ import annotations
 
@@ -8,127 +9,140 @@ from typing import Any, TypeAlias, final
 
 from torch import Tensor, nn
 
-from allrounder.config.time import Clock
 from allrounder.data.base import Data
 from allrounder.distributed import World
-from allrounder.nn.state import Weights, copy_
-from allrounder.recipe.init import PHASES
+from allrounder.nn.state import copy_
+from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.progress import Progress
-from allrounder.training.model_selection import Selector, split_off
+from allrounder.training.data import TrainingData
+from allrounder.training.model_selection import ModelSelector
 from allrounder.training.run import Run
-from allrounder.training.starting import starting_network
+from allrounder.training.setup import ModelFactory, build_initial_model
+from allrounder.types import Weights
 
-Train: TypeAlias = Callable[[Recipe, Path, Data, Progress], Run]
-"""Trains a plain recipe into a folder, or goes on with it; the run is finished."""
+TrainStage: TypeAlias = Callable[[Recipe, Path, Data, Progress], Run]
+"""Trains or resumes a plain recipe in a folder and returns the finished run."""
 
 
 @final
-class Part:
-    """Tells a listener of one phase as of a part of all; lengths are counted in the phase's own steps."""
+class StageProgress:
+    """Reports the progress of one stage as a part of the whole pipeline, in the stage's own steps."""
 
-    def __init__(self, listener: Progress, epochs: int, before: int, all_epochs: int):
-        """A phase of so many epochs, after so many of all."""
-        self.listener, self.epochs, self.before, self.all = listener, epochs, before, all_epochs
+    def __init__(self, listener: Progress, epochs: int, epochs_before: int, total_epochs: int):
+        """A stage of `epochs` epochs after `epochs_before` of the pipeline's `total_epochs`."""
+        self.listener = listener
+        self.epochs = epochs
+        self.epochs_before = epochs_before
+        self.total_epochs = total_epochs
         self.offset = 0
 
     def begin(self, total: int, done: int) -> None:
-        """Say where the phase stands among all."""
-        steps = total // self.epochs
-        self.offset = self.before * steps
-        self.listener.begin(self.all * steps, self.offset + done)
+        """Report the steps of the whole pipeline and those that are done."""
+        steps_per_epoch = total // self.epochs
+        self.offset = self.epochs_before * steps_per_epoch
+        self.listener.begin(self.total_epochs * steps_per_epoch, self.offset + done)
 
     def step(self, t: int) -> None:
-        """Move on."""
+        """Report step t of the stage."""
         self.listener.step(self.offset + t)
 
-    def say(self, text: str) -> None:
-        """Hand it on."""
-        self.listener.say(text)
+    def log(self, text: str) -> None:
+        """Forward a message."""
+        self.listener.log(text)
 
 
 @final
-class Stage:
-    """A program's run folder, its data, and the way to train a phase in a folder below.
+class PipelineContext:
+    """A pipeline's run folder and data, and the function that trains a stage in a folder below it.
 
-    The run folder has no checkpoints: a phase that is finished is skipped, one that is not goes on from its
-    own, and decisions that were logged are not made again. All ranks train the phases; what is made of them
-    rank 0 makes for all, and it alone has the folders.
+    The run folder has no checkpoints of its own: finished stages are skipped, an unfinished one resumes from
+    its own checkpoint, and logged decisions are not made again. All ranks train the stages. Rank 0 computes
+    what follows from them, and only rank 0 has the folders.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         run: Run,
-        model: Callable[[], nn.Module] | None,
-        data: Data,
+        model: ModelFactory | None,
+        data: TrainingData,
         world: World,
         progress: Progress,
-        train: Train,
+        train: TrainStage,
     ):
-        """Take up what is there, without half a line."""
-        self.recipe, self.run, self.data = recipe, run, data
-        self.model, self.world, self.progress, self._train = model, world, progress, train
-        if world.chief:
-            run.keep_metrics(lambda event: event["event"] in ("phase", "point"))
+        """Keep the logged decisions of an earlier session and drop the rest of its log."""
+        self.recipe = recipe
+        self.run = run
+        self.model = model
+        self.data = data
+        self.world = world
+        self.progress = progress
+        self._train = train
+        if world.is_main:
+            run.filter_metrics(lambda event: event["event"] in ("stage", "point"))
 
-    def train(self, name: str, recipe: Recipe | None = None, data: Data | None = None) -> Run:
-        """Train a phase, as the program says or as changed, unless that was done."""
-        length = {phase: one.epochs for phase, one in self.recipe.trainings().items()}
-        before = sum(list(length.values())[: list(length).index(name)])
-        part = Part(self.progress, length[name], before, sum(length.values()))
-        folder = self.run.folder / PHASES / name
-        found = self._train(recipe or self.recipe.training(name), folder, data or self.data, part)
-        if self.world.chief and name not in [event["name"] for event in self.logged("phase")]:
-            _, facts = found.weights()
-            self.run.log("phase", name=name, t=facts["t"], fingerprint=facts["fingerprint"])
-        return found
+    def train_stage(self, name: str, recipe: Recipe | None = None, data: Data | None = None) -> Run:
+        """Train a stage unless it is finished; `recipe` and `data` replace those of the pipeline."""
+        epochs = {stage: recipe.epochs for stage, recipe in self.recipe.stage_recipes().items()}
+        epochs_before = sum(list(epochs.values())[: list(epochs).index(name)])
+        progress = StageProgress(self.progress, epochs[name], epochs_before, sum(epochs.values()))
+        folder = self.run.folder / STAGES_DIR / name
+        run = self._train(
+            recipe or self.recipe.stage_recipe(name), folder, data or self.data.dataset, progress
+        )
+        if self.world.is_main and name not in [event["name"] for event in self.logged_events("stage")]:
+            _, facts = run.weights()
+            self.run.log("stage", name=name, t=facts["t"], fingerprint=facts["fingerprint"])
+        return run
 
-    def logged(self, event: str) -> list[dict[str, Any]]:
-        """What was decided before."""
-        return [one for one in self.run.metrics() if one["event"] == event]
+    def logged_events(self, kind: str) -> list[dict[str, Any]]:
+        """Return the logged events of a kind, including those of earlier sessions."""
+        return [event for event in self.run.metrics() if event["event"] == kind]
 
-    def made(self, what: str, like: Weights, make: Callable[[], Mapping[str, Tensor]]) -> Weights:
-        """Tensors that rank 0 makes, on every rank, in place of others of their names and shapes."""
-        if self.world.chief:
-            copy_(like, make())
-        self.world.meet(what, None)
-        self.world.broadcast_(like, src=0)
-        return like
+    def broadcast_from_main(
+        self, what: str, target: Weights, compute: Callable[[], Mapping[str, Tensor]]
+    ) -> Weights:
+        """Overwrite `target` on every rank by the tensors that rank 0 computes, and return it."""
+        if self.world.is_main:
+            copy_(target, compute())
+        self.world.all_gather_object(what, None)
+        self.world.broadcast_(target, src=0)
+        return target
 
-    def network(self) -> nn.Module:
-        """A network whose weights may be overwritten."""
-        # Not from the runs that the first phase starts from, which may be gone.
-        return starting_network(self.recipe, self.model, self.data, []).to(self.world.device)
-
-    def clock(self) -> Clock:
-        """The time of the last training."""
-        batches = self.recipe.batches(split_off(self.recipe, self.data)[0], self.data.extra)
-        return Clock(self.recipe.epochs, batches.steps, self.recipe.pace)
+    def new_network(self) -> nn.Module:
+        """Build a network whose weights may be overwritten."""
+        # The runs that the first stage starts from may be gone, so their weights are not loaded.
+        return build_initial_model(self.recipe, self.model, self.data.dataset, []).to(self.world.device)
 
     def finish(
-        self, weights: Mapping[str, Weights], card: Mapping[str, Any], told: Mapping[str, Any]
+        self, weights: Mapping[str, Weights], stage_facts: Mapping[str, Any], scores: Mapping[str, Any]
     ) -> None:
-        """Write the result: as the best weights where it was measured on held-out images, then as the last.
+        """Save the result: as the best weights if it was validated, then as the last weights.
 
-        `told` are accuracies and a score for the log, nothing where nothing was measured.
+        `stage_facts` is the manifest of the last stage's weights; `scores` holds accuracies and a score for
+        the log, or nothing.
         """
-        t, facts = card["t"], plain(card)
-        if told:
-            self.run.log("validation", t=t, epoch=self.recipe.epochs, **told, best=True)
-            self.run.save_weights("best", t, weights, {**facts, "score": told["score"]})
-        self.run.save_weights("last", t, weights, facts)
+        t = stage_facts["t"]
+        metadata = result_metadata(stage_facts)
+        if scores:
+            self.run.log("validation", t=t, epoch=self.recipe.epochs, **scores, best=True)
+            self.run.save_weights("best", t, weights, {**metadata, "score": scores["score"]})
+        self.run.save_weights("last", t, weights, metadata)
 
-    def measured(self, theta: Weights) -> dict[str, Any]:
-        """Accuracies of weights on the images held out for that, by all ranks; nothing where there are
-        none."""
-        selector = Selector(self.recipe, self.data, self.network(), self.clock(), self.world)
-        if selector.split is None:
+    def measure(self, theta: Weights) -> dict[str, Any]:
+        """Return the accuracies of weights on the validation images; empty if there are none.
+
+        All ranks call it together.
+        """
+        if self.data.validation is None:
             return {}
-        facts = selector.measure(theta, selector.clock.total)
+        selector = ModelSelector(self.recipe, self.data, self.new_network(), self.world)
+        facts = selector.measure(theta, self.data.clock.total_steps)
         return {key: fact for key, fact in facts.items() if key != "best"}
 
 
-def plain(card: Mapping[str, Any]) -> dict[str, Any]:
-    """What a phase's card says that also holds for the program: not its stamp, score and files."""
-    return {key: card[key] for key in ("classes", "shape", "data", "selected_on", "extra") if key in card}
+def result_metadata(stage_facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a stage's manifest that also describe the pipeline's result."""
+    keys = ("classes", "shape", "data", "selected_on", "extra")
+    return {key: stage_facts[key] for key in keys if key in stage_facts}

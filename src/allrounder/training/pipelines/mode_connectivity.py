@@ -1,75 +1,90 @@
-"""Robust mode connectivity: the most robust network of a curve between two."""
+"""Robust mode connectivity: the most robust network on a curve between two trained networks."""
 
 from __future__ import annotations
 
 from functools import cache, partial
 from typing import Any
 
+from torch import nn
+
 from allrounder.data.base import Split
 from allrounder.errors import Interrupted
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
-from allrounder.nn.batchnorm import recalibrated
-from allrounder.nn.state import Weights, bezier, weights_of
-from allrounder.recipe.pipeline import CURVE, Curve
-from allrounder.rng import Draws
+from allrounder.nn.state import bezier, weights_of
+from allrounder.recipe.pipeline import CURVE_STAGE, ModeConnectivity
+from allrounder.rng import Rng
 from allrounder.system.signals import stop_on_signals
-from allrounder.training.model_selection import split_off
-from allrounder.training.pipelines.base import Stage
+from allrounder.training.pipelines.base import PipelineContext
+from allrounder.training.recalibrate import recalibrate
+from allrounder.types import Weights
 
 
-def choose_point(stage: Stage, program: Curve) -> None:
-    """Train both ends and the bend, measure points of the curve, and keep the best; the first, of equals."""
-    ends, curve = [stage.train(phase.name) for phase in program.end], stage.train(CURVE)
-    recipe, network, world = stage.recipe, stage.network(), stage.world
-    train, held_out = split_off(recipe, stage.data)
-    tested = stage.data.test if recipe.validation.on == "test" else held_out
-    assert tested is not None, "a recipe without them is refused"
+def train_mode_connectivity(context: PipelineContext, pipeline: ModeConnectivity) -> None:
+    """Train both end points and the bend, measure points of the curve, and save the best one.
+
+    Among equal points the first one wins.
+    """
+    ends = [context.train_stage(stage.name) for stage in pipeline.end]
+    curve = context.train_stage(CURVE_STAGE)
+    recipe = context.recipe
+    world = context.world
+    network = context.new_network()
+    train = context.data.train
+    validation = context.data.validation
+    assert validation is not None, "the recipe's checks require validation images"
 
     @cache
     def corners() -> tuple[Weights, Weights, Weights]:
-        """The ends of the curve and its bend between them."""
-        first, second = (run.weights(program.which)[0] for run in ends)
+        """Load the ends of the curve and the bend between them."""
+        first, second = (run.weights(pipeline.which)[0] for run in ends)
         return first, curve.weights()[0], second
 
-    def point(place: float) -> Weights:
-        """phi(place), with batch-norm statistics of its own."""
-        draws = Draws(recipe.seed).at("recalibrate")
-        theta = bezier(place, *corners())
-        images = program.images or len(train)
-        return recalibrated(theta, network, train, draws, recipe.batch, images, world.tick)
+    def point_on_curve(position: float) -> Weights:
+        """Return phi(position) with batch-norm statistics of its own."""
+        rng = Rng(recipe.seed).fold_in("recalibrate")
+        theta = bezier(position, *corners())
+        num_images = pipeline.images or len(train)
+        return recalibrate(theta, network, train, rng, recipe.batch_size, num_images, world.heartbeat)
 
-    logged = world.meet("the places", stage.logged("point") if world.chief else None)[0]
-    found = {event["place"]: event for event in logged}
+    logged = context.logged_events("point") if world.is_main else None
+    points = {event["position"]: event for event in world.all_gather_object("the points", logged)[0]}
     with stop_on_signals() as stop:
-        for place in places(program.points):
-            if place not in found:
-                stage.made(f"place {place:g}", weights_of(network), partial(point, place))
-                found[place] = {"place": place, **_accuracies(stage, network, tested)}
-                if world.chief:
-                    stage.run.log("point", **found[place])
-            for signal in filter(None, world.meet(f"after place {place:g}", stop.signal)):
-                told = f"{signal} after place {place:g} of the curve; continue with --resume"
-                raise Interrupted(f"{stage.run.folder}: {told}")
-    if not world.chief:
+        for position in curve_positions(pipeline.points):
+            if position not in points:
+                context.broadcast_from_main(
+                    f"point {position:g}", weights_of(network), partial(point_on_curve, position)
+                )
+                points[position] = {"position": position, **_accuracies(context, network, validation)}
+                if world.is_main:
+                    context.run.log("point", **points[position])
+            for signal in filter(None, world.all_gather_object(f"after point {position:g}", stop.signal)):
+                raise Interrupted(
+                    f"{context.run.folder}: {signal} after point {position:g} of the curve; "
+                    "continue with --resume"
+                )
+    if not world.is_main:
         return
-    best = max(found.values(), key=lambda event: (event[program.choose], event["natural"], -event["place"]))
-    theta = point(best["place"])
-    measured = {key: best[key] for key in ("place", "natural", "robust")}
-    told = {**measured, "score": best[program.choose], "selected_on": recipe.validation.on}
-    bend, card = curve.weights()
-    stage.finish({"global": theta, recipe.names[0]: bend}, card, told)
+    best = max(points.values(), key=lambda p: (p[pipeline.choose], p["natural"], -p["position"]))
+    theta = point_on_curve(best["position"])
+    scores = {key: best[key] for key in ("position", "natural", "robust")}
+    scores |= {"score": best[pipeline.choose], "selected_on": recipe.validation.on}
+    bend, stage_facts = curve.weights()
+    context.finish({"global": theta, recipe.names[0]: bend}, stage_facts, scores)
 
 
-def places(count: int) -> list[float]:
-    """So many places, evenly from 0 to 1."""
+def curve_positions(count: int) -> list[float]:
+    """Return `count` evenly spaced positions from 0 to 1."""
     return [number / (count - 1) for number in range(count)]
 
 
-def _accuracies(stage: Stage, network: Any, split: Split) -> dict[str, Any]:
-    recipe = stage.recipe
+def _accuracies(context: PipelineContext, network: nn.Module, split: Split) -> dict[str, Any]:
+    recipe = context.recipe
     probes = [Probe("validation", recipe.validation.attack, threat) for threat in recipe.selection_threats]
-    outcome = evaluate(network, split, probes=probes, seed=recipe.seed, check="skip", world=stage.world)
-    robust = {str(probe.threat): outcome.accuracy("validation", str(probe.threat)) for probe in probes}
-    worst, mean = outcome.worst("validation"), outcome.mean("validation")
-    return {"natural": outcome.accuracy(), "robust": robust, "worst": worst, "mean": mean}
+    outcome = evaluate(network, split, probes=probes, seed=recipe.seed, check="skip", world=context.world)
+    return {
+        "natural": outcome.accuracy(),
+        "robust": {str(p.threat): outcome.accuracy("validation", str(p.threat)) for p in probes},
+        "worst": outcome.worst("validation"),
+        "mean": outcome.mean("validation"),
+    }

@@ -1,4 +1,4 @@
-"""Self-training: labels from a network that was trained before."""
+"""Self-training: a teacher that was trained before labels images for the final stage."""
 
 from __future__ import annotations
 
@@ -9,102 +9,111 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.data.base import Data, Split
-from allrounder.data.datasets.npz import Given
+from allrounder.data.datasets.npz import InMemory
 from allrounder.data.relabelled import Relabelled
 from allrounder.data.splits import hold_out
 from allrounder.errors import RecipeError
-from allrounder.nn.state import Weights, copy_, weights_of
-from allrounder.recipe.pipeline import FINAL, SelfTraining
+from allrounder.nn.state import copy_, weights_of
+from allrounder.recipe.pipeline import FINAL_STAGE, SelfTraining
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Draws
-from allrounder.system.files import read_tensors, write_folder
-from allrounder.training.model_selection import split_off
-from allrounder.training.pipelines.base import Stage, plain
+from allrounder.rng import Rng
+from allrounder.system.tensor_folders import read_tensors, write_folder
+from allrounder.training.data import make_batches, train_val_split
+from allrounder.training.pipelines.base import PipelineContext, result_metadata
 from allrounder.training.run import Run
-from allrounder.types import Labels, device_of
+from allrounder.types import Labels, Weights, device_and_dtype
 
 LABELS = "labels"
-SIZE = 256
-"""Images that are labelled at once."""
+"""The folder below the run folder, and the tensor in it, that hold the teacher's labels."""
+LABEL_BATCH_SIZE = 256
 
 
-def self_train(stage: Stage, program: SelfTraining) -> None:
-    """Train the teacher, let it label, train on both sets, and take over what comes of it."""
-    recipe, name = stage.recipe, program.teacher.name
-    data, pool = cut(recipe, stage.data, program.hidden)
-    teacher, final = (_on(recipe.training(phase), data, program.hidden > 0) for phase in (name, FINAL))
-    taught = stage.train(name, teacher, data)
-    unknown = {LABELS: torch.zeros(len(pool), dtype=torch.int64)}
-    found = stage.made("the labels", unknown, lambda: _labels(stage, taught.weights(program.which)[0], pool))
-    run = stage.train(FINAL, final, replace(data, extra=Relabelled(pool, found[LABELS])))
-    if not stage.world.chief:
+def self_train(context: PipelineContext, pipeline: SelfTraining) -> None:
+    """Train the teacher, let it label images, train the last stage on both sets, and copy its weights."""
+    teacher = pipeline.teacher.name
+    data, unlabelled = hide_labels(context.recipe, context.data.dataset, pipeline.hidden)
+
+    def stage_recipe(name: str) -> Recipe:
+        """Return the recipe of a stage, which names the labelled part of the data if there is one."""
+        recipe = context.recipe.stage_recipe(name)
+        return replace(recipe, data=InMemory(name=data.name)) if pipeline.hidden > 0 else recipe
+
+    teacher_run = context.train_stage(teacher, stage_recipe(teacher), data)
+    target = {LABELS: torch.zeros(len(unlabelled), dtype=torch.int64)}
+    labels = context.broadcast_from_main(
+        "the labels",
+        target,
+        lambda: _load_or_predict_labels(context, teacher_run.weights(pipeline.which)[0], unlabelled),
+    )
+    with_labels = replace(data, extra=Relabelled(unlabelled, labels[LABELS]))
+    run = context.train_stage(FINAL_STAGE, stage_recipe(FINAL_STAGE), with_labels)
+    if not context.world.is_main:
         return
     for event in run.metrics():
         if event["event"] == "validation":
-            stage.run.log(**event)
+            context.run.log(**event)
     for which in ("best", "last"):
-        _take_over(stage.run, run, which)
+        _copy_weights(context.run, run, which)
 
 
-def cut(recipe: Recipe, data: Data, hidden: float) -> tuple[Data, Split]:
-    """The data whose labels are known, and the images that are to be labelled.
+def hide_labels(recipe: Recipe, data: Data, hidden: float) -> tuple[Data, Split]:
+    """Return the dataset whose labels are known and the images that the teacher labels.
 
-    Where none are hidden, those are the images that are trained on; held-out images are among neither. Where
-    some are, the part with labels is a dataset of its own, from which images are held out.
+    With hidden = 0, the teacher labels the images that are trained on, without the held-out ones. Otherwise
+    the labelled part is a dataset of its own, from which validation images are held out.
     """
     if hidden == 0:
-        return data, split_off(recipe, data)[0]
+        return data, train_val_split(recipe, data)[0]
     count = int(hidden * len(data.train) + 0.5)
     try:
-        known, pool = hold_out(data.train, count, Draws(recipe.seed).at("hidden labels"))
+        labelled, unlabelled = hold_out(data.train, count, Rng(recipe.seed).fold_in("hidden labels"))
     except ValueError as error:
-        raise RecipeError(f"program.hidden: {error}") from None
-    return Data(f"{data.name}, {len(known)} labels", known, data.test, data.classes), pool
+        raise RecipeError(f"pipeline.hidden: {error}") from None
+    return Data(f"{data.name}, {len(labelled)} labels", labelled, data.test, data.classes), unlabelled
 
 
-def check_dealt(recipe: Recipe, data: Data, hidden: float) -> None:
-    """Raise RecipeError unless there are images enough, with and without labels, for a batch."""
-    known, pool = cut(recipe, data, hidden)
-    recipe.training(FINAL).batches(split_off(recipe, known)[0], pool)
+def check_enough_images(recipe: Recipe, data: Data, hidden: float) -> None:
+    """Raise RecipeError unless there are enough images, with and without labels, for one batch."""
+    labelled, unlabelled = hide_labels(recipe, data, hidden)
+    make_batches(recipe.stage_recipe(FINAL_STAGE), train_val_split(recipe, labelled)[0], unlabelled)
 
 
-def label(network: nn.Module, split: Split, tick: Callable[[], None] = lambda: None) -> Labels:
-    """The classes that a network sees in the images of a split; `tick` is called again and again."""
-    device, dtype = device_of(network)
+def predict_labels(network: nn.Module, split: Split, heartbeat: Callable[[], None] = lambda: None) -> Labels:
+    """Return the classes that a network predicts for a split; `heartbeat` is called for every batch."""
+    device, dtype = device_and_dtype(network)
     network.eval()
-    found: list[Tensor] = []
+    labels: list[Tensor] = []
     with torch.no_grad():
-        for rows in torch.split(torch.arange(len(split)), SIZE):
-            tick()
-            found.append(network(split.fetch(rows).to(device, dtype)).argmax(1).cpu())
-    return torch.cat(found)
+        for rows in torch.split(torch.arange(len(split)), LABEL_BATCH_SIZE):
+            heartbeat()
+            labels.append(network(split.fetch(rows).to(device, dtype)).argmax(1).cpu())
+    return torch.cat(labels)
 
 
-def _on(recipe: Recipe, data: Data, named: bool) -> Recipe:
-    """A recipe that says it is trained on a part of its data, where it is."""
-    return replace(recipe, data=Given(name=data.name)) if named else recipe
-
-
-def _labels(stage: Stage, weights: Mapping[str, Tensor], pool: Split) -> Weights:
-    """The teacher's labels, kept in the run folder: they stay when bits of another machine differ."""
-    folder = stage.run.folder / LABELS
+def _load_or_predict_labels(
+    context: PipelineContext, weights: Mapping[str, Tensor], unlabelled: Split
+) -> Weights:
+    """Return the teacher's labels from the run folder, where they are saved once: they must stay the same if
+    the run is resumed on a machine that rounds differently."""
+    folder = context.run.folder / LABELS
     if not folder.exists():
-        network = stage.network()
+        network = context.new_network()
         copy_(weights_of(network), weights)
-        found = label(network, pool, stage.world.tick)
-        agree = float((found == pool.labels).float().mean())
-        write_folder(folder, {LABELS: {LABELS: found}}, {"images": len(found), "agree": agree})
+        labels = predict_labels(network, unlabelled, context.world.heartbeat)
+        agreement = float((labels == unlabelled.labels).float().mean())
+        write_folder(folder, {LABELS: {LABELS: labels}}, {"images": len(labels), "agree": agreement})
     return read_tensors(folder, LABELS)
 
 
-def _take_over(run: Run, source: Run, which: str) -> None:
-    """Make a phase's weights those of the program."""
+def _copy_weights(run: Run, source: Run, which: str) -> None:
+    """Save the weights of a stage as those of the pipeline."""
+    validation = source.recipe.validation
+    if which == "best" and not (validation.images or validation.on == "test"):
+        return
     averaged = [f"{task.name}.live" for task in source.recipe.tasks if task.average is not None]
     names = ("global", *source.recipe.names, *averaged)
-    if which == "best" and not (source.recipe.validation.images or source.recipe.validation.on == "test"):
-        return
-    found = {name: source.weights(f"{name}@{which}") for name in names}
-    facts = found["global"][1]
+    saved = {name: source.weights(f"{name}@{which}") for name in names}
+    facts = saved["global"][1]
     score = {"score": facts["score"]} if "score" in facts else {}
-    weights = {name: tensors for name, (tensors, _) in found.items()}
-    run.save_weights(which, facts["t"], weights, plain(facts) | score)
+    weights = {name: tensors for name, (tensors, _) in saved.items()}
+    run.save_weights(which, facts["t"], weights, result_metadata(facts) | score)

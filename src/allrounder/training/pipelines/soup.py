@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from allrounder.nn.batchnorm import recalibrated
-from allrounder.nn.state import Weights, snapshot, weights_of
+from allrounder.nn.state import average_weights, clone, weights_of
 from allrounder.recipe.pipeline import WeightSoup
-from allrounder.rng import Draws
-from allrounder.training.model_selection import split_off
-from allrounder.training.pipelines.base import Stage
-from allrounder.training.starting import soup
+from allrounder.rng import Rng
+from allrounder.training.pipelines.base import PipelineContext
+from allrounder.training.recalibrate import recalibrate
+from allrounder.types import Weights
 
 
-def stir(stage: Stage, program: WeightSoup) -> None:
-    """Train the base and every member, and average the members' last weights."""
-    recipe = stage.recipe
-    stage.train(program.base.name)
-    runs = {name: stage.train(name) for name in recipe.names}
+def train_soup(context: PipelineContext, pipeline: WeightSoup) -> None:
+    """Train the base and every member, and save the average of the members' last weights."""
+    recipe = context.recipe
+    context.train_stage(pipeline.base.name)
+    runs = {name: context.train_stage(name) for name in recipe.names}
 
-    def stirred() -> Weights:
-        shares = [program.shares.get(name, 1.0) for name in recipe.names]
-        theta = soup([run.weights()[0] for run in runs.values()], shares)
-        if program.buffers == "average":
+    def average_members() -> Weights:
+        shares = [pipeline.shares.get(name, 1.0) for name in recipe.names]
+        theta = average_weights([run.weights()[0] for run in runs.values()], shares)
+        if pipeline.buffers == "average":
             return theta
-        split, draws = split_off(recipe, stage.data)[0], Draws(recipe.seed).at("recalibrate")
-        return recalibrated(theta, stage.network(), split, draws, recipe.batch, tick=stage.world.tick)
+        rng = Rng(recipe.seed).fold_in("recalibrate")
+        return recalibrate(
+            theta,
+            context.new_network(),
+            context.data.train,
+            rng,
+            recipe.batch_size,
+            heartbeat=context.world.heartbeat,
+        )
 
-    theta = stage.made("the soup", snapshot(weights_of(stage.network())), stirred)
-    told = stage.measured(theta)
-    if stage.world.chief:
+    target = clone(weights_of(context.new_network()))
+    theta = context.broadcast_from_main("the soup", target, average_members)
+    scores = context.measure(theta)
+    if context.world.is_main:
         members = {name: run.weights()[0] for name, run in runs.items()}
-        card = runs[recipe.names[-1]].weights()[1]
-        stage.finish({"global": theta, **members}, card, told)
+        stage_facts = runs[recipe.names[-1]].weights()[1]
+        context.finish({"global": theta, **members}, stage_facts, scores)

@@ -9,10 +9,10 @@ from torch import Tensor
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.search.base import Search
-from allrounder.attacks.search.driver import Hunted, Lane, Points
+from allrounder.attacks.search.driver import Examples, SearchDriver, SearchResults
 from allrounder.attacks.square import Square
 from allrounder.errors import ThreatError
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 
@@ -31,33 +31,33 @@ def network(x: Tensor) -> Tensor:
     return torch.stack([(W * image.flatten()).sum(1) + image.square().sum() * W[:, 0] for image in x])
 
 
-def points(n: int = 14) -> Points:
+def points(n: int = 14) -> Examples:
     x = torch.rand(n, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     natural = network(x)
-    return Points(x, natural.argmax(1), natural, torch.arange(100, 100 + n))
+    return Examples(x, natural.argmax(1), natural, torch.arange(100, 100 + n))
 
 
-def hunt(search: Search, of: Points, width: int = 4, plain=network) -> Hunted:
-    return Lane(search, network, plain, THREAT, Draws(0), width).hunt(of)
+def hunt(search: Search, of: Examples, width: int = 4, plain=network) -> SearchResults:
+    return SearchDriver(search, network, plain, THREAT, Rng(0), width).run(of)
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 def test_a_lane_finds_what_the_search_finds_side_by_side(search: Search):
     of = points()
-    alone = search.run(network, of.x, of.y, THREAT, Draws(0).per_example(of.rows))
+    alone = search.run(network, of.x, of.y, THREAT, Rng(0).per_example(of.rows))
     found = hunt(search, of)
     assert alone.fooled is not None and 0 < int(alone.fooled.sum()) < len(of)
-    assert torch.equal(found.predicted != of.y, alone.fooled) and found.settled.all()
+    assert torch.equal(found.predicted != of.y, alone.fooled) and found.done.all()
     assert torch.equal(found.x, alone.x) and torch.equal(found.predicted, network(found.x).argmax(1))
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=str)
 def test_neither_order_nor_neighbours_nor_a_split_change_a_bit(search: Search):
     of = points()
-    whole, order = hunt(search, of), Draws(7).permutation(len(of))
-    shuffled = hunt(search, of.some(order))
+    whole, order = hunt(search, of), Rng(7).permutation(len(of))
+    shuffled = hunt(search, of.select(order))
     assert torch.equal(shuffled.x, whole.x[order])
-    halves = [hunt(search, of.some(part)).x for part in torch.arange(len(of)).split(5)]
+    halves = [hunt(search, of.select(part)).x for part in torch.arange(len(of)).split(5)]
     assert torch.equal(torch.cat(halves), whole.x)
 
 
@@ -82,20 +82,20 @@ def test_what_the_plain_network_does_not_confirm_is_not_broken():
         return of.natural[closest]
 
     found = hunt(Apgd(steps=6), of, plain=stubborn)
-    assert torch.equal(found.predicted, of.y) and found.settled.all()
+    assert torch.equal(found.predicted, of.y) and found.done.all()
     assert torch.equal(found.x, of.x)
 
 
 @pytest.mark.parametrize("width", [4, 40])
 def test_what_is_reported_as_settled_is_final(width: int):
     of, heard = points(), []
-    lane = Lane(Apgd(steps=4, surrogate="dlr", targets=3), network, network, THREAT, Draws(0), width)
-    found = lane.hunt(of, lambda h: heard.append(replace(h, settled=h.settled.clone(), x=h.x.clone())))
-    counts, forwards = [int(h.settled.sum()) for h in heard], [h.passes.forwards for h in heard]
+    lane = SearchDriver(Apgd(steps=4, surrogate="dlr", targets=3), network, network, THREAT, Rng(0), width)
+    found = lane.run(of, lambda h: heard.append(replace(h, done=h.done.clone(), x=h.x.clone())))
+    counts, forwards = [int(h.done.sum()) for h in heard], [h.passes.forwards for h in heard]
     assert counts == sorted(counts) and counts[0] == 0 and counts[-1] == len(of) and 0 < counts[-2] < len(of)
     assert forwards == sorted(set(forwards)) and heard[-1].passes == found.passes == lane.passes
     for h in heard:
-        assert torch.equal(h.x[h.settled], found.x[h.settled])
+        assert torch.equal(h.x[h.done], found.x[h.done])
 
 
 def test_a_network_that_breaks_down_is_an_error_and_not_robustness():
@@ -108,19 +108,19 @@ def test_a_network_that_breaks_down_is_an_error_and_not_robustness():
 
     for search, broken in ((Apgd(steps=3), lambda x: network(x) * float("nan")), (Fab(steps=3), hidden)):
         with pytest.raises(ThreatError, match=r"not finite"):
-            Lane(search, broken, network, THREAT, Draws(0), 4).hunt(of)
+            SearchDriver(search, broken, network, THREAT, Rng(0), 4).run(of)
 
 
 def test_no_points_are_no_work():
-    of = points().some(torch.arange(0))
+    of = points().select(torch.arange(0))
     found = hunt(Apgd(steps=3), of)
-    assert len(found.settled) == 0 and found.passes == Passes()
+    assert len(found.done) == 0 and found.passes == Passes()
 
 
 @pytest.mark.parametrize("search", [Apgd(steps=3, targets=2), Fab(steps=3), Fab(steps=3, targets=0)], ids=str)
 def test_a_network_of_one_class_leaves_nothing_to_search(search: Search):
     x, heard = points().x, []
-    of = Points(x, torch.zeros(14, dtype=torch.int64), torch.zeros(14, 1).double(), torch.arange(14))
-    found = Lane(search, network, network, THREAT, Draws(0), 4).hunt(of, heard.append)
-    assert search.rounds(1) == 0 and found.settled.all() and heard == [found]
+    of = Examples(x, torch.zeros(14, dtype=torch.int64), torch.zeros(14, 1).double(), torch.arange(14))
+    found = SearchDriver(search, network, network, THREAT, Rng(0), 4).run(of, heard.append)
+    assert search.num_rounds(1) == 0 and found.done.all() and heard == [found]
     assert torch.equal(found.x, x) and torch.equal(found.predicted, of.y) and found.passes == Passes()

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.fab import Fab
-from allrounder.attacks.search.base import Answer, Question, Search, State, inquire, succeeded
-from allrounder.attacks.search.driver import Hunted, Lane, Points
-from allrounder.rng import Draws
+from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State, is_adversarial, query_model
+from allrounder.attacks.search.driver import Examples, SearchDriver, SearchResults
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 from tests.unit.attacks.test_apgd import OneByOne
@@ -29,28 +29,28 @@ SEARCHES = pytest.mark.parametrize(
 )
 
 
-def points(n: int = 12) -> Points:
+def points(n: int = 12) -> Examples:
     x = torch.rand(n, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     natural = NETWORK(x)
-    return Points(x, natural.argmax(1), natural, torch.arange(100, 100 + n))
+    return Examples(x, natural.argmax(1), natural, torch.arange(100, 100 + n))
 
 
-def hunt(search: Search, of: Points, width: int, threat: Threat) -> Hunted:
-    return Lane(search, NETWORK, NETWORK, threat, Draws(0), width).hunt(of)
+def hunt(search: Search, of: Examples, width: int, threat: Threat) -> SearchResults:
+    return SearchDriver(search, NETWORK, NETWORK, threat, Rng(0), width).run(of)
 
 
 @SEARCHES
 @pytest.mark.parametrize("threat", BUDGETS, ids=str)
 def test_rounds_side_by_side_find_what_rounds_in_sequence_find(search: Search, threat: Threat):
     of = points()
-    for some in (of, of.some(torch.tensor([7, 2, 9]))):
+    for some in (of, of.select(torch.tensor([7, 2, 9]))):
         narrow = hunt(search, some, 1, threat)
         for width in (3, 16, 50):
             wide = hunt(search, some, width, threat)
             assert torch.equal(wide.x, narrow.x) and torch.equal(wide.predicted, narrow.predicted)
         for i in range(len(some)):
-            one = some.some(torch.tensor([i]))
-            alone = search.run(NETWORK, one.x, one.y, threat, Draws(0).per_example(one.rows))
+            one = some.select(torch.tensor([i]))
+            alone = search.run(NETWORK, one.x, one.y, threat, Rng(0).per_example(one.rows))
             assert torch.equal(narrow.x[i], alone.x[0])
             assert narrow.predicted[i] == NETWORK(alone.x).argmax()
 
@@ -62,14 +62,14 @@ def test_the_points_of_the_test_above_are_of_every_kind(search: Search):
     for threat in BUDGETS:
         when = torch.full((3, len(of)), 99)
         for number in range(3):
-            draws = Draws(0).at("round", number).per_example(of.rows)
-            state = search.begin(Question(of.x, of.y, of.natural, threat, draws, number))
-            for asked, gradient in enumerate(5 * search.cycle):
-                answer = inquire(search, NETWORK, state, threat, gradient)
-                found = succeeded(answer, of.x, of.y, threat) & ~search.finished(state)
+            rng = Rng(0).fold_in("round", number).per_example(of.rows)
+            state = search.begin(RoundInit(of.x, of.y, of.natural, threat, rng, number))
+            for asked, gradient in enumerate(5 * search.needs_grad_cycle):
+                result = query_model(search, NETWORK, state, threat, gradient)
+                found = is_adversarial(result, of.x, of.y, threat) & ~search.is_finished(state)
                 when[number] = torch.where(found, when[number].clamp(max=asked), when[number])
-                state = search.tell(state, answer, threat)
-            assert search.finished(state).all()
+                state = search.tell(state, result, threat)
+            assert search.is_finished(state).all()
         first, later = when[0], when[1:].amin(0)
         broken, only_later = first < 99, (first == 99) & (later < 99)
         kinds.append([broken, broken & (later < first), only_later, ~broken & ~only_later])
@@ -116,17 +116,17 @@ class Scripted(Search):
 
     length: int = 6
     count: int = 3
-    cycle: ClassVar[tuple[bool, ...]] = (False,)
+    needs_grad_cycle: ClassVar[tuple[bool, ...]] = (False,)
 
     def address(self) -> str:
         return f"Scripted({self.length}, {self.count})"
 
-    def rounds(self, classes: int) -> int:
+    def num_rounds(self, classes: int) -> int:
         return self.count
 
-    def begin(self, question: Question) -> State:
-        zero = torch.zeros_like(question.y)
-        return {"x": question.x, "round": zero + question.round, "asked": zero, "astray": zero.clone()}
+    def begin(self, round_init: RoundInit) -> State:
+        zero = torch.zeros_like(round_init.y)
+        return {"x": round_init.x, "round": zero + round_init.round, "asked": zero, "astray": zero.clone()}
 
     def ask(self, state: State, threat: Threat) -> Tensor:
         x = state["x"].clone()
@@ -136,20 +136,20 @@ class Scripted(Search):
     def loss(self, state: State, logits: Tensor) -> Tensor:
         return logits.sum(dim=1)
 
-    def tell(self, state: State, answer: Answer, threat: Threat) -> State:
-        wanted = torch.tensor(self.cycle)[state["asked"] % len(self.cycle)]
-        astray = state["astray"] | (wanted != (answer.gradient is not None)).long()
+    def tell(self, state: State, result: QueryResult, threat: Threat) -> State:
+        wanted = torch.tensor(self.needs_grad_cycle)[state["asked"] % len(self.needs_grad_cycle)]
+        astray = state["astray"] | (wanted != (result.gradient is not None)).long()
         return state | {"asked": state["asked"] + 1, "astray": astray}
 
-    def finished(self, state: State) -> Tensor:
+    def is_finished(self, state: State) -> Tensor:
         return state["asked"] >= self.length
 
-    def questions(self) -> int:
+    def num_queries(self) -> int:
         return self.length
 
 
 class Alternating(Scripted):
-    cycle: ClassVar[tuple[bool, ...]] = (True, False)
+    needs_grad_cycle: ClassVar[tuple[bool, ...]] = (True, False)
 
 
 BOTH = pytest.mark.parametrize("kind", [Scripted, Alternating])
@@ -162,9 +162,9 @@ def follow(search: Scripted, finds: set[Where], refused: set[Where], n: int, wid
     x[:, 0, 0, 0] += UNIT * torch.arange(n)
     natural = torch.eye(3).double()[[0] * n]
     asked, plain = Script(finds | refused, 1), Script(finds, 2)
-    lane = Lane(search, asked, plain, Threat.parse("Linf:0.08"), Draws(0), width)
-    found = lane.hunt(Points(x, torch.zeros(n, dtype=torch.int64), natural, torch.arange(n)))
-    assert found.settled.all() and found.passes.forwards == asked.batches + plain.batches
+    lane = SearchDriver(search, asked, plain, Threat.parse("Linf:0.08"), Rng(0), width)
+    found = lane.run(Examples(x, torch.zeros(n, dtype=torch.int64), natural, torch.arange(n)))
+    assert found.done.all() and found.passes.forwards == asked.batches + plain.batches
     read = ((found.x[:, 0, 0] - 0.5) / UNIT).round().long().tolist()
     broken = (found.predicted == 2).tolist()
     assert all(found.predicted[i] == 0 and torch.equal(found.x[i], x[i]) for i in range(n) if not broken[i])

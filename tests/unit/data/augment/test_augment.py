@@ -13,28 +13,28 @@ from allrounder.data.augment import (
     AUGMENTS,
     Augment,
     Chain,
-    ColourJitter,
+    ColorJitter,
     CropFlip,
     Cutout,
     NoAugment,
     ResizedCrop,
 )
-from allrounder.rng import Draws
+from allrounder.rng import Rng
 from allrounder.types import Batch
 from tests.reference import augment as slow
 
 FIELDS: dict[str, dict[str, Any]] = {
     "cutout": {"size": 3},
     "colour-jitter": {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.4},
-    "chain": {"steps": (ResizedCrop(), ColourJitter(), CropFlip(pad=1))},
+    "chain": {"steps": (ResizedCrop(), ColorJitter(), CropFlip(pad=1))},
 }
 EVERY = {kind: cls(**FIELDS.get(kind, {})) for kind, cls in AUGMENTS.items()}
-ALONE = {kind: augment for kind, augment in EVERY.items() if not augment.mixes}
+ALONE = {kind: augment for kind, augment in EVERY.items() if not augment.mixes_labels}
 every = pytest.mark.parametrize("augment", EVERY.values(), ids=list(EVERY))
 
 
 def images(n=6, c=3, h=5, w=7):
-    return Draws(7).at("images").uniform(torch.empty(n, c, h, w))
+    return Rng(7).fold_in("images").uniform(torch.empty(n, c, h, w))
 
 
 def batch(x: Tensor | None = None) -> Batch:
@@ -42,12 +42,12 @@ def batch(x: Tensor | None = None) -> Batch:
     return Batch(x, torch.arange(len(x)) % 3, torch.arange(len(x)) + 10, 0.1)
 
 
-def changed(augment: Augment, x: Tensor, draws: Draws) -> Tensor:
-    return augment.apply(batch(x), draws).x
+def changed(augment: Augment, x: Tensor, rng: Rng) -> Tensor:
+    return augment.apply(batch(x), rng).x
 
 
-def numbers(draws: Draws, n: int, count: int) -> Any:
-    return draws.uniform(torch.empty(n, count, dtype=torch.float64)).tolist()
+def numbers(rng: Rng, n: int, count: int) -> Any:
+    return rng.uniform(torch.empty(n, count, dtype=torch.float64)).tolist()
 
 
 SHAPES = {
@@ -60,12 +60,10 @@ SHAPES = {
 
 @given(**SHAPES, pad=st.integers(0, 7), flip=st.booleans(), seed=st.integers(0, 99), reflect=st.booleans())
 def test_crop_flip_equals_its_slow_twin(n, c, h, w, pad, flip, seed, reflect):
-    x, draws = images(n, c, h, w), Draws(seed).at("augment")
+    x, rng = images(n, c, h, w), Rng(seed).fold_in("augment")
     pad = min(pad, h - 1, w - 1) if reflect else pad
     augment = CropFlip(pad=pad, flip=flip, padding="reflect" if reflect else "zero")
-    assert torch.equal(
-        changed(augment, x, draws), slow.crop_flip(x, numbers(draws, n, 3), pad, flip, reflect)
-    )
+    assert torch.equal(changed(augment, x, rng), slow.crop_flip(x, numbers(rng, n, 3), pad, flip, reflect))
 
 
 @settings(max_examples=30)
@@ -77,25 +75,25 @@ def test_crop_flip_equals_its_slow_twin(n, c, h, w, pad, flip, seed, reflect):
     seed=st.integers(0, 99),
 )
 def test_resized_crop_equals_its_slow_twin(n, c, h, w, scale, ratio, flip, seed):
-    x, draws = images(n, c, h, w), Draws(seed)
-    found = changed(ResizedCrop(scale=scale, ratio=ratio, flip=flip), x, draws)
-    expected = slow.resized_crop(x, numbers(draws, n, 5), scale, ratio, flip)
+    x, rng = images(n, c, h, w), Rng(seed)
+    found = changed(ResizedCrop(scale=scale, ratio=ratio, flip=flip), x, rng)
+    expected = slow.resized_crop(x, numbers(rng, n, 5), scale, ratio, flip)
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
 
 
 @given(**SHAPES, size=st.integers(0, 9), seed=st.integers(0, 99))
 def test_cutout_equals_its_slow_twin(n, c, h, w, size, seed):
-    x, draws = images(n, c, h, w), Draws(seed)
-    assert torch.equal(changed(Cutout(size=size), x, draws), slow.cutout(x, numbers(draws, n, 2), size))
+    x, rng = images(n, c, h, w), Rng(seed)
+    assert torch.equal(changed(Cutout(size=size), x, rng), slow.cutout(x, numbers(rng, n, 2), size))
 
 
 @given(**SHAPES, spread=st.tuples(*[st.floats(0, 2)] * 3), hue=st.floats(0, 0.5), seed=st.integers(0, 99))
 def test_colour_jitter_equals_its_slow_twin(n, c, h, w, spread, hue, seed):
-    x, draws = images(n, c, h, w), Draws(seed)
+    x, rng = images(n, c, h, w), Rng(seed)
     brightness, contrast, saturation = spread
-    augment = ColourJitter(brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
-    expected = slow.colour_jitter(x, numbers(draws, n, 4), brightness, contrast, saturation, hue)
-    assert torch.allclose(changed(augment, x, draws), expected, rtol=0, atol=2e-6)
+    augment = ColorJitter(brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
+    expected = slow.color_jitter(x, numbers(rng, n, 4), brightness, contrast, saturation, hue)
+    assert torch.allclose(changed(augment, x, rng), expected, rtol=0, atol=2e-6)
 
 
 @every
@@ -104,13 +102,13 @@ def test_every_augmentation_keeps_shape_type_and_box_and_gives_contiguous_images
     x = images().to(dtype).to(memory_format=torch.channels_last)
     x[0], x[1] = 0, 1  # the corners of the box
     kept, given_ = x.clone(), batch(x)
-    found = augment.apply(given_, Draws(0))
+    found = augment.apply(given_, Rng(0))
     out = found.x
     assert out.shape == x.shape and out.dtype == dtype and out.is_contiguous()
     assert out.min() >= 0 and out.max() <= 1
     assert torch.equal(x, kept)
     assert torch.equal(found.y, given_.y) and torch.equal(found.index, given_.index)
-    assert found.smoothing == 0.1 and (found.partner is not None) == augment.mixes
+    assert found.label_smoothing == 0.1 and (found.partner is not None) == augment.mixes_labels
 
 
 @pytest.mark.parametrize("kind", ALONE)
@@ -118,14 +116,14 @@ def test_every_augmentation_keeps_shape_type_and_box_and_gives_contiguous_images
 @settings(max_examples=20)
 def test_every_augmentation_takes_images_of_any_size_with_one_channel(kind, n, h, w, seed):
     x = images(n, 1, h, w)
-    out = changed(ALONE[kind], x, Draws(seed))
+    out = changed(ALONE[kind], x, Rng(seed))
     assert out.shape == x.shape and bool(((out >= 0) & (out <= 1)).all())
 
 
 @every
 def test_every_augmentation_is_addressed_and_leaves_the_global_generator_alone(augment):
     x, before = images(), torch.get_rng_state()
-    once, again, other = (changed(augment, x, Draws(0).at(at)) for at in ("a", "a", "b"))
+    once, again, other = (changed(augment, x, Rng(0).fold_in(at)) for at in ("a", "a", "b"))
     assert torch.equal(once, again)
     assert torch.equal(once, other) == isinstance(augment, NoAugment)
     assert torch.equal(before, torch.get_rng_state())
@@ -133,9 +131,9 @@ def test_every_augmentation_is_addressed_and_leaves_the_global_generator_alone(a
 
 @pytest.mark.parametrize("augment", ALONE.values(), ids=list(ALONE))
 def test_an_augmentation_per_example_does_not_depend_on_neighbours(augment):
-    x, draws, rows = images(), Draws(0).at("augment"), torch.arange(10, 16)
-    together = changed(augment, x, draws.per_example(rows))
-    alone = changed(augment, x[2:3], draws.per_example(rows[2:3]))
+    x, rng, rows = images(), Rng(0).fold_in("augment"), torch.arange(10, 16)
+    together = changed(augment, x, rng.per_example(rows))
+    alone = changed(augment, x[2:3], rng.per_example(rows[2:3]))
     assert torch.equal(together[2:3], alone)
 
 
@@ -144,8 +142,8 @@ NEUTRAL: list[Augment] = [
     CropFlip(pad=0, flip=False, padding="reflect"),
     ResizedCrop(scale=(1, 1), ratio=(1, 1), flip=False),
     Cutout(size=0),
-    ColourJitter(brightness=0, contrast=0, saturation=0, hue=0),
-    ColourJitter(brightness=0, contrast=1e-300, saturation=1e-300, hue=1e-300),
+    ColorJitter(brightness=0, contrast=0, saturation=0, hue=0),
+    ColorJitter(brightness=0, contrast=1e-300, saturation=1e-300, hue=1e-300),
     Chain(steps=(NoAugment(), Cutout(size=0))),
     NoAugment(),
 ]
@@ -155,14 +153,14 @@ NEUTRAL: list[Augment] = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_neutral_settings_change_no_bit(augment, dtype):
     x = images(n=20).to(dtype)
-    assert torch.equal(changed(augment, x, Draws(0)), x)
+    assert torch.equal(changed(augment, x, Rng(0)), x)
 
 
 def test_crop_flip_uses_every_place_and_mirrors_about_half_of_the_images():
     n, pad = 4000, 2
     x = torch.zeros(n, 1, 7, 7)
     x[:, 0, 3, 3], x[:, 0, 3, 4] = 1.0, 0.5
-    out = changed(CropFlip(pad=pad), x, Draws(0)).flatten(1)
+    out = changed(CropFlip(pad=pad), x, Rng(0)).flatten(1)
     places = out.argmax(1)
     mirrored = out.gather(1, (places - 1)[:, None]).squeeze(1) == 0.5
     assert abs(mirrored.float().mean() - 0.5) < 0.03
@@ -175,7 +173,7 @@ def test_resized_crop_shows_parts_of_the_area_that_it_names():
     n, size = 500, 40
     slope = torch.linspace(0, 1, size, dtype=torch.float64)
     x = torch.stack([slope[:, None].expand(size, size), slope.expand(size, size)]).expand(n, 2, size, size)
-    out = changed(ResizedCrop(scale=(0.3, 0.5), ratio=(0.8, 1.25), flip=False), x, Draws(0))
+    out = changed(ResizedCrop(scale=(0.3, 0.5), ratio=(0.8, 1.25), flip=False), x, Rng(0))
     middle = slice(size // 2, size // 2 + 2)
     tall = out[:, 0, middle, 0].diff(dim=1).flatten() * (size - 1)
     wide = out[:, 1, 0, middle].diff(dim=1).flatten() * (size - 1)
@@ -186,22 +184,22 @@ def test_resized_crop_shows_parts_of_the_area_that_it_names():
 
 def test_no_augmentation_gives_the_images_themselves():
     x = images()
-    assert changed(NoAugment(), x, Draws(0)) is x
+    assert changed(NoAugment(), x, Rng(0)) is x
 
 
 def test_a_chain_applies_its_steps_in_order_each_with_its_own_draws():
-    x, draws = images(), Draws(3)
+    x, rng = images(), Rng(3)
     one, two = CropFlip(pad=2), Cutout(size=3)
-    by_hand = changed(two, changed(one, x, draws.at("step", 0)), draws.at("step", 1))
-    assert torch.equal(changed(Chain(steps=(one, two)), x, draws), by_hand)
-    twice = changed(Chain(steps=(two, two)), torch.ones(50, 1, 30, 30), draws)
+    by_hand = changed(two, changed(one, x, rng.fold_in("step", 0)), rng.fold_in("step", 1))
+    assert torch.equal(changed(Chain(steps=(one, two)), x, rng), by_hand)
+    twice = changed(Chain(steps=(two, two)), torch.ones(50, 1, 30, 30), rng)
     assert ((twice == 0).flatten(1).sum(1) > 9).sum() > 30
 
 
 def test_a_hue_turns_colours_about_the_grey_axis():
     red, x = torch.tensor([0.75, 0.25, 0.25]), torch.zeros(400, 3, 1, 1)
     x[:] = red.view(3, 1, 1)
-    out = changed(ColourJitter(brightness=0, contrast=0, saturation=0, hue=0.5), x, Draws(0)).flatten(1)
+    out = changed(ColorJitter(brightness=0, contrast=0, saturation=0, hue=0.5), x, Rng(0)).flatten(1)
     assert torch.allclose(out.mean(1), red.mean().expand(400), atol=1e-6)
     assert torch.allclose((out - red.mean()).norm(dim=1), (red - red.mean()).norm().expand(400), atol=1e-5)
     angle = torch.atan2((out[:, 1] - out[:, 2]) / math.sqrt(3) * math.sqrt(1.5), (out[:, 0] - red.mean()))
@@ -215,7 +213,7 @@ def test_a_hue_turns_colours_about_the_grey_axis():
         *[(ResizedCrop, {"scale": wrong}) for wrong in ((0, 1), (0.5, 1.1), (0.5, 0.4), (0.5,))],
         *[(ResizedCrop, {"ratio": wrong}) for wrong in ((0, 1), (2, 1), "1")],
         (Cutout, {"size": -1}),
-        *[(ColourJitter, wrong) for wrong in ({"brightness": -0.1}, {"hue": 0.6}, {"contrast": True})],
+        *[(ColorJitter, wrong) for wrong in ({"brightness": -0.1}, {"hue": 0.6}, {"contrast": True})],
         (Chain, {"steps": ()}),
         (Chain, {"steps": ({"kind": "chain", "steps": ()},)}),
         (Chain, {"steps": ({"kind": "mixup"}, {"kind": "cutout"})}),
@@ -228,6 +226,6 @@ def test_wrong_fields_are_refused(cls, wrong):
 
 def test_what_does_not_fit_the_images_is_told():
     with pytest.raises(ValueError, match=r"got pad 5 for images of 5 pixels.*choose a smaller pad"):
-        changed(CropFlip(pad=5, padding="reflect"), images(), Draws(0))
-    with pytest.raises(ValueError, match=r"got images of 4 channels, expected 1 .grey. or 3"):
-        changed(ColourJitter(), images(c=4), Draws(0))
+        changed(CropFlip(pad=5, padding="reflect"), images(), Rng(0))
+    with pytest.raises(ValueError, match=r"got images with 4 channels, expected 1 .grey. or 3"):
+        changed(ColorJitter(), images(c=4), Rng(0))

@@ -10,12 +10,18 @@ import torch
 from scipy import ndimage as scipy_ndimage
 
 from allrounder.data.corruptions import CORRUPTIONS, corrupt
-from allrounder.data.corruptions.base import uniform, unit
+from allrounder.data.corruptions.base import to_float, uniform
 from allrounder.data.corruptions.digital import elastic_transform
-from allrounder.data.corruptions.filters import disk, gaussian, sampled, streaked, zoomed
-from allrounder.data.corruptions.spatter import edges
-from allrounder.data.corruptions.weather import fractal, frost_textures
-from allrounder.rng import Draws
+from allrounder.data.corruptions.filters import (
+    clipped_zoom,
+    disk,
+    gaussian_filter,
+    motion_filter,
+    sample_bilinear,
+)
+from allrounder.data.corruptions.spatter import canny_edges
+from allrounder.data.corruptions.weather import frost_textures, plasma_fractal
+from allrounder.rng import Rng
 from tests.reference import corruptions as slow
 from tests.support.images import photographs, scenes
 
@@ -26,8 +32,8 @@ def apart(a: object, b: object) -> int:
     return int(np.abs(np.asarray(a).astype(int) - np.asarray(b).astype(int)).max())
 
 
-def draws(name: str, severity: int, count: int) -> Draws:
-    return Draws(0).at("corruption", name, severity).per_example(torch.arange(count))
+def make_rng(name: str, severity: int, count: int) -> Rng:
+    return Rng(0).fold_in("corruption", name, severity).per_example(torch.arange(count))
 
 
 @pytest.mark.parametrize("severity", [1, 5])
@@ -40,7 +46,7 @@ def test_twins_of_single_images_agree(severity: int):
         ("pixelate", lambda image, c: slow.pixelate(image, c), 0),
         ("jpeg_compression", lambda image, c: slow.jpeg(image, c), 0),
     ):
-        constants = CORRUPTIONS[name].table[severity - 1]
+        constants = CORRUPTIONS[name].constants[severity - 1]
         for image, y in zip(x, corrupt(x, name, severity), strict=True):
             assert apart(y, twin(image, constants)) <= off, name
 
@@ -83,61 +89,61 @@ def test_impulses_are_black_and_white_alike():
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.0, 6.4])
 @pytest.mark.parametrize(("edge", "mode"), [("edge", "nearest"), ("symmetric", "reflect")])
 def test_the_blur_is_a_gaussian(sigma: float, edge: str, mode: str):
-    x = unit(scenes(2))
+    x = to_float(scenes(2))
     expected = ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=mode, truncate=3)
-    assert np.allclose(gaussian(x, sigma, 3.0, edge), expected, atol=1e-12)  # type: ignore[arg-type]
+    assert np.allclose(gaussian_filter(x, sigma, 3.0, edge), expected, atol=1e-12)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.01, 1.06, 1.25, 1.75, 2.25])
 @pytest.mark.parametrize("size", [28, 32, 64])
 def test_zooming_is_an_enlargement_of_the_middle(factor: float, size: int):
-    x = unit(scenes(2, size))
+    x = to_float(scenes(2, size))
     cut = int(np.ceil(size / factor))
     first = (size - cut) // 2
     large = ndimage.zoom(x[:, first : first + cut, first : first + cut], (1, factor, factor, 1), order=1)
     trim = (large.shape[1] - size) // 2
-    assert np.allclose(zoomed(x, factor), large[:, trim : trim + size, trim : trim + size], atol=1e-12)
+    assert np.allclose(clipped_zoom(x, factor), large[:, trim : trim + size, trim : trim + size], atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("edge", "mode"), [("reflect", "mirror"), ("symmetric", "reflect"), ("black", "constant")]
 )
 def test_sampling_is_linear_between_pixels(edge: str, mode: str):
-    x, rng = unit(scenes(1, 16)), np.random.default_rng(1)
+    x, rng = to_float(scenes(1, 16)), np.random.default_rng(1)
     inside = edge == "black"
     rows, columns = rng.uniform(0 if inside else -12, 15 if inside else 28, (2, 1, 16, 16))
     expected = np.stack(
         [ndimage.map_coordinates(x[0, ..., c], [rows[0], columns[0]], order=1, mode=mode) for c in range(3)],
         -1,
     )
-    assert np.allclose(sampled(x, rows, columns, edge)[0], expected, atol=1e-12)  # type: ignore[arg-type]
+    assert np.allclose(sample_bilinear(x, rows, columns, edge)[0], expected, atol=1e-12)  # type: ignore[arg-type]
 
 
 def test_nothing_is_beyond_a_black_edge():
     x = np.ones((1, 8, 8, 1))
     places = np.broadcast_to(np.arange(8.0) + 3, (8, 8))
-    y = sampled(x, np.broadcast_to(np.arange(8.0)[:, None], (8, 8)), places, "black")
+    y = sample_bilinear(x, np.broadcast_to(np.arange(8.0)[:, None], (8, 8)), places, "black")
     assert y[0, 0, :, 0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("angle", [-45.0, -30.5, 0.0, 90.0, -135.0])
 def test_motion_is_a_line_of_pixels(angle: float):
-    x = unit(scenes(2, 16))
-    blurred = streaked(x, 6.0, 1.5, [angle, 10.0])
+    x = to_float(scenes(2, 16))
+    blurred = motion_filter(x, 6.0, 1.5, [angle, 10.0])
     assert np.allclose(blurred[0], slow.motion(x[0], 6, 1.5, angle), atol=1e-12)
     assert not np.allclose(blurred[1], slow.motion(x[1], 6, 1.5, angle), atol=1e-3) or angle == 10.0
 
 
 def test_glass_copies_its_neighbours():
     x = scenes(2)
-    given = draws("glass_blur", 1, 2).at("move", 0)
-    up, left = np.moveaxis(uniform(given, (2, 32, 32, 2)) < 0.5, -1, 0)
+    rng = make_rng("glass_blur", 1, 2).fold_in("move", 0)
+    up, left = np.moveaxis(uniform(rng, (2, 32, 32, 2)) < 0.5, -1, 0)
     expected = [slow.glass(image, up[i], left[i]) for i, image in enumerate(x)]
     assert np.array_equal(corrupt(x, "glass_blur", 1), expected)  # its blur is too small to see
 
 
 def test_a_disk_is_even_and_weighs_one():
-    for radius, alias in CORRUPTIONS["defocus_blur"].table:
+    for radius, alias in CORRUPTIONS["defocus_blur"].constants:
         kernel = disk(radius, alias)
         assert kernel.sum() == pytest.approx(1)
         assert np.allclose(kernel, kernel.T) and np.allclose(kernel, kernel[::-1])
@@ -145,12 +151,12 @@ def test_a_disk_is_even_and_weighs_one():
 
 
 def test_clouds_fill_their_range_and_fit_together():
-    maps = fractal(draws("fog", 1, 4), 4, 32, 2.0)
+    maps = plasma_fractal(make_rng("fog", 1, 4), 4, 32, 2.0)
     assert maps.min(axis=(1, 2)).tolist() == [0] * 4 and maps.max(axis=(1, 2)).tolist() == [1] * 4
     inside = np.abs(np.diff(maps, axis=1)).mean()
     assert np.abs(maps[:, 0] - maps[:, -1]).mean() < 3 * inside
     rough, smooth = (
-        np.abs(np.diff(fractal(draws("fog", 1, 4), 4, 64, d), axis=1)).mean() for d in (1.5, 3.0)
+        np.abs(np.diff(plasma_fractal(make_rng("fog", 1, 4), 4, 64, d), axis=1)).mean() for d in (1.5, 3.0)
     )
     assert smooth < rough
 
@@ -165,17 +171,17 @@ def test_fog_on_black_is_black_and_frost_is_not():
 
 def test_elastic_without_movement_is_the_image():
     x = scenes(3, 28)
-    assert apart(elastic_transform(x, (0.0, 0.0, 0.0), draws("elastic_transform", 1, 3)), x) <= 1
-    moved = elastic_transform(x, (0.0, 0.0, 0.08), draws("elastic_transform", 1, 3))
+    assert apart(elastic_transform(x, (0.0, 0.0, 0.0), make_rng("elastic_transform", 1, 3)), x) <= 1
+    moved = elastic_transform(x, (0.0, 0.0, 0.08), make_rng("elastic_transform", 1, 3))
     assert apart(moved, x) > 50
 
 
 def test_elastic_carries_its_three_points():
-    given = draws("elastic_transform", 1, 1)
+    rng = make_rng("elastic_transform", 1, 1)
     x = np.zeros((1, 32, 32, 1), np.uint8)
     x[0, 26, 26] = x[0, 6, 6] = x[0, 6, 26] = 255
-    shift = uniform(given.at("corners"), (1, 3, 2), -2.56, 2.56)[0]
-    y = elastic_transform(x, (0.0, 0.0, 0.08), given)[0, ..., 0].astype(float)
+    shift = uniform(rng.fold_in("corners"), (1, 3, 2), -2.56, 2.56)[0]
+    y = elastic_transform(x, (0.0, 0.0, 0.08), rng)[0, ..., 0].astype(float)
     for (column, row), (right, down) in zip(((26, 26), (26, 6), (6, 6)), shift, strict=True):
         top, left = round(row + down) - 3, round(column + right) - 3
         spot = y[max(top, 0) : top + 7, max(left, 0) : left + 7]
@@ -187,7 +193,7 @@ def test_elastic_carries_its_three_points():
 def test_the_rim_of_a_square_is_its_edge():
     image = np.zeros((2, 16, 16))
     image[0, 4:12, 4:12] = 200
-    found = edges(image)
+    found = canny_edges(image)
     assert not found[1].any()
     assert found[0, 6:10, 3:5].any(1).all() and found[0, 6:10, 11:13].any(1).all()
     assert not found[0, 6:10, 6:10].any() and not found[0, :2].any()
@@ -253,4 +259,4 @@ PUBLISHED: dict[str, list[object]] = {
 
 
 def test_the_constants_are_the_published_ones():
-    assert {name: list(one.table) for name, one in CORRUPTIONS.items()} == PUBLISHED
+    assert {name: list(one.constants) for name, one in CORRUPTIONS.items()} == PUBLISHED

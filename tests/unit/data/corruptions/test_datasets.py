@@ -14,16 +14,22 @@ import numpy as np
 import pytest
 import torch
 
-from allrounder.data.base import Split, Subset, Tensors
-from allrounder.data.corruptions import corrupt
-from allrounder.data.corruptions import generate as making
-from allrounder.data.corruptions.datasets import Fresh, Stored, find_set
-from allrounder.data.corruptions.generate import MARKER, at_once, bytes_of, make_c, make_p, source_digest
+from allrounder.data.base import Split, Subset, TensorSplit
+from allrounder.data.corruptions import corrupt, generate
+from allrounder.data.corruptions.datasets import GeneratedSet, StoredSet, find_set
+from allrounder.data.corruptions.generate import (
+    MARKER_FILE,
+    batch_size_for,
+    fetch_uint8,
+    make_c,
+    make_p,
+    source_digest,
+)
 from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
 from allrounder.data.files.cache import cache_folder
 from allrounder.errors import Interrupted, RunError
-from allrounder.system.files import LOCK
-from allrounder.system.processes import Note
+from allrounder.system.files import LOCK_FILE
+from allrounder.system.progress import ProgressEvent
 from tests.support.images import scenes
 from tests.support.interruptions import Killed, Point, give_up, struck
 
@@ -34,17 +40,17 @@ N = 10
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr(making, "AT_ONCE", 4)
+    monkeypatch.setattr(generate, "BATCH_SIZE", 4)
     return tmp_path / "cache"
 
 
 def split(count: int = N, shift: int = 0, channels: int = 3) -> Split:
     x = torch.from_numpy(scenes(count + shift, 16, channels)[shift:]).permute(0, 3, 1, 2).contiguous()
-    return Tensors(x, torch.arange(count) % 5, 5)
+    return TensorSplit(x, torch.arange(count) % 5, 5)
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != LOCK}
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != LOCK_FILE}
 
 
 def make(given: Split, folder: Path, names: Sequence[str], seed: int = 0) -> Path:
@@ -62,14 +68,14 @@ def published(folder: Path, kind: str = "c", *, given: Split | None = None) -> P
         if kind == "c"
         else make_p(one, folder, perturbations=["scale"], seed=9)
     )
-    (folder / MARKER).unlink()
+    (folder / MARKER_FILE).unlink()
     return folder
 
 
 def test_the_layout_is_that_of_the_published_sets(tmp_path: Path):
     out = make_c(split(), tmp_path / "c", corruptions=NAMES)
-    assert sorted(files(out)) == ["fog.npy", "gaussian_noise.npy", MARKER, "labels.npy"]
-    x, labels = bytes_of(split(), torch.arange(N)), np.load(out / "labels.npy")
+    assert sorted(files(out)) == ["fog.npy", "gaussian_noise.npy", MARKER_FILE, "labels.npy"]
+    x, labels = fetch_uint8(split(), torch.arange(N)), np.load(out / "labels.npy")
     assert labels.dtype == np.uint8 and labels.tolist() == (np.arange(N) % 5).tolist() * 5
     for name in NAMES:
         array = np.load(out / f"{name}.npy")
@@ -77,14 +83,14 @@ def test_the_layout_is_that_of_the_published_sets(tmp_path: Path):
         for severity in (1, 5):
             part = array[(severity - 1) * N : severity * N]
             assert np.array_equal(part, corrupt(x, name, severity))
-    told = json.loads((out / MARKER).read_text())
+    told = json.loads((out / MARKER_FILE).read_text())
     assert told["generated"] is True and told["seed"] == 0 and told["source"] == source_digest(split())
     assert told["by"].startswith("allrounder ") and "frost" in told["note"]
 
 
 def test_sequences_are_stored_frame_by_frame(tmp_path: Path):
     out = make_p(split(), tmp_path / "p", perturbations=["gaussian_noise", "translate"])
-    x = bytes_of(split(), torch.arange(N))
+    x = fetch_uint8(split(), torch.arange(N))
     assert np.array_equal(np.load(out / "translate.npy"), perturb_sequence(x, "translate"))
     assert np.load(out / "gaussian_noise.npy").shape == (N, 31, 16, 16, 3)
     assert np.load(out / "labels.npy").tolist() == (np.arange(N) % 5).tolist()
@@ -97,27 +103,27 @@ def test_images_of_one_channel_have_one(tmp_path: Path):
 
 def test_what_is_finished_is_not_made_again(tmp_path: Path):
     whole = files(make_c(split(), tmp_path / "whole", corruptions=NAMES))
-    out, heard = tmp_path / "c", list[Note]()
+    out, heard = tmp_path / "c", list[ProgressEvent]()
     point = Point("allrounder.data.corruptions.generate:corrupt", 19)
     with pytest.raises(Killed), struck(point, give_up):
         make_c(split(), out, corruptions=NAMES)
-    assert sorted(files(out)) == ["fog.npy", MARKER, "labels.npy"], "nothing half-written is left"
+    assert sorted(files(out)) == ["fog.npy", MARKER_FILE, "labels.npy"], "nothing half-written is left"
     written = (out / "fog.npy").stat().st_mtime_ns
     make_c(split(), out, corruptions=NAMES, progress=heard.append)
     assert (out / "fog.npy").stat().st_mtime_ns == written
     assert files(out) == whole
-    assert heard[0].what == "fog (there already)"
-    assert [(note.done, note.total) for note in heard if note.what == "gaussian_noise"][-1] == (50, 50)
+    assert heard[0].stage == "fog (already there)"
+    assert [(note.done, note.total) for note in heard if note.stage == "gaussian_noise"][-1] == (50, 50)
 
 
 def test_a_signal_stops_after_a_piece_and_says_how_to_go_on(tmp_path: Path):
-    def strike(note: Note) -> None:
-        if note.what == "gaussian_noise" and note.done == 14:
+    def strike(note: ProgressEvent) -> None:
+        if note.stage == "gaussian_noise" and note.done == 14:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Interrupted, match="SIGTERM, 1 of 2 files are made; call again to continue"):
+    with pytest.raises(Interrupted, match="SIGTERM, 1 of 2 files are finished; call again to continue"):
         make_c(split(), tmp_path / "c", corruptions=NAMES, progress=strike)
-    assert sorted(files(tmp_path / "c")) == ["fog.npy", MARKER, "labels.npy"]
+    assert sorted(files(tmp_path / "c")) == ["fog.npy", MARKER_FILE, "labels.npy"]
     make_c(split(), tmp_path / "c", corruptions=NAMES)
     assert "gaussian_noise.npy" in files(tmp_path / "c")
 
@@ -125,8 +131,10 @@ def test_a_signal_stops_after_a_piece_and_says_how_to_go_on(tmp_path: Path):
 def test_two_do_not_make_one_set(tmp_path: Path):
     said = list[str]()
 
-    def come_in(note: Note) -> None:
-        with pytest.raises(RunError, match="c: another process is making a set here; wait for it") as error:
+    def come_in(note: ProgressEvent) -> None:
+        with pytest.raises(
+            RunError, match="c: another process is generating a set here; wait for it"
+        ) as error:
             make_c(split(), tmp_path / "c", corruptions=["fog"])
         said.append(str(error.value))
 
@@ -140,7 +148,7 @@ def test_two_do_not_make_one_set(tmp_path: Path):
 def test_a_folder_is_of_one_set(change: dict[str, Any], key: str, tmp_path: Path):
     out = make_c(split(), tmp_path / "c", corruptions=["fog"])
     before = files(out)
-    with pytest.raises(RunError, match=f"holds a set whose {key} is .*, here it is"):
+    with pytest.raises(RunError, match=f"holds a set with {key} .*, expected"):
         make(change.get("split", split()), out, NAMES, change.get("seed", 0))
     assert files(out) == before
 
@@ -170,47 +178,51 @@ def test_the_cache_is_where_the_environment_says(cache: Path, monkeypatch: pytes
 
 def test_without_files_a_set_is_made_as_needed():
     found = find_set(split(), "c", NAMES)
-    assert isinstance(found, Fresh) and found.source == "generated" and "seed 0" in found.about
+    assert isinstance(found, GeneratedSet) and found.source == "generated" and "seed 0" in found.description
 
 
 @pytest.mark.parametrize("kind", ["c", "p"])
 def test_a_set_made_before_is_the_one_made_as_needed(kind: Any, cache: Path):
     names, severity = (NAMES, 3) if kind == "c" else (("scale", "snow"), None)
     make(split(), cache / "mine", names)
-    stored, fresh = find_set(split(), kind, names), Fresh(split(), kind)
-    assert isinstance(stored, Stored) and stored.about == fresh.about and stored.source == "generated"
+    stored, fresh = find_set(split(), kind, names), GeneratedSet(split(), kind)
+    assert (
+        isinstance(stored, StoredSet)
+        and stored.description == fresh.description
+        and stored.source == "generated"
+    )
     rows = torch.tensor([7, 2, 3])
     for name in names:
-        assert stored.known_by(name) == fresh.known_by(name)
-        a, b = (one.images(name, severity, rows) for one in (stored, fresh))
+        assert stored.content_id(name) == fresh.content_id(name)
+        a, b = (one.fetch(name, severity, rows) for one in (stored, fresh))
         assert np.array_equal(a, b) and a.dtype == b.dtype == np.uint8
-        assert ("frost" in stored.about) == (kind == "c")
-        assert kind == "c" or stored.frames(name) == fresh.frames(name) == a.shape[1]
+        assert ("frost" in stored.description) == (kind == "c")
+        assert kind == "c" or stored.num_frames(name) == fresh.num_frames(name) == a.shape[1]
 
 
 def test_a_published_set_goes_first(cache: Path):
     make_c(split(), cache / "a", corruptions=NAMES)
     published(cache / "CIFAR-10-C")
     found = find_set(split(), "c", NAMES)
-    assert found.source == "official" and "unmarked files, taken as official" in found.about
+    assert found.source == "official" and "unmarked files, taken as official" in found.description
     rows = torch.tensor([1, 8])
-    expected = corrupt(bytes_of(split(), rows), "fog", 4, seed=9, rows=[1, 8])
-    assert np.array_equal(found.images("fog", 4, rows)[:, 0], expected)
-    assert found.known_by("fog") != found.known_by("gaussian_noise")
+    expected = corrupt(fetch_uint8(split(), rows), "fog", 4, seed=9, rows=[1, 8])
+    assert np.array_equal(found.fetch("fog", 4, rows)[:, 0], expected)
+    assert found.content_id("fog") != found.content_id("gaussian_noise")
 
 
 def test_published_sequences_need_no_labels(tmp_path: Path):
     folder = published(tmp_path / "data" / "CIFAR-10-P", "p")
     (folder / "labels.npy").unlink()
     found = find_set(split(), "p", ["scale"], tmp_path / "data")
-    assert found.source == "official" and found.frames("scale") == 31
+    assert found.source == "official" and found.num_frames("scale") == 31
 
 
 @pytest.mark.parametrize("name", ["translate", "scale", "motion_blur", "gaussian_noise"])
 def test_published_sequences_are_known_by_any_of_them(name: str, tmp_path: Path):
     crowd = split(16)
     folder = make_p(crowd, tmp_path / "p", perturbations=[name])
-    for file in (MARKER, "labels.npy"):
+    for file in (MARKER_FILE, "labels.npy"):
         (folder / file).unlink()
     assert find_set(crowd, "p", [name], folder).source == "official"
     with pytest.raises(RunError, match="images are not those of the data"):
@@ -240,7 +252,7 @@ def test_both_kinds_may_lie_in_one_folder(tmp_path: Path):
             r"shape \(9, 16, 16, 3\)",
         ),
         (lambda folder: np.save(folder / "fog.npy", np.zeros((50, 16, 16, 3))), "got float64"),
-        (lambda folder: np.save(folder / "labels.npy", np.zeros(50, np.uint8)), "other labels than those"),
+        (lambda folder: np.save(folder / "labels.npy", np.zeros(50, np.uint8)), "differs from the labels"),
     ],
     ids=["no file", "no labels", "cut short", "a web page", "too few", "floats", "labels"],
 )
@@ -265,26 +277,26 @@ def test_an_official_set_that_cannot_be_used_is_told_of(spoil: Any, said: str, m
     if made:
         make_c(split(), cache / "made", corruptions=NAMES)
     spoil(published(cache / "CIFAR-10-C"))
-    with pytest.warns(UserWarning, match=f"{said}.*; generated images are used in place of official ones"):
+    with pytest.warns(UserWarning, match=f"{said}.*; generated images are used instead of official ones"):
         found = find_set(split(), "c", NAMES)
-    assert isinstance(found, Stored if made else Fresh) and said in found.instead_of
-    assert found.about == Fresh(split(), "c").about
+    assert isinstance(found, StoredSet if made else GeneratedSet) and said in found.fallback_reason
+    assert found.description == GeneratedSet(split(), "c").description
     published(cache / "whole")
-    assert find_set(split(), "c", NAMES).instead_of == ""
+    assert find_set(split(), "c", NAMES).fallback_reason == ""
 
 
 def test_nobody_is_told_of_damaged_sets_of_other_images(cache: Path):
     (published(cache / "other", given=split(shift=5)) / "fog.npy").unlink()
     make_c(split(), cache / "made", corruptions=["fog"])
     found = find_set(split(), "c", NAMES)
-    assert isinstance(found, Fresh) and found.instead_of == ""
+    assert isinstance(found, GeneratedSet) and found.fallback_reason == ""
 
 
 def test_official_sets_are_told_apart(tmp_path: Path):
     one = published(tmp_path / "one")
     same, other = published(tmp_path / "same"), published(tmp_path / "other")
     np.save(other / "gaussian_noise.npy", np.load(other / "gaussian_noise.npy") // 2)
-    about = [find_set(split(), "c", ["fog"], folder).about for folder in (one, same, other)]
+    about = [find_set(split(), "c", ["fog"], folder).description for folder in (one, same, other)]
     assert about[0] == about[1] != about[2]
 
 
@@ -293,22 +305,26 @@ def test_large_images_are_made_a_few_at_once(kind: Any, tmp_path: Path, monkeypa
     names, seen = (["fog", "snow"] if kind == "c" else ["scale", "snow"]), list[int]()
     make = partial(make_c, corruptions=names) if kind == "c" else partial(make_p, perturbations=names)
     whole = files(make(split(), tmp_path / "whole"))
-    monkeypatch.setattr(making, "NUMBERS", 2 * 16 * 16 * 3 + 5)
-    original = Tensors.fetch
+    monkeypatch.setattr(generate, "MAX_BATCH_VALUES", 2 * 16 * 16 * 3 + 5)
+    original = TensorSplit.fetch
 
-    def counted(self: Tensors, index: Any) -> Any:
+    def counted(self: TensorSplit, index: Any) -> Any:
         seen.append(len(index))
         return original(self, index)
 
-    monkeypatch.setattr(Tensors, "fetch", counted)
+    monkeypatch.setattr(TensorSplit, "fetch", counted)
     assert files(make(split(), tmp_path / "few")) == whole
     assert max(seen) == 2
 
 
 def test_images_of_the_usual_size_are_made_in_bounded_memory():
-    images = Tensors(torch.zeros(1, 3, 224, 224, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 2)
-    assert at_once(images, 512) * 224 * 224 * 3 * 8 < 40e6
-    assert at_once(images, 512, 31) == 1 and at_once(split(), 512) == 512 and at_once(split(), 512, 31) == 16
+    images = TensorSplit(torch.zeros(1, 3, 224, 224, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), 2)
+    assert batch_size_for(images, 512) * 224 * 224 * 3 * 8 < 40e6
+    assert (
+        batch_size_for(images, 512, 31) == 1
+        and batch_size_for(split(), 512) == 512
+        and batch_size_for(split(), 512, 31) == 16
+    )
 
 
 def test_a_published_set_of_other_images_is_noticed(tmp_path: Path):
@@ -321,14 +337,14 @@ def test_a_generated_set_of_other_images_is_noticed_and_passed_over(cache: Path)
     make_c(split(shift=5), cache / "other", corruptions=NAMES)
     with pytest.raises(RunError, match="generated from other images"):
         find_set(split(), "c", NAMES, cache)
-    assert isinstance(find_set(split(), "c", NAMES), Fresh)
+    assert isinstance(find_set(split(), "c", NAMES), GeneratedSet)
 
 
 def test_a_set_of_another_seed_is_used_only_where_it_is_named(cache: Path):
     make_c(split(), cache / "other", corruptions=NAMES, seed=3)
-    assert isinstance(find_set(split(), "c", NAMES), Fresh)
+    assert isinstance(find_set(split(), "c", NAMES), GeneratedSet)
     named = find_set(split(), "c", NAMES, cache / "other")
-    assert isinstance(named, Stored) and "seed 3" in named.about
+    assert isinstance(named, StoredSet) and "seed 3" in named.description
 
 
 def test_an_empty_folder_is_told_what_is_missing(tmp_path: Path):
@@ -340,5 +356,5 @@ def test_an_empty_folder_is_told_what_is_missing(tmp_path: Path):
 
 def test_bytes_of_a_split_come_back():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    given = Tensors(levels, torch.zeros(1, dtype=torch.int64), 2)
-    assert bytes_of(given, torch.arange(1)).ravel().tolist() == list(range(256))
+    given = TensorSplit(levels, torch.zeros(1, dtype=torch.int64), 2)
+    assert fetch_uint8(given, torch.arange(1)).ravel().tolist() == list(range(256))

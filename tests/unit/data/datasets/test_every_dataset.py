@@ -8,11 +8,12 @@ import pytest
 
 import allrounder as ar
 from allrounder.data import DATASETS
+from allrounder.training.data import load_data
 from tests.support import formats, samples
 
 SETS = [
     "epochs=1",
-    "batch=10",
+    "batch_size=10",
     "model.width=4",
     "checkpoint=1",
     "validation.images=10",
@@ -28,7 +29,7 @@ def test_it_is_trained_on_and_evaluated(kind: str, tmp_path: Path):
     more = ", size=64, workers=1" if kind == "imagenet" else ""
     where = f'{{kind="{kind}", folder="{tmp_path / "files"}"{more}}}'
     recipe = ar.Recipe.load("embedded/at-linf", [f"data={where}", *SETS])
-    data = recipe.read_data()
+    data = load_data(recipe)
     expected = samples.pairs(kind)[1]
     assert len(data.test) == samples.TEST and data.test.labels.tolist() == ranked(kind, expected[1])
     run = ar.train(recipe, tmp_path / "run")

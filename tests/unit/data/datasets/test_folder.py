@@ -15,14 +15,15 @@ from PIL import Image
 from pydantic import ValidationError
 
 from allrounder.data import Folder, ImageNet, TinyImageNet
-from allrounder.data.datasets.folder import enlarged
-from allrounder.data.inputs.by_name import data_of
-from allrounder.data.streaming.decode import Reading, serve
-from allrounder.data.streaming.file_index import Listing
-from allrounder.data.streaming.split import Streamed
+from allrounder.data.datasets.folder import resize_for_crop
+from allrounder.data.inputs.by_name import load_eval_data
+from allrounder.data.streaming.decode import DecodeSpec, serve
+from allrounder.data.streaming.file_index import FileIndex
+from allrounder.data.streaming.split import LazySplit
 from allrounder.errors import DataError, RecipeError, RunError
 from allrounder.recipe.recipe import Recipe
-from tests.support.pictures import animals, noise, save, tiny_imagenet
+from allrounder.training.data import load_data
+from tests.support.pictures import noise, save, write_animals, write_tiny_imagenet
 
 
 def folder(root: Path, **fields: object) -> Folder:
@@ -30,12 +31,12 @@ def folder(root: Path, **fields: object) -> Folder:
 
 
 def files(split: object) -> list[str]:
-    assert isinstance(split, Streamed)
-    return [split.listing.name(row) for row in range(len(split))]
+    assert isinstance(split, LazySplit)
+    return [split.files.name(row) for row in range(len(split))]
 
 
 def test_classes_are_the_sorted_folders_and_images_are_sorted_in_them(tmp_path):
-    data = folder(animals(tmp_path / "pets")).load()
+    data = folder(write_animals(tmp_path / "pets")).load()
     assert data.name == "pets" and data.classes == ("a-cat", "b-dog") and data.shape == (3, 6, 6)
     assert files(data.train) == [f"{name}/{i}.png" for name in data.classes for i in range(3)]
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1] and data.test.labels.tolist() == [0, 0, 1, 1]
@@ -45,17 +46,17 @@ def test_classes_are_the_sorted_folders_and_images_are_sorted_in_them(tmp_path):
 
 @pytest.mark.parametrize("name", ["val", "test", "valid", "validation"])
 def test_the_usual_names_of_the_test_folder_are_recognised(tmp_path, name):
-    assert len(folder(animals(tmp_path, split=name)).load().test) == 4
+    assert len(folder(write_animals(tmp_path, split=name)).load().test) == 4
 
 
 def test_other_names_can_be_told(tmp_path):
-    animals(tmp_path, split="exam")
+    write_animals(tmp_path, split="exam")
     (tmp_path / "train").rename(tmp_path / "lessons")
     assert len(folder(tmp_path, train="lessons", test="exam").load().train) == 6
 
 
 def test_hidden_files_and_litter_are_ignored(tmp_path):
-    animals(tmp_path)
+    write_animals(tmp_path)
     for name in (".DS_Store", "a-cat/.hidden.png", "a-cat/Thumbs.db", "notes.txt", ".git/x.png"):
         (tmp_path / "train" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "train" / name).write_bytes(b"no image")
@@ -72,7 +73,10 @@ def test_hidden_files_and_litter_are_ignored(tmp_path):
         ("mkdir val/c-at", r'train: has no class c-at, but .*val has; did you mean "a-cat"'),
         ("mkdir train/c val/c", "train/c: has no images, expected some; add them, or remove the class"),
         ("rm val/a-cat/*", "val/a-cat: has no images"),
-        ("mkdir train/a-cat/more", "train/a-cat/more: is a folder inside that of a class, .*move its images"),
+        (
+            "mkdir train/a-cat/more",
+            "train/a-cat/more: is a folder inside the folder of a class, .*move its images",
+        ),
         ("mv train/a-cat/0.png train", "train: has images beside the folders of its classes, such as 0.png"),
         ("mv val/a-cat/0.png val/a-cat/0.pnk", "val/a-cat/0.pnk: is no image by its name, .*rename it"),
         ("ln -s nowhere train/a-cat/9.png", "train/a-cat/9.png: is a link to nowhere, which is not there"),
@@ -81,7 +85,7 @@ def test_hidden_files_and_litter_are_ignored(tmp_path):
     ],
 )
 def test_a_folder_of_another_form_is_told(tmp_path, change, said):
-    animals(tmp_path)
+    write_animals(tmp_path)
     subprocess.run(change, shell=True, cwd=tmp_path, check=True)
     with pytest.raises((ValueError, OSError), match=said):
         folder(tmp_path).load()
@@ -92,7 +96,7 @@ def test_a_folder_of_another_form_is_told(tmp_path, change, said):
     [
         ({"resize": 8}, "resize\n  got 8 without a size"),
         ({"size": 9, "resize": 8}, "resize\n  got 8, expected at least the size of 9"),
-        ({"channels": 2}, "channels\n  got 2, expected 3 for colour or 1 for grey"),
+        ({"channels": 2}, "channels\n  got 2, expected 3 for colour or 1 for greyscale"),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_refused(fields, said):
@@ -101,16 +105,16 @@ def test_fields_that_do_not_fit_each_other_are_refused(fields, said):
 
 
 def test_a_recipe_reads_a_folder(tmp_path):
-    animals(tmp_path)
+    write_animals(tmp_path)
     task = '[[task]]\nname = "natural"\nobjective = { kind = "natural" }\nlr = 0.1'
     head = (
         f'epochs = 1\nmodel = {{ kind = "small-cnn" }}\ndata = {{ kind = "folder", path = "{tmp_path}" }}\n'
     )
     recipe = Recipe.loads(head + task)
-    assert recipe.data == Folder(path=str(tmp_path)) and recipe.read_data().classes == ("a-cat", "b-dog")
+    assert recipe.data == Folder(path=str(tmp_path)) and load_data(recipe).classes == ("a-cat", "b-dog")
     (tmp_path / "train" / "a-cat" / "0.png").write_bytes(b"GIF89a")
     with pytest.raises(RecipeError, match=r"data: .*0.png: cannot be read as an image"):
-        recipe.read_data()
+        load_data(recipe)
 
 
 MODES = ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16", "I"]
@@ -129,7 +133,7 @@ def colourful(mode: str) -> Image.Image:
 def test_images_of_every_mode_come_out_in_the_same_channels(tmp_path, mode, channels):
     image = colourful(mode)
     image.save(tmp_path / "x.tif")
-    pixels = Reading(6, 6, channels).read(str(tmp_path / "x.tif"))
+    pixels = DecodeSpec(6, 6, channels).decode(str(tmp_path / "x.tif"))
     assert pixels.shape == (channels, 6, 6) and pixels.dtype == np.uint8 and pixels.flags.c_contiguous
     if mode.startswith("I"):
         expected = (np.linspace(0, 65535, 36).round() / 257).round().reshape(1, 6, 6)
@@ -143,9 +147,9 @@ def test_transparency_is_dropped_and_the_colours_beneath_are_taken(tmp_path):
     pixels = np.concatenate([noise(0), np.zeros((6, 6, 1), np.uint8)], axis=2)
     Image.fromarray(pixels).save(tmp_path / "x.png")
     Image.fromarray(noise(1)).quantize(8).save(tmp_path / "p.png", transparency=b"\x00\x80")
-    assert np.array_equal(Reading(6, 6).read(str(tmp_path / "x.png")), noise(0).transpose(2, 0, 1))
+    assert np.array_equal(DecodeSpec(6, 6).decode(str(tmp_path / "x.png")), noise(0).transpose(2, 0, 1))
     expected = np.asarray(Image.fromarray(noise(1)).quantize(8).convert("RGB")).transpose(2, 0, 1)
-    assert np.array_equal(Reading(6, 6).read(str(tmp_path / "p.png")), expected)
+    assert np.array_equal(DecodeSpec(6, 6).decode(str(tmp_path / "p.png")), expected)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 65536), (-1, 4)])
@@ -154,10 +158,10 @@ def test_levels_of_more_than_16_bits_and_floats_are_refused(tmp_path, low, high)
     with pytest.raises(
         ValueError, match=rf"x.tif: has levels from {low} to {high}, expected at most 16 bits"
     ):
-        Reading(1, 2).read(str(tmp_path / "x.tif"))
+        DecodeSpec(1, 2).decode(str(tmp_path / "x.tif"))
     Image.fromarray(np.zeros((1, 2), np.float32)).save(tmp_path / "f.tif")
     with pytest.raises(ValueError, match=r"f.tif: has floating-point pixels"):
-        Reading(1, 2).read(str(tmp_path / "f.tif"))
+        DecodeSpec(1, 2).decode(str(tmp_path / "f.tif"))
 
 
 def turned(path: Path) -> Path:
@@ -170,8 +174,8 @@ def turned(path: Path) -> Path:
 
 def test_the_tag_of_the_camera_is_followed_only_when_asked_to(tmp_path):
     path = str(turned(tmp_path / "x.png"))
-    assert np.array_equal(Reading(6, 4).read(path), noise(0, 6, 4).transpose(2, 0, 1))
-    upright = Reading(4, 6, upright=True).read(path)
+    assert np.array_equal(DecodeSpec(6, 4).decode(path), noise(0, 6, 4).transpose(2, 0, 1))
+    upright = DecodeSpec(4, 6, upright=True).decode(path)
     assert np.array_equal(upright, np.rot90(noise(0, 6, 4), -1).transpose(2, 0, 1))
     root = tmp_path / "photos"
     for part in ("train", "val"):
@@ -189,14 +193,14 @@ def test_the_tag_of_the_camera_is_followed_only_when_asked_to(tmp_path):
 def test_the_shorter_side_is_brought_to_a_size_and_the_middle_is_cut_out(tmp_path, height, width, scaled):
     original = Image.fromarray(noise(0, height, width))
     original.save(tmp_path / "x.png")
-    got = Reading(14, 14, resize=16).read(str(tmp_path / "x.png")).transpose(1, 2, 0)
+    got = DecodeSpec(14, 14, resize=16).decode(str(tmp_path / "x.png")).transpose(1, 2, 0)
     whole = np.asarray(original.resize(scaled[::-1], Image.Resampling.BILINEAR))
     top, left = round((scaled[0] - 14) / 2), round((scaled[1] - 14) / 2)
     assert np.array_equal(got, whole[top : top + 14, left : left + 14])
 
 
 def test_a_size_brings_all_images_to_it_and_without_one_they_must_agree(tmp_path):
-    animals(tmp_path)
+    write_animals(tmp_path)
     save(tmp_path / "train" / "b-dog" / "1.png", noise(9, 9, 12))
     assert folder(tmp_path, size=4).load().train.fetch(torch.arange(6)).shape == (6, 3, 4, 4)
     data = folder(tmp_path).load()
@@ -206,7 +210,7 @@ def test_a_size_brings_all_images_to_it_and_without_one_they_must_agree(tmp_path
 
 
 def test_the_usual_sizes_of_imagenet():
-    assert [enlarged(size) for size in (224, 64, 288, 1)] == [256, 73, 329, 1]
+    assert [resize_for_crop(size) for size in (224, 64, 288, 1)] == [256, 73, 329, 1]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +225,7 @@ def test_the_usual_sizes_of_imagenet():
     ],
 )
 def test_a_damaged_image_is_named_and_never_skipped(tmp_path, content, said):
-    animals(tmp_path, side=30)
+    write_animals(tmp_path, side=30)
     path = tmp_path / "train" / "a-cat" / "1.png"
     path.write_bytes(path.read_bytes()[:1500] if content is None else content)
     data = folder(tmp_path).load()
@@ -235,7 +239,7 @@ def test_a_damaged_image_is_named_and_never_skipped(tmp_path, content, said):
 def test_the_damaged_notes_of_a_camera_do_not_matter(tmp_path):
     exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x05\x00\x12\x01"
     Image.fromarray(noise(0)).save(tmp_path / "x.jpg", exif=exif)
-    assert Reading(6, 6).read(str(tmp_path / "x.jpg")).shape == (3, 6, 6)
+    assert DecodeSpec(6, 6).decode(str(tmp_path / "x.jpg")).shape == (3, 6, 6)
 
 
 def test_names_of_any_kind_are_kept(tmp_path):
@@ -243,26 +247,26 @@ def test_names_of_any_kind_are_kept(tmp_path):
     for i, name in enumerate(names):
         save(tmp_path / "x" / name, noise(i))
     odd = os.fsdecode(b"\xff.png")
-    listing = Listing.of(tmp_path, [(f"x/{name}", i) for i, name in enumerate([*names, odd])])
+    listing = FileIndex.from_files(tmp_path, [(f"x/{name}", i) for i, name in enumerate([*names, odd])])
     assert [listing.name(row) for row in range(5)] == [f"x/{name}" for name in [*names, odd]]
-    x = Streamed(listing, Reading(6, 6)).fetch(torch.arange(4))
+    x = LazySplit(listing, DecodeSpec(6, 6)).fetch(torch.arange(4))
     assert torch.equal(x[2], torch.tensor(noise(2).transpose(2, 0, 1)) / 255)
     with pytest.raises(IndexError, match="got position 5, expected 0 to 4"):
         listing.name(5)
 
 
 def test_a_long_list_grows(tmp_path):
-    listing = Listing.of(tmp_path, ((f"{i}.png", i % 7) for i in range(5000)))
+    listing = FileIndex.from_files(tmp_path, ((f"{i}.png", i % 7) for i in range(5000)))
     assert listing.name(0) == "0.png" and listing.name(4999) == "4999.png" and len(listing) == 5000
     assert torch.equal(listing.labels, torch.arange(5000) % 7)
-    assert listing.chosen([4000, 3]).labels.tolist() == [4000 % 7, 3]
+    assert listing.select([4000, 3]).labels.tolist() == [4000 % 7, 3]
 
 
 LIST = "# five thousand, or three\n\nb-dog/1.png\nval/a-cat/0.png  # with its folder\n./b-dog/0.png\n"
 
 
 def test_a_list_file_chooses_test_images_in_its_order(tmp_path):
-    animals(tmp_path)
+    write_animals(tmp_path)
     (tmp_path / "few.txt").write_text(LIST)
     data = folder(tmp_path, subset=str(tmp_path / "few.txt")).load()
     assert files(data.test) == ["b-dog/1.png", "a-cat/0.png", "b-dog/0.png"]
@@ -282,7 +286,7 @@ def test_a_list_file_chooses_test_images_in_its_order(tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_list_file_is_said_with_its_line(tmp_path, text, said):
-    animals(tmp_path)
+    write_animals(tmp_path)
     if text is not None:
         (tmp_path / "few.txt").write_text(text)
     with pytest.raises((ValueError, OSError), match=said):
@@ -290,7 +294,7 @@ def test_what_is_wrong_with_a_list_file_is_said_with_its_line(tmp_path, text, sa
 
 
 def test_lists_of_other_systems_are_read(tmp_path):
-    animals(tmp_path)
+    write_animals(tmp_path)
     (tmp_path / "val" / "a-cat" / "0.png").rename(tmp_path / "val" / "a-cat" / "0#1 x.png")
     (tmp_path / "few.txt").write_bytes(b"\xef\xbb\xbfb-dog\\1.png\r\n\r\nval\\a-cat\\0#1 x.png # why\r\n")
     data = folder(tmp_path, subset=str(tmp_path / "few.txt")).load()
@@ -301,7 +305,7 @@ def test_lists_of_other_systems_are_read(tmp_path):
 
 
 def test_a_relative_path_is_good_after_the_working_directory_changed(tmp_path, monkeypatch):
-    animals(tmp_path / "pets")
+    write_animals(tmp_path / "pets")
     monkeypatch.chdir(tmp_path)
     whole, alone = Folder(path="pets", workers=0).load(), Folder(path="pets", workers=0).load_test()
     monkeypatch.chdir("/")
@@ -309,7 +313,7 @@ def test_a_relative_path_is_good_after_the_working_directory_changed(tmp_path, m
 
 
 def imagenet(root: Path, *words: str) -> Path:
-    animals(root, side=30)
+    write_animals(root, side=30)
     for part in ("train", "val"):
         (root / part / "b-dog").rename(root / part / "n02012849")
         (root / part / "a-cat").rename(root / part / "n03126707")
@@ -346,7 +350,7 @@ def test_words_that_miss_a_class_are_refused(tmp_path):
 def test_imagenet_is_evaluated_on_without_its_training_images(tmp_path):
     root = imagenet(tmp_path, "n02012849 crane", "n03126707 hoist")
     for part in ("train", None):
-        data = data_of(str(root))
+        data = load_eval_data(str(root))
         assert data.name == "imagenet" and data.train is data.test and data.classes == ("crane", "hoist")
         assert len(data.test) == 4
         if part is not None:
@@ -356,7 +360,7 @@ def test_imagenet_is_evaluated_on_without_its_training_images(tmp_path):
 
 
 def test_tiny_imagenet_is_read_as_it_was_published(tmp_path):
-    root = tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    root = write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     data = TinyImageNet(folder=str(root), workers=0).load()
     assert data.shape == (3, 64, 64) and len(data.train) == len(data.test) == 12
     assert data.classes[0] == "goldfish" and len(data.classes) == 3
@@ -367,12 +371,12 @@ def test_tiny_imagenet_is_read_as_it_was_published(tmp_path):
         pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     assert torch.equal(data.test.fetch(torch.tensor([5]))[0], torch.tensor(pixels.copy()) / 255)
     (root / "wnids.txt").unlink()
-    same = data_of(str(root)).test
+    same = load_eval_data(str(root)).test
     assert torch.equal(same.fetch(torch.arange(12)), data.test.fetch(torch.arange(12)))
 
 
 def test_tiny_imagenet_may_be_sorted_into_classes(tmp_path):
-    root = tiny_imagenet(tmp_path, each=2)
+    root = write_tiny_imagenet(tmp_path, each=2)
     before = TinyImageNet(folder=str(root), workers=0).load().test
     x = before.fetch(before.labels.argsort(stable=True))
     for line in (root / "val" / "val_annotations.txt").read_text().splitlines():
@@ -390,7 +394,7 @@ def test_tiny_imagenet_may_be_sorted_into_classes(tmp_path):
 @pytest.mark.parametrize("place", ["val/images", "val"])
 def test_tiny_imagenet_is_sorted_in_several_ways(tmp_path, place, kept, notes):
     """As tools leave it: with the annotations, and an empty folder of images, or without."""
-    animals(tmp_path, side=64)
+    write_animals(tmp_path, side=64)
     (tmp_path / "val").rename(tmp_path / "sorted")
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / "sorted").rename(tmp_path / place)
@@ -415,7 +419,7 @@ def test_tiny_imagenet_is_sorted_in_several_ways(tmp_path, place, kept, notes):
     ],
 )
 def test_annotations_that_do_not_fit_the_images_are_told(tmp_path, line, said):
-    animals(tmp_path, side=64)
+    write_animals(tmp_path, side=64)
     (tmp_path / "val" / "a-cat").rename(tmp_path / "val" / "images")
     (tmp_path / "val" / "val_annotations.txt").write_text(f"{line}\n")
     with pytest.raises(ValueError, match=said):
@@ -423,14 +427,14 @@ def test_annotations_that_do_not_fit_the_images_are_told(tmp_path, line, said):
 
 
 def test_the_command_line_names_folders_in_three_ways(tmp_path):
-    animals(tmp_path / "pets")
-    animals(tmp_path / "flat", split="all")
-    plain = data_of(str(tmp_path / "pets"))
+    write_animals(tmp_path / "pets")
+    write_animals(tmp_path / "flat", split="all")
+    plain = load_eval_data(str(tmp_path / "pets"))
     assert plain.shape == (3, 6, 6) and len(plain.test) == 4 and plain.train is plain.test
-    assert data_of(f"folder:{tmp_path / 'pets'}").classes == plain.classes
-    assert data_of(f"imagenet:{tmp_path / 'pets'}").shape == (3, 224, 224)
-    assert data_of(f'{{ kind = "folder", path = "{tmp_path / "pets"}", size = 4 }}').shape == (3, 4, 4)
-    assert len(data_of(str(tmp_path / "flat" / "train")).test) == 6
+    assert load_eval_data(f"folder:{tmp_path / 'pets'}").classes == plain.classes
+    assert load_eval_data(f"imagenet:{tmp_path / 'pets'}").shape == (3, 224, 224)
+    assert load_eval_data(f'{{ kind = "folder", path = "{tmp_path / "pets"}", size = 4 }}').shape == (3, 4, 4)
+    assert len(load_eval_data(str(tmp_path / "flat" / "train")).test) == 6
 
 
 @pytest.mark.parametrize(
@@ -446,17 +450,17 @@ def test_the_command_line_names_folders_in_three_ways(tmp_path):
 def test_data_that_cannot_be_found_is_told(tmp_path, monkeypatch, text, said):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match=said):
-        data_of(text)
+        load_eval_data(text)
 
 
 def test_the_program_answers_what_reading_gives(tmp_path):
     path = save(tmp_path / "x.png", noise(0))
-    ask = f'{{"reading": {{"height": 6, "width": 6}}, "paths": ["{path}", "{path}"]}}'.encode()
+    ask = f'{{"spec": {{"height": 6, "width": 6}}, "paths": ["{path}", "{path}"]}}'.encode()
     bad = ask.replace(b"x.png", b"y.png")
     questions = b"".join(len(x).to_bytes(4, "big") + x for x in (ask, bad, ask)) + b"\x00\x00"
     answers = io.BytesIO()
     inspect.unwrap(serve)(io.BytesIO(questions), answers)
-    pixels = Reading(6, 6).read(str(path)).tobytes()
+    pixels = DecodeSpec(6, 6).decode(str(path)).tobytes()
     good = b"\x01" + (216).to_bytes(8, "big") + pixels + pixels
     assert answers.getvalue().startswith(good) and answers.getvalue().endswith(good)
     middle = answers.getvalue()[len(good) : -len(good)]

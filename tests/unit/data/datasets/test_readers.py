@@ -16,15 +16,15 @@ from allrounder.data.datasets.cifar import Cifar10, Cifar100
 from allrounder.data.datasets.class_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
 from allrounder.data.datasets.mnist import CLOTHES, FashionMnist, Mnist
 from allrounder.data.datasets.svhn import Svhn
-from allrounder.data.inputs.by_name import data_of
-from allrounder.data.inputs.packed import read_test
+from allrounder.data.inputs.by_name import load_eval_data
 from tests.support import formats
-from tests.support.formats import some
+from tests.support.formats import random_images
+from tests.support.packed import read_shared
 from tests.support.paths import PROJECT
 
 ROOT = PROJECT
-GREY = some(40, (28, 28), 10), some(20, (28, 28), 10, seed=1)
-COLOUR = some(40, (3, 32, 32), 10), some(20, (3, 32, 32), 10, seed=1)
+GREY = random_images(40, (28, 28), 10), random_images(20, (28, 28), 10, seed=1)
+COLOUR = random_images(40, (3, 32, 32), 10), random_images(20, (3, 32, 32), 10, seed=1)
 HUNDRED: Any = tuple((x, np.arange(len(x)) * 7 % 100, np.arange(len(x)) % 20) for x, _ in COLOUR)
 
 
@@ -67,7 +67,7 @@ MEMBERS: dict[str, tuple[type[DataSpec], str, dict[str, bytes], Any]] = {
 def test_cifar_is_read_from_either_archive_or_what_it_unpacks_to(tmp_path, which, how):
     cls, archive, members, (train, test) = MEMBERS[which]
     if how == "archive":
-        formats.tar(tmp_path / archive, members)
+        formats.write_tar(tmp_path / archive, members)
     else:
         unpack(tmp_path, members, flat=how == "flat")
     data = cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
@@ -78,7 +78,7 @@ def test_cifar_is_read_from_either_archive_or_what_it_unpacks_to(tmp_path, which
 @pytest.mark.parametrize("which", ["100 binary", "100 python"])
 def test_cifar100_has_coarse_labels_too(tmp_path, which):
     _, archive, members, (train, test) = MEMBERS[which]
-    formats.tar(tmp_path / archive, members)
+    formats.write_tar(tmp_path / archive, members)
     data = Cifar100(folder=str(tmp_path), labels="coarse").load()
     holds(data, (train[0], train[2]), (test[0], test[2]))
     assert data.classes == CIFAR100_COARSE and len(data.classes) == 20
@@ -86,15 +86,15 @@ def test_cifar100_has_coarse_labels_too(tmp_path, which):
 
 def test_the_names_in_the_archive_are_kept(tmp_path):
     names = [f"class-{number}" for number in range(100)]
-    formats.tar(
+    formats.write_tar(
         tmp_path / "a" / "cifar-100-binary.tar.gz", formats.cifar100_binary(HUNDRED[0], HUNDRED[1], names)
     )
-    formats.tar(
+    formats.write_tar(
         tmp_path / "b" / "cifar-100-python.tar.gz", formats.cifar100_python(HUNDRED[0], HUNDRED[1], names)
     )
     for folder in "ab":
         assert Cifar100(folder=str(tmp_path / folder)).load().classes == tuple(names)
-    formats.tar(
+    formats.write_tar(
         tmp_path / "a" / "cifar-100-binary.tar.gz",
         formats.cifar100_binary(HUNDRED[0], HUNDRED[1], names[:99]),
     )
@@ -115,7 +115,7 @@ def test_the_cache_is_where_a_set_is_looked_for_without_a_folder(tmp_path, monke
     monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path))
     formats.write_idx(tmp_path / "fashion-mnist", *GREY)
     holds(FashionMnist().load(), *GREY)
-    assert data_of("Fashion_MNIST").classes == CLOTHES
+    assert load_eval_data("Fashion_MNIST").classes == CLOTHES
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,13 @@ def test_a_truncated_idx_file_is_told(tmp_path, packed, part):
     [
         (b"", "begins with nothing, expected 00000803"),
         (b"<html>not here</html>", "begins with 3c68746d, expected 00000803"),
-        (formats.idx(np.zeros(5)), "begins with 00000801, expected 00000803 as an idx file of bytes with 3"),
-        (formats.idx(GREY[0][0]) + b"x", "holds more bytes, expected 31360 for shape"),
+        (
+            formats.idx_bytes(np.zeros(5)),
+            "begins with 00000801, expected 00000803 of an idx file with 3",
+        ),
+        (formats.idx_bytes(GREY[0][0]) + b"x", "holds more bytes, expected 31360 for shape"),
         (bytes((0, 0, 8, 3)) + b"\xff" * 12, r"holds 0 bytes, expected \d+ for shape \(4294967295, "),
-        (formats.idx(GREY[0][0][:39]), "train labels: got 40 for 39 images"),
+        (formats.idx_bytes(GREY[0][0][:39]), "train labels: got 40 for 39 images"),
     ],
 )
 def test_a_wrong_idx_file_is_refused(tmp_path, raw, message):
@@ -180,7 +183,7 @@ def test_a_wrong_idx_file_is_refused(tmp_path, raw, message):
 @pytest.mark.parametrize("which", MEMBERS)
 def test_a_truncated_archive_is_told(tmp_path, which, keep):
     cls, archive, members, _ = MEMBERS[which]
-    formats.tar(tmp_path / archive, members)
+    formats.write_tar(tmp_path / archive, members)
     damage(tmp_path / archive, lambda whole: whole[: int(keep * len(whole)) if keep < 1 else keep])
     with pytest.raises((ValueError, FileNotFoundError), match=rf"{archive}: (cut short|has no ).*get it "):
         cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
@@ -204,7 +207,7 @@ def test_a_truncated_binary_file_is_told(tmp_path, which):
 
 def test_a_label_beyond_the_classes_is_told(tmp_path):
     (x, y), test = COLOUR
-    formats.tar(tmp_path / "cifar-10-binary.tar.gz", formats.cifar10_binary((x, y + 1), test))
+    formats.write_tar(tmp_path / "cifar-10-binary.tar.gz", formats.cifar10_binary((x, y + 1), test))
     with pytest.raises(
         ValueError, match=r"binary.tar.gz: train labels: got numbers from 1 to 10, expected 0 to 9"
     ):
@@ -214,20 +217,20 @@ def test_a_label_beyond_the_classes_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"labels": [1] * 40}, r"test_batch has no data of bytes \(n, 3072\)"),
+        ({"labels": [1] * 40}, r"test_batch has no uint8 array data of shape \(n, 3072\)"),
         ({"data": COLOUR[1][0].reshape(20, -1)}, "test_batch has no list of numbers labels"),
         ({"data": COLOUR[1][0].reshape(20, -1), "labels": ["a"]}, "no list of numbers labels"),
         (
             {"data": COLOUR[1][0].reshape(20, -1), "labels": [1]},
             "has 1 labels for 20 images, expected one each",
         ),
-        ({"data": COLOUR[1][0].reshape(-1, 1024), "labels": [1]}, "has no data of bytes"),
+        ({"data": COLOUR[1][0].reshape(-1, 1024), "labels": [1]}, "has no uint8 array data"),
     ],
 )
 def test_a_wrong_table_in_an_archive_for_python_is_refused(tmp_path, table, message):
     members = formats.cifar10_python(*COLOUR)
-    members["cifar-10-batches-py/test_batch"] = formats.pickled(table)
-    formats.tar(tmp_path / "cifar-10-python.tar.gz", members)
+    members["cifar-10-batches-py/test_batch"] = formats.python2_pickle(table)
+    formats.write_tar(tmp_path / "cifar-10-python.tar.gz", members)
     with pytest.raises(ValueError, match=message):
         Cifar10(folder=str(tmp_path)).load()
 
@@ -235,7 +238,7 @@ def test_a_wrong_table_in_an_archive_for_python_is_refused(tmp_path, table, mess
 def test_a_pickle_that_calls_something_is_refused_where_it_stands(tmp_path):
     members = formats.cifar10_python(*COLOUR)
     members["cifar-10-batches-py/data_batch_3"] = b"\x80\x02cos\nsystem\nU\x04trueq\x01\x85R."
-    formats.tar(tmp_path / "cifar-10-python.tar.gz", members)
+    formats.write_tar(tmp_path / "cifar-10-python.tar.gz", members)
     with pytest.raises(ValueError, match=r'python.tar.gz: data_batch_3 names "os.system", which plain data'):
         Cifar10(folder=str(tmp_path)).load()
 
@@ -270,14 +273,14 @@ def test_without_scipy_svhn_says_what_to_install(tmp_path, monkeypatch):
 
 
 def real(name: str) -> Path:
-    folder = formats.shared(ROOT)
+    folder = formats.shared_data_folder(ROOT)
     if folder is None:
         pytest.skip("no shared/data folder beside the project")
     return folder / name
 
 
 def packed(name: str, count: int) -> tuple[Any, Any]:
-    split = read_test(real(name)).test
+    split = read_shared(real(name)).test
     x = split.images[:count].numpy()  # pyright: ignore[reportAttributeAccessIssue]
     return x, split.labels[:count].numpy()
 
@@ -296,10 +299,10 @@ def test_real_digits_and_clothes_survive_the_way_through_idx(tmp_path, name):
 def test_real_photographs_survive_the_way_through_cifar10(tmp_path, kind):
     x, y = packed("cifar10_test.npz", 2000)
     write = formats.cifar10_binary if kind == "binary" else formats.cifar10_python
-    formats.tar(tmp_path / f"cifar-10-{kind}.tar.gz", write((x, y), (x[:500], y[:500])))
+    formats.write_tar(tmp_path / f"cifar-10-{kind}.tar.gz", write((x, y), (x[:500], y[:500])))
     data = Cifar10(folder=str(tmp_path)).load()
     holds(data, (x, y), (x[:500], y[:500]))
-    assert data.classes == read_test(real("cifar10_test.npz")).classes == CIFAR10
+    assert data.classes == read_shared(real("cifar10_test.npz")).classes == CIFAR10
 
 
 @pytest.mark.parametrize("kind", ["binary", "python"])
@@ -308,7 +311,7 @@ def test_real_photographs_survive_the_way_through_cifar100(tmp_path, kind):
     with np.load(real("cifar100_test.npz")) as file:
         coarse, names = file["y_coarse"][:1000], tuple(file["classes"].tolist())
     write = formats.cifar100_binary if kind == "binary" else formats.cifar100_python
-    formats.tar(
+    formats.write_tar(
         tmp_path / f"cifar-100-{kind}.tar.gz", write((x, y, coarse), (x[:300], y[:300], coarse[:300]))
     )
     data = Cifar100(folder=str(tmp_path)).load()
@@ -331,3 +334,11 @@ def test_real_digits_survive_the_way_through_svhn(tmp_path):
     x, y = packed("svhn_test_5k.npz", 800)
     formats.write_svhn(tmp_path, (x, y), (x[:200], y[:200]))
     holds(Svhn(folder=str(tmp_path)).load(), (x, y), (x[:200], y[:200]))
+
+
+def test_the_packed_cifar_test_set_is_the_plain_one():
+    full, head = read_shared(real("cifar10_test.npz")), read_shared(real("cifar10_test_head.npz"))
+    assert len(full.test) == 10_000 and full.shape == (3, 32, 32) and full.classes[3] == "cat"
+    every = torch.arange(len(head.test))
+    assert torch.equal(full.test.fetch(every), head.test.fetch(every))
+    assert torch.equal(full.test.labels[every], head.test.labels)

@@ -20,12 +20,19 @@ import pytest
 
 from allrounder.data.files import archives, download
 from allrounder.data.files.archives import extract, read_members
-from allrounder.data.files.cache import absent, cache_folder, folder_of, published, same_name, wrong
+from allrounder.data.files.cache import (
+    cache_folder,
+    dataset_folder,
+    find_published,
+    match_name,
+    missing_error,
+    verify,
+)
 from allrounder.data.files.catalog import PUBLISHED, PublishedFile
-from allrounder.data.files.download import copy_in, fetch, part_of
+from allrounder.data.files.download import copy_verified, download_file, partial_path
 from allrounder.errors import DataError
 from tests.support import formats
-from tests.support.servers import Server, serving
+from tests.support.servers import Server, serve_files
 
 RAW = b"\x9d\x00\x17" + bytes(range(256)) * 3000
 MD5 = hashlib.md5(RAW).hexdigest()
@@ -46,7 +53,7 @@ ZIP = zipped(a=b"1" * 5000, b=random.Random(0).randbytes(5000))
 def server(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with serving({"file": RAW, "other": RAW, "file.zip": ZIP, "file.gz": gzip.compress(RAW)}) as shop:
+    with serve_files({"file": RAW, "other": RAW, "file.zip": ZIP, "file.gz": gzip.compress(RAW)}) as shop:
         yield shop
 
 
@@ -64,7 +71,7 @@ class Heard:
     def step(self, t: int) -> None:
         self.steps.append(t)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.said.append(text)
 
 
@@ -80,8 +87,8 @@ def there(folder: Path) -> list[str]:
 
 def test_the_cache_is_where_the_variable_says_or_where_the_system_keeps_such(monkeypatch, tmp_path):
     monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path))
-    assert cache_folder() == tmp_path and folder_of("svhn") == tmp_path / "svhn"
-    assert folder_of("svhn", str(tmp_path / "own")) == tmp_path / "own"
+    assert cache_folder() == tmp_path and dataset_folder("svhn") == tmp_path / "svhn"
+    assert dataset_folder("svhn", str(tmp_path / "own")) == tmp_path / "own"
     monkeypatch.setenv("ALLROUNDER_DATA", "~/sets")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "sets"
@@ -91,19 +98,19 @@ def test_the_cache_is_where_the_variable_says_or_where_the_system_keeps_such(mon
 
 @pytest.mark.parametrize("text", ["CIFAR-10", "cifar10", "Cifar_10", "CIFAR10", "cifar-10"])
 def test_names_are_read_whatever_their_case_and_dashes(text):
-    assert published(text)[0] == "cifar10"
-    assert same_name(text, ("cifar100", "cifar10")) == "cifar10" and same_name(text, ("mnist",)) is None
+    assert find_published(text)[0] == "cifar10"
+    assert match_name(text, ("cifar100", "cifar10")) == "cifar10" and match_name(text, ("mnist",)) is None
 
 
 def test_an_unknown_name_is_told_with_the_nearest():
     with pytest.raises(
         DataError, match=r'fashon-mnist: no such dataset \(known: mnist, .*did you mean "fashion-mnist"'
     ):
-        published("fashon-mnist")
+        find_published("fashon-mnist")
 
 
 def test_every_published_file_says_where_it_is_found_and_has_a_checksum_or_none():
-    files = [file for entry in PUBLISHED.values() for file in (*entry.files, *entry.others)]
+    files = [file for entry in PUBLISHED.values() for file in (*entry.files, *entry.alternatives)]
     assert len({file.md5 for file in files}) == len(files) == 17
     for found in files:
         assert found.urls and all(re.fullmatch(r"https?://\S+", url) for url in found.urls)
@@ -114,7 +121,7 @@ def test_every_published_file_says_where_it_is_found_and_has_a_checksum_or_none(
 
 def test_a_file_is_fetched_checked_and_told(server, tmp_path):
     heard, where = Heard(), tmp_path / "deep" / "folder"
-    assert fetch(file(server, "file"), where, heard) == where / "file"
+    assert download_file(file(server, "file"), where, heard) == where / "file"
     assert (where / "file").read_bytes() == RAW and there(where) == ["file"]
     assert heard.begun == [(len(RAW), 0)] and heard.steps[-1] == len(RAW)
     assert heard.steps == sorted(set(heard.steps)) and len(heard.steps) > 2
@@ -122,101 +129,101 @@ def test_a_file_is_fetched_checked_and_told(server, tmp_path):
 
 def test_a_file_that_is_right_is_not_fetched_again(server, tmp_path):
     (tmp_path / "file").write_bytes(RAW)
-    fetch(file(server, "file"), tmp_path)
+    download_file(file(server, "file"), tmp_path)
     (tmp_path / "file.zip").write_bytes(ZIP)
-    fetch(file(server, "file.zip", md5=None), tmp_path)
-    assert server.asked == []
+    download_file(file(server, "file.zip", md5=None), tmp_path)
+    assert server.requests == []
 
 
 def test_a_file_that_is_wrong_is_replaced_only_by_the_right_one(server, tmp_path):
     (tmp_path / "file").write_bytes(b"mine")
     heard = Heard()
-    server.ways["file"] = "missing"
+    server.behaviors["file"] = "missing"
     with pytest.raises(DataError):
-        fetch(file(server, "file"), tmp_path, heard)
+        download_file(file(server, "file"), tmp_path, heard)
     assert (tmp_path / "file").read_bytes() == b"mine"
-    assert "has MD5" in heard.said[0] and "fetched again" in heard.said[0]
-    server.ways["file"] = "good"
-    fetch(file(server, "file"), tmp_path)
+    assert "has MD5" in heard.said[0] and "downloaded again" in heard.said[0]
+    server.behaviors["file"] = "good"
+    download_file(file(server, "file"), tmp_path)
     assert (tmp_path / "file").read_bytes() == RAW
 
 
 def test_a_download_goes_on_where_it_broke_off(server, tmp_path):
-    part_of(tmp_path / "file").write_bytes(RAW[:1000])
+    partial_path(tmp_path / "file").write_bytes(RAW[:1000])
     heard = Heard()
-    fetch(file(server, "file"), tmp_path, heard)
-    assert server.asked == [("file", "bytes=1000-")] and heard.begun == [(len(RAW), 1000)]
+    download_file(file(server, "file"), tmp_path, heard)
+    assert server.requests == [("file", "bytes=1000-")] and heard.begun == [(len(RAW), 1000)]
     assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
 
 
 def test_a_connection_that_breaks_off_is_made_again(server, tmp_path):
-    server.ways["file"] = "drop once"
-    fetch(file(server, "file"), tmp_path)
-    half = len(RAW) // 2 // download.CHUNK * download.CHUNK
-    assert [wanted for _, wanted in server.asked] == [None, f"bytes={half}-"] and half > 0
+    server.behaviors["file"] = "drop once"
+    download_file(file(server, "file"), tmp_path)
+    half = len(RAW) // 2 // download.CHUNK_BYTES * download.CHUNK_BYTES
+    assert [wanted for _, wanted in server.requests] == [None, f"bytes={half}-"] and half > 0
     assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
 
 
 def test_what_came_of_a_broken_download_is_kept_for_the_next_call(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "TRIES", 2)
-    server.ways["file"] = "drop"
+    monkeypatch.setattr(download, "MAX_ATTEMPTS", 2)
+    server.behaviors["file"] = "drop"
     with pytest.raises(DataError) as told:
-        fetch(file(server, "file"), tmp_path)
-    kept = part_of(tmp_path / "file").stat().st_size
+        download_file(file(server, "file"), tmp_path)
+    kept = partial_path(tmp_path / "file").stat().st_size
     assert len(RAW) / 2 < kept < len(RAW) and there(tmp_path) == ["file.part"]
-    assert f"{kept} bytes are kept in {tmp_path / 'file.part'}, and the next call goes on from there" in str(
+    assert f"{kept} bytes are kept in {tmp_path / 'file.part'}, and the next call resumes from there" in str(
         told.value
     )
-    server.ways["file"] = "good"
-    fetch(file(server, "file"), tmp_path)
-    assert server.asked[-1] == ("file", f"bytes={kept}-") and (tmp_path / "file").read_bytes() == RAW
+    server.behaviors["file"] = "good"
+    download_file(file(server, "file"), tmp_path)
+    assert server.requests[-1] == ("file", f"bytes={kept}-") and (tmp_path / "file").read_bytes() == RAW
 
 
 @pytest.mark.parametrize("way", ["no range", "other range"])
 def test_without_ranges_a_download_begins_anew(server, tmp_path, way):
-    part_of(tmp_path / "file").write_bytes(RAW[:1000])
-    server.ways["file"] = way
-    fetch(file(server, "file"), tmp_path)
+    partial_path(tmp_path / "file").write_bytes(RAW[:1000])
+    server.behaviors["file"] = way
+    download_file(file(server, "file"), tmp_path)
     assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("kept", [b"", RAW, RAW + b"more", b"x" * 1000, b"x" * len(RAW)])
 def test_whatever_was_kept_the_file_is_right_in_the_end(server, tmp_path, kept):
-    part_of(tmp_path / "file").write_bytes(kept)
-    fetch(file(server, "file"), tmp_path)
+    partial_path(tmp_path / "file").write_bytes(kept)
+    download_file(file(server, "file"), tmp_path)
     assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
-    assert kept != RAW or server.asked == [("file", f"bytes={len(RAW)}-")]
+    assert kept != RAW or server.requests == [("file", f"bytes={len(RAW)}-")]
 
 
 def test_redirections_are_followed_and_packed_files_kept_packed(server, tmp_path):
-    server.ways = {"file": "moved", "file.gz": "packed"}
-    assert fetch(file(server, "file"), tmp_path).read_bytes() == RAW
+    server.behaviors = {"file": "moved", "file.gz": "packed"}
+    assert download_file(file(server, "file"), tmp_path).read_bytes() == RAW
     packed = server.files["file.gz"]
-    fetch(file(server, "file.gz", md5=hashlib.md5(packed).hexdigest()), tmp_path)
+    download_file(file(server, "file.gz", md5=hashlib.md5(packed).hexdigest()), tmp_path)
     assert (tmp_path / "file.gz").read_bytes() == packed
 
 
 @pytest.mark.parametrize("way", ["missing", "page", "lying"])
 def test_the_next_place_is_tried(server, tmp_path, way):
-    server.ways["file"] = way
-    fetch(file(server, "file", "other"), tmp_path)
+    server.behaviors["file"] = way
+    download_file(file(server, "file", "other"), tmp_path)
     assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
-    assert [name for name, _ in server.asked][-1] == "other"
+    assert [name for name, _ in server.requests][-1] == "other"
 
 
 @pytest.mark.parametrize(
     ("way", "said"),
     [
         ("missing", "404"),
-        ("page", "a web page came in place of the file"),
+        ("page", "it sent a web page in place of the file"),
         ("lying", f"expected {MD5}"),
         ("short", f"expected {MD5}"),
     ],
 )
 def test_what_is_not_the_file_is_refused_and_nothing_is_left(server, tmp_path, way, said):
-    server.ways["file"] = way
+    server.behaviors["file"] = way
     with pytest.raises(DataError) as told:
-        fetch(file(server, "file"), tmp_path)
+        download_file(file(server, "file"), tmp_path)
     assert said in str(told.value) and there(tmp_path) == []
     assert f"put it at {tmp_path / 'file'} (MD5 {MD5}, from {server.url}/file)" in str(told.value)
 
@@ -224,20 +231,22 @@ def test_what_is_not_the_file_is_refused_and_nothing_is_left(server, tmp_path, w
 @pytest.mark.parametrize("way", ["page", "lying", "short"])
 def test_an_archive_without_a_checksum_must_be_whole(server, tmp_path, way):
     wanted = file(server, "file.zip", md5=None)
-    server.ways["file.zip"] = way
+    server.behaviors["file.zip"] = way
     (tmp_path / "file.zip").write_bytes(ZIP[:100])
     with pytest.raises(DataError, match=r"web page|is no zip archive, or one cut short"):
-        fetch(wanted, tmp_path)
-    assert not part_of(tmp_path / "file.zip").exists()
-    server.ways["file.zip"] = "good"
-    assert fetch(wanted, tmp_path).read_bytes() == ZIP and wrong(tmp_path / "file.zip", wanted) is None
+        download_file(wanted, tmp_path)
+    assert not partial_path(tmp_path / "file.zip").exists()
+    server.behaviors["file.zip"] = "good"
+    assert (
+        download_file(wanted, tmp_path).read_bytes() == ZIP and verify(tmp_path / "file.zip", wanted) is None
+    )
 
 
 def test_without_a_network_it_is_told_what_to_put_where(tmp_path):
     nowhere = PublishedFile(name="set.zip", urls=("http://127.0.0.1:9/set.zip",))
     with pytest.raises(DataError) as told:
-        fetch(nowhere, tmp_path)
-    assert "set.zip: cannot be fetched (http://127.0.0.1:9/set.zip: " in str(told.value)
+        download_file(nowhere, tmp_path)
+    assert "set.zip: cannot be downloaded (http://127.0.0.1:9/set.zip: " in str(told.value)
     assert "object at 0x" not in str(told.value) and "refused" in str(told.value)
     assert (
         f"put it at {tmp_path / 'set.zip'} (no published checksum, from http://127.0.0.1:9/set.zip)"
@@ -255,8 +264,8 @@ def test_a_full_disk_is_told_and_nothing_is_left(server, tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=r"file: the disk is full; free some space, or move .* ALLROUNDER_DATA"
     ):
-        fetch(file(server, "file", "other"), tmp_path)
-    assert there(tmp_path) == [] and len(server.asked) == 1
+        download_file(file(server, "file", "other"), tmp_path)
+    assert there(tmp_path) == [] and len(server.requests) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
@@ -264,19 +273,19 @@ def test_a_cache_that_cannot_be_written_is_told(server, tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=r"cannot be written \(.*\); make the folder writable, or move the cache"
     ):
-        fetch(file(server, "file"), tmp_path / "taken")
+        download_file(file(server, "file"), tmp_path / "taken")
 
     def forbidden(self: Path, *settings: Any, **words: Any) -> None:
         raise PermissionError(errno.EROFS, "Read-only file system", str(self))
 
     monkeypatch.setattr(Path, "mkdir", forbidden)
     with pytest.raises(DataError, match=r"cannot be written \(Read-only file system\)"):
-        fetch(file(server, "file"), tmp_path / "new")
-    assert server.asked == []
+        download_file(file(server, "file"), tmp_path / "new")
+    assert server.requests == []
 
 
 def test_nothing_is_printed(server, tmp_path, capsys):
-    fetch(file(server, "file"), tmp_path)
+    download_file(file(server, "file"), tmp_path)
     assert capsys.readouterr() == ("", "")
 
 
@@ -284,16 +293,16 @@ def test_a_file_that_somebody_has_is_checked_and_copied(server, tmp_path):
     source, cache = tmp_path / "disk", tmp_path / "cache"
     source.mkdir()
     (source / "file").write_bytes(RAW)
-    assert copy_in(source / "file", file(server, "file"), cache).read_bytes() == RAW and there(cache) == [
-        "file"
-    ]
-    assert copy_in(cache / "file", file(server, "file"), cache).read_bytes() == RAW
+    assert copy_verified(source / "file", file(server, "file"), cache).read_bytes() == RAW and there(
+        cache
+    ) == ["file"]
+    assert copy_verified(cache / "file", file(server, "file"), cache).read_bytes() == RAW
     (source / "file").write_bytes(RAW[:-1])
     with pytest.raises(DataError, match=rf"disk/file: has MD5 [0-9a-f]+, expected {MD5}; get it from http"):
-        copy_in(source / "file", file(server, "file"), tmp_path / "other")
+        copy_verified(source / "file", file(server, "file"), tmp_path / "other")
     with pytest.raises(DataError, match="nothing: is not there"):
-        copy_in(source / "nothing", file(server, "file"), tmp_path / "other")
-    assert not (tmp_path / "other").exists() and server.asked == []
+        copy_verified(source / "nothing", file(server, "file"), tmp_path / "other")
+    assert not (tmp_path / "other").exists() and server.requests == []
 
 
 def test_what_is_wrong_with_a_file_is_said(tmp_path, server):
@@ -302,9 +311,9 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, server):
         (b"", "has MD5 d41d8cd98f00b204e9800998ecf8427e, expected"),
     ):
         (tmp_path / "file").write_bytes(raw)
-        assert said in (wrong(tmp_path / "file", file(server, "file")) or "")
-    assert wrong(tmp_path / "none", file(server, "file")) == "is not there"
-    assert "allrounder data get mnist" in str(absent("mnist", tmp_path, ["x"]))
+        assert said in (verify(tmp_path / "file", file(server, "file")) or "")
+    assert verify(tmp_path / "none", file(server, "file")) == "is not there"
+    assert "allrounder data get mnist" in str(missing_error("mnist", tmp_path, ["x"]))
 
 
 FILES = {"top/a.txt": b"one", "top/deep/b.bin": bytes(3000)}
@@ -314,7 +323,7 @@ def write(path: Path, members: dict[str, bytes]) -> Path:
     if path.suffix == ".zip":
         path.write_bytes(zipped(**members))
     else:
-        formats.tar(path, members)
+        formats.write_tar(path, members)
     return path
 
 
@@ -367,12 +376,12 @@ def test_a_link_in_a_zip_is_refused(tmp_path):
 def test_an_archive_that_holds_too_much_is_refused(tmp_path, name, monkeypatch):
     archive = write(tmp_path / name, FILES)
     for refused in (
-        lambda: extract(archive, tmp_path / "t", most=2999),
-        lambda: read_members(archive, [], most=2999),
+        lambda: extract(archive, tmp_path / "t", max_bytes=2999),
+        lambda: read_members(archive, [], max_bytes=2999),
     ):
         with pytest.raises(ValueError, match="holds more files or bytes than is allowed"):
             refused()
-    monkeypatch.setattr(archives, "MOST_FILES", 1)
+    monkeypatch.setattr(archives, "MAX_FILES", 1)
     with pytest.raises(ValueError, match="holds more files or bytes than is allowed"):
         extract(archive, tmp_path / "t")
     assert there(tmp_path) == [name]

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from allrounder.data.files import archives, download
-from allrounder.data.files.archives import Damaged, extract
-from allrounder.data.files.cache import wrong
+from allrounder.data.files.archives import DamagedArchive, extract
+from allrounder.data.files.cache import verify
 from allrounder.data.files.catalog import PublishedFile
-from allrounder.data.files.download import Unfetched, copy_in, fetch, part_of
-from allrounder.data.files.locks import alone
+from allrounder.data.files.download import DownloadError, copy_verified, download_file, partial_path
+from allrounder.data.files.locks import file_lock
 from allrounder.errors import DataError
 from tests.support.pictures import ROOT
 from tests.unit.data.files.test_cache import MD5, RAW, ZIP, Heard, file, server, there, write, zipped
@@ -39,16 +39,16 @@ def test_two_at_once_fetch_a_file_once(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr(download, "_connect", slow)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(fetch, file(server, "file"), tmp_path)
+        first = pool.submit(download_file, file(server, "file"), tmp_path)
         assert begun.wait(20)
-        second = pool.submit(fetch, file(server, "file"), tmp_path, wait)
+        second = pool.submit(download_file, file(server, "file"), tmp_path, wait)
         late = time.monotonic() + 20
         while not wait.said and time.monotonic() < late:
             time.sleep(0.01)
         go_on.set()
         assert first.result() == second.result() == tmp_path / "file"
-    assert wait.said == ["file: another process fetches it; waiting"]
-    assert len(server.asked) == 1 and there(tmp_path) == ["file"]
+    assert wait.said == ["file: waiting for another process"]
+    assert len(server.requests) == 1 and there(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == RAW
 
 
@@ -56,7 +56,7 @@ def test_many_at_once_are_alone_one_after_the_other(tmp_path):
     inside, most = [0], [0]
 
     def work(_: int) -> None:
-        with alone(tmp_path / "x"):
+        with file_lock(tmp_path / "x"):
             inside[0] += 1
             most[0] = max(most[0], inside[0])
             time.sleep(0.002)
@@ -88,45 +88,48 @@ def test_two_at_once_copy_a_file(server, tmp_path):
     (tmp_path / "file").write_bytes(RAW)
     with ThreadPoolExecutor(4) as pool:
         for one in [
-            pool.submit(copy_in, tmp_path / "file", file(server, "file"), tmp_path / "c") for _ in range(8)
+            pool.submit(copy_verified, tmp_path / "file", file(server, "file"), tmp_path / "c")
+            for _ in range(8)
         ]:
             one.result()
     assert there(tmp_path / "c") == ["file"] and (tmp_path / "c" / "file").read_bytes() == RAW
 
 
 def test_a_page_does_not_cost_what_was_kept(server, tmp_path):
-    part_of(tmp_path / "file").write_bytes(RAW[:1000])
-    server.ways["file"] = "page"
-    with pytest.raises(Unfetched, match=r"a web page came in place of the file\)\. 1000 bytes are kept"):
-        fetch(file(server, "file"), tmp_path)
-    assert part_of(tmp_path / "file").read_bytes() == RAW[:1000]
-    server.ways["file"] = "good"
-    fetch(file(server, "file"), tmp_path)
-    assert server.asked[-1] == ("file", "bytes=1000-") and (tmp_path / "file").read_bytes() == RAW
+    partial_path(tmp_path / "file").write_bytes(RAW[:1000])
+    server.behaviors["file"] = "page"
+    with pytest.raises(
+        DownloadError, match=r"it sent a web page in place of the file\)\. 1000 bytes are kept"
+    ):
+        download_file(file(server, "file"), tmp_path)
+    assert partial_path(tmp_path / "file").read_bytes() == RAW[:1000]
+    server.behaviors["file"] = "good"
+    download_file(file(server, "file"), tmp_path)
+    assert server.requests[-1] == ("file", "bytes=1000-") and (tmp_path / "file").read_bytes() == RAW
 
 
 def test_what_was_kept_of_a_file_without_a_checksum_is_not_used(server, tmp_path):
-    part_of(tmp_path / "file.zip").write_bytes(b"PK of another version")
-    fetch(file(server, "file.zip", md5=None), tmp_path)
-    assert server.asked == [("file.zip", None)] and (tmp_path / "file.zip").read_bytes() == ZIP
-    server.ways["file.zip"] = "drop"
+    partial_path(tmp_path / "file.zip").write_bytes(b"PK of another version")
+    download_file(file(server, "file.zip", md5=None), tmp_path)
+    assert server.requests == [("file.zip", None)] and (tmp_path / "file.zip").read_bytes() == ZIP
+    server.behaviors["file.zip"] = "drop"
     (tmp_path / "file.zip").unlink()
-    with pytest.raises(Unfetched) as told:
-        fetch(file(server, "file.zip", md5=None), tmp_path)
+    with pytest.raises(DownloadError) as told:
+        download_file(file(server, "file.zip", md5=None), tmp_path)
     assert there(tmp_path) == [] and "are kept" not in str(told.value)
 
 
 def test_without_a_checksum_the_length_is_compared(server, tmp_path):
     wanted = PublishedFile(name="file.zip", urls=server.urls("file.zip"), size=len(ZIP))
     (tmp_path / "file.zip").write_bytes(zipped(a=b"another"))
-    assert (wrong(tmp_path / "file.zip", wanted) or "").endswith(f"bytes, expected {len(ZIP)}")
-    fetch(wanted, tmp_path)
-    assert (tmp_path / "file.zip").read_bytes() == ZIP and wrong(tmp_path / "file.zip", wanted) is None
+    assert (verify(tmp_path / "file.zip", wanted) or "").endswith(f"bytes, expected {len(ZIP)}")
+    download_file(wanted, tmp_path)
+    assert (tmp_path / "file.zip").read_bytes() == ZIP and verify(tmp_path / "file.zip", wanted) is None
 
 
 def test_a_link_to_nothing_is_called_so(server, tmp_path):
     (tmp_path / "file").symlink_to(tmp_path / "gone")
-    assert wrong(tmp_path / "file", file(server, "file")) == (
+    assert verify(tmp_path / "file", file(server, "file")) == (
         f"is a link to {tmp_path / 'gone'}, which is not there"
     )
 
@@ -136,15 +139,15 @@ import sys
 from pathlib import Path
 from allrounder.data.files import download
 from allrounder.data.files.catalog import PublishedFile
-check = download.wrong
+check = download.verify
 def stopped(path, file):
     if path.suffix == ".part":
         print("whole", flush=True)
         sys.stdin.read()
     return check(path, file)
-download.wrong = stopped
+download.verify = stopped
 file = PublishedFile(name="file", md5=sys.argv[2], urls=(sys.argv[3],))
-download.fetch(file, Path(sys.argv[1]))
+download.download_file(file, Path(sys.argv[1]))
 """
 
 
@@ -154,8 +157,8 @@ def test_a_signal_leaves_the_part_alone(server, tmp_path):
         assert process.stdout is not None and process.stdout.readline() == b"whole\n"
         process.send_signal(signal.SIGKILL)
     assert there(tmp_path) == [".file.lock", "file.part"]
-    fetch(file(server, "file"), tmp_path)
-    assert there(tmp_path) == ["file"] and server.asked[-1] == ("file", f"bytes={len(RAW)}-")
+    download_file(file(server, "file"), tmp_path)
+    assert there(tmp_path) == ["file"] and server.requests[-1] == ("file", f"bytes={len(RAW)}-")
 
 
 def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
@@ -163,7 +166,7 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
         info = tarfile.TarInfo("long")
         info.type, info.size = tarfile.XHDTYPE, 2**25
         archive.addfile(info, io.BytesIO(b"9 a=aaaa\n" + bytes(2**25)))
-    with pytest.raises(Damaged, match=r"cut short or damaged \(a header of 33554432 bytes\)"):
+    with pytest.raises(DamagedArchive, match=r"cut short or damaged \(a header of 33554432 bytes\)"):
         extract(tmp_path / "x.tar.gz", tmp_path / "out")
     assert there(tmp_path) == ["x.tar.gz"]
 
@@ -179,7 +182,7 @@ def test_other_packings_are_read_or_told(tmp_path, name):
     raw = bytearray((tmp_path / name).read_bytes())
     raw[len(raw) // 2] ^= 255
     (tmp_path / name).write_bytes(raw)
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedArchive):
         extract(tmp_path / name, tmp_path / "other")
     assert there(tmp_path) == ["out", name]
 
@@ -189,7 +192,7 @@ def test_a_packing_that_is_not_known_is_told(tmp_path):
     for head, at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         raw[raw.index(head) + at] = 99
     (tmp_path / "x.zip").write_bytes(raw)
-    with pytest.raises(Damaged, match=r"x\.zip: cut short or damaged \(.*compression"):
+    with pytest.raises(DamagedArchive, match=r"x\.zip: cut short or damaged \(.*compression"):
         extract(tmp_path / "x.zip", tmp_path / "out")
 
 

@@ -14,13 +14,13 @@ from allrounder.data import DATASETS, Folder, ImageNet, TinyImageNet
 from allrounder.data.datasets.cifar import Cifar10
 from allrounder.data.datasets.mnist import FashionMnist, Mnist
 from allrounder.data.datasets.npz import Npz
-from allrounder.data.files import integrity as wholeness
-from allrounder.data.files.cache import by_hand
-from allrounder.data.files.catalog import IDX, PUBLISHED, Published, PublishedFile
-from allrounder.data.files.integrity import wrong_arrays
-from allrounder.data.inputs.by_name import data_of, named_data
+from allrounder.data.files import integrity
+from allrounder.data.files.cache import manual_instructions
+from allrounder.data.files.catalog import IDX_FILES, PUBLISHED, PublishedDataset, PublishedFile
+from allrounder.data.files.integrity import array_problems
+from allrounder.data.inputs.by_name import load_eval_data, resolve_dataset
 from tests.support import formats
-from tests.support.pictures import animals, tiny_imagenet
+from tests.support.pictures import write_animals, write_tiny_imagenet
 from tests.unit.cli.test_data import COLOUR, GREY, cache, server
 from tests.unit.cli.test_main import Command, allrounder, flat
 
@@ -28,7 +28,7 @@ __all__ = ["allrounder", "cache", "server"]  # fixtures
 
 
 def test_every_image_of_your_own_is_decoded(allrounder: Command, cache: Path, tmp_path: Path):
-    pets = animals(tmp_path / "pets")
+    pets = write_animals(tmp_path / "pets")
     whole = allrounder("data", "check", str(pets))
     assert whole.code == 0, whole.err
     assert "pets train: 6 images 3x6x6, 2 classes" in whole.out and "pets test: 4 images" in whole.out
@@ -43,32 +43,32 @@ def test_every_image_of_your_own_is_decoded(allrounder: Command, cache: Path, tm
 
 
 def test_only_so_many_damaged_images_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(wholeness, "MOST", 2)
-    monkeypatch.setattr(wholeness, "BATCH", 4)
-    pets, steps = animals(tmp_path / "pets"), list[int]()
+    monkeypatch.setattr(integrity, "MAX_REPORTED", 2)
+    monkeypatch.setattr(integrity, "BATCH_SIZE", 4)
+    pets, steps = write_animals(tmp_path / "pets"), list[int]()
     data = Folder(path=str(pets), workers=0).load()
-    assert wholeness.damaged_images(data.train, steps.append) == [] and steps == [4, 6]
+    assert integrity.find_damaged_images(data.train, steps.append) == [] and steps == [4, 6]
     for path in (pets / "train").rglob("*.png"):
         path.write_bytes(b"")
-    told = wholeness.damaged_images(data.train, steps.append)
+    told = integrity.find_damaged_images(data.train, steps.append)
     assert len(told) == 3 and told[-1] == f"{pets / 'train'}: there may be more such images"
 
 
 def test_test_images_alone_are_checked_too(allrounder: Command, cache: Path, tmp_path: Path):
-    animals(tmp_path / "pets")
+    write_animals(tmp_path / "pets")
     answer = allrounder("data", "check", str(tmp_path / "pets" / "val"))
     assert answer.code == 0 and "val test: 4 images" in answer.out and "train:" not in answer.out
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Published:
+def small(monkeypatch: pytest.MonkeyPatch) -> PublishedDataset:
     """CIFAR-10-C with two files of small images."""
-    entry = Published(
+    entry = PublishedDataset(
         about="corrupted",
         files=(PublishedFile(name="CIFAR-10-C.tar", urls=("http://127.0.0.1:9/x",)),),
         unpacked="CIFAR-10-C",
         members=("fog.npy", "labels.npy"),
-        shape=(10, 4, 4, 3),
+        array_shape=(10, 4, 4, 3),
     )
     monkeypatch.setitem(PUBLISHED, "cifar10-c", entry)
     return entry
@@ -81,40 +81,42 @@ def corrupted(folder: Path) -> Path:
     return folder
 
 
-def test_a_set_of_arrays_is_checked(allrounder: Command, cache: Path, tmp_path: Path, small: Published):
+def test_a_set_of_arrays_is_checked(
+    allrounder: Command, cache: Path, tmp_path: Path, small: PublishedDataset
+):
     folder = corrupted(cache / "cifar10-c" / "CIFAR-10-C")
     for name in ("CIFAR-10-C", f"cifar10-c:{folder}", f"cifar10-c:{folder.parent}"):
         assert allrounder("data", "check", name).code == 0
     again = allrounder("data", "get", "cifar10-c")
     assert again.code == 0 and "already there, unpacked" in again.out
     np.save(folder / "fog.npy", np.zeros((10, 4, 4), np.uint8))
-    assert "fog.npy: holds uint8 of shape (10, 4, 4), expected whole" in wrong_arrays(small, folder)[0]
+    assert "fog.npy: holds uint8 of shape (10, 4, 4), expected whole" in array_problems(small, folder)[0]
     np.save(folder / "fog.npy", np.zeros((10, 4, 4, 3)))
-    assert "holds float64" in wrong_arrays(small, folder)[0]
+    assert "holds float64" in array_problems(small, folder)[0]
     (folder / "fog.npy").write_bytes((folder / "fog.npy").read_bytes()[:-1])
     (folder / "labels.npy").unlink()
     answer = allrounder("data", "check", "cifar10-c")
     assert answer.code == 1 and "fog.npy: cut short or damaged" in flat(answer.err)
     assert f"error: {folder}: has no labels.npy; get the set again" in flat(answer.err)
     refused = allrounder("data", "get", "cifar10-c")
-    assert refused.code == 1 and "has no labels.npy, so it is not whole; move it away" in flat(refused.err)
+    assert refused.code == 1 and "is incomplete, it has no labels.npy; move it away" in flat(refused.err)
 
 
-def test_an_empty_folder_is_no_set(allrounder: Command, cache: Path, small: Published):
+def test_an_empty_folder_is_no_set(allrounder: Command, cache: Path, small: PublishedDataset):
     (cache / "cifar10-c" / "CIFAR-10-C").mkdir(parents=True)
     answer = allrounder("data", "check", "cifar10-c")
     assert answer.code == 1 and "has no fog.npy, labels.npy" in flat(answer.err)
     fetched = allrounder("data", "get", "cifar10-c")
-    assert fetched.code == 1 and "CIFAR-10-C.tar: cannot be fetched" in flat(fetched.err)
+    assert fetched.code == 1 and "CIFAR-10-C.tar: cannot be downloaded" in flat(fetched.err)
     said = "and unpack it with: allrounder data get cifar10-c"
-    assert said in flat(fetched.err) and said in by_hand(small.files[0], cache)
+    assert said in flat(fetched.err) and said in manual_instructions(small.files[0], cache)
 
 
 def test_the_published_sets_of_arrays_have_nineteen_corruptions_and_labels():
     for kind in ("cifar10-c", "cifar100-c"):
         assert len(set(PUBLISHED[kind].members)) == 20 and "labels.npy" in PUBLISHED[kind].members
-        assert PUBLISHED[kind].shape == (50_000, 32, 32, 3)
-    assert all(PUBLISHED[kind].images for kind in PUBLISHED if kind in DATASETS)
+        assert PUBLISHED[kind].array_shape == (50_000, 32, 32, 3)
+    assert all(PUBLISHED[kind].num_images for kind in PUBLISHED if kind in DATASETS)
 
 
 def test_a_damaged_archive_without_a_checksum_is_fetched_again(allrounder: Command, server: Any, cache: Path):
@@ -125,10 +127,10 @@ def test_a_damaged_archive_without_a_checksum_is_fetched_again(allrounder: Comma
     damaged = raw.getvalue().replace(b"gold", b"mold")
     server.files["tiny-imagenet-200.zip"] = damaged
     answer = allrounder("data", "get", "tiny-imagenet")
-    assert answer.code == 1 and "it is tiny-imagenet-200.zip.damaged now" in flat(answer.err)
+    assert answer.code == 1 and "it was renamed to tiny-imagenet-200.zip.damaged" in flat(answer.err)
     server.files["tiny-imagenet-200.zip"] = good
     again = allrounder("data", "get", "tiny-imagenet")
-    assert again.code == 0 and len(server.asked) == 2, again.err
+    assert again.code == 0 and len(server.requests) == 2, again.err
     assert (cache / "tiny-imagenet" / "tiny-imagenet-200" / "words.txt").is_file()
 
 
@@ -144,9 +146,9 @@ def test_an_archive_put_there_by_hand_is_told_to_be_unpacked(tmp_path: Path, cac
 
 def test_imagenet_has_to_be_got_from_its_owners(allrounder: Command, cache: Path):
     answer = allrounder("data", "get", "ImageNet")
-    assert answer.code == 1 and "its owners give it to those who register" in flat(answer.err)
+    assert answer.code == 1 and "register at image-net.org" in flat(answer.err)
     assert str(cache / "imagenet") in flat(answer.err)
-    assert "there is nothing to fetch" in flat(allrounder("data", "get", "embedded").err)
+    assert "there is nothing to download" in flat(allrounder("data", "get", "embedded").err)
     check = allrounder("data", "check", "imagenet")
     assert check.code == 1 and f"{cache / 'imagenet'}: no such folder" in flat(check.err)
 
@@ -154,28 +156,28 @@ def test_imagenet_has_to_be_got_from_its_owners(allrounder: Command, cache: Path
 def test_a_file_that_is_not_the_right_one_is_told_once(
     allrounder: Command, server: Any, cache: Path, tmp_path
 ):
-    (tmp_path / "source" / IDX[0]).write_bytes(b"mine")
+    (tmp_path / "source" / IDX_FILES[0]).write_bytes(b"mine")
     answer = allrounder("data", "get", "mnist", "--from", str(tmp_path / "source"))
     assert answer.code == 1 and "has MD5" in flat(answer.err) and "put it at" not in flat(answer.err)
 
 
 def test_folders_are_recognised_by_what_is_in_them(tmp_path: Path, cache: Path):
-    pets = animals(tmp_path / "pets")
-    assert named_data(str(pets)) == Folder(path=str(pets))
-    tiny = tiny_imagenet(tmp_path / "tiny")
-    assert named_data(str(tiny)) == TinyImageNet(folder=str(tiny))
-    formats.tar(tmp_path / "c" / "cifar-10-binary.tar.gz", formats.cifar10_binary(*COLOUR))
+    pets = write_animals(tmp_path / "pets")
+    assert resolve_dataset(str(pets)) == Folder(path=str(pets))
+    tiny = write_tiny_imagenet(tmp_path / "tiny")
+    assert resolve_dataset(str(tiny)) == TinyImageNet(folder=str(tiny))
+    formats.write_tar(tmp_path / "c" / "cifar-10-binary.tar.gz", formats.cifar10_binary(*COLOUR))
     packed = tmp_path / "c" / "cifar-10-binary.tar.gz"
-    assert named_data(str(packed.parent)) == Cifar10(folder=str(packed.parent))
+    assert resolve_dataset(str(packed.parent)) == Cifar10(folder=str(packed.parent))
     for text in (str(packed.parent), str(packed), f"cifar10:{packed}", f"CIFAR-10:{packed.parent}"):
-        assert len(data_of(text).test) == 20
-    classes = animals(tmp_path / "ids")
+        assert len(load_eval_data(text).test) == 20
+    classes = write_animals(tmp_path / "ids")
     for split in ("train", "val"):
         (classes / split / "a-cat").rename(classes / split / "n00000001")
         (classes / split / "b-dog").rename(classes / split / "n00000002")
-    assert named_data(str(classes)) == ImageNet(folder=str(classes))
+    assert resolve_dataset(str(classes)) == ImageNet(folder=str(classes))
     np.savez(tmp_path / "test.npz", x=COLOUR[1][0], y=COLOUR[1][1])
-    assert len(data_of(f"npz:{tmp_path / 'test.npz'}").test) == 20
+    assert len(load_eval_data(f"npz:{tmp_path / 'test.npz'}").test) == 20
     np.savez(
         tmp_path / "both.npz",
         x_train=COLOUR[0][0],
@@ -183,17 +185,17 @@ def test_folders_are_recognised_by_what_is_in_them(tmp_path: Path, cache: Path):
         x_test=COLOUR[1][0],
         y_test=[0] * 20,
     )
-    assert named_data(f"npz:{tmp_path / 'both.npz'}") == Npz(path=str(tmp_path / "both.npz"))
+    assert resolve_dataset(f"npz:{tmp_path / 'both.npz'}") == Npz(path=str(tmp_path / "both.npz"))
 
 
 def test_two_sets_with_files_of_the_same_names_are_told_apart(tmp_path: Path):
     formats.write_idx(tmp_path / "x", *GREY, packed=False)
     with pytest.raises(ValueError, match=rf"files of mnist and fashion-mnist.* mnist:{tmp_path / 'x'}"):
-        named_data(str(tmp_path / "x"))
+        resolve_dataset(str(tmp_path / "x"))
     (tmp_path / "x").rename(tmp_path / "Fashion_MNIST")
     folder = str(tmp_path / "Fashion_MNIST")
-    assert named_data(folder) == FashionMnist(folder=folder)
-    assert named_data(f"mnist:{folder}") == Mnist(folder=folder)
+    assert resolve_dataset(folder) == FashionMnist(folder=folder)
+    assert resolve_dataset(f"mnist:{folder}") == Mnist(folder=folder)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -204,4 +206,4 @@ def test_idx_files_are_found_as_others_keep_them(tmp_path: Path, inner: str, pac
         if "labels" in path.name:
             path.rename(path.with_name(path.name.replace("-idx", ".idx")))
     assert len(Mnist(folder=str(tmp_path / "mnist")).load().train) == 40
-    assert named_data(str(tmp_path / "mnist")) == Mnist(folder=str(tmp_path / "mnist"))
+    assert resolve_dataset(str(tmp_path / "mnist")) == Mnist(folder=str(tmp_path / "mnist"))

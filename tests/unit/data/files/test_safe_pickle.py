@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.data.files import safe_pickle as restricted
-from allrounder.data.files.safe_pickle import read_plain
-from tests.support.formats import pickled
+from allrounder.data.files import safe_pickle
+from allrounder.data.files.safe_pickle import read_plain_dict
+from tests.support.formats import python2_pickle
 
 SYSTEM: Any = vars(os)["system"]
 X = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -50,7 +50,7 @@ def short(text: str | bytes) -> bytes:
 
 
 def test_what_python_2_wrote_is_read():
-    found = read_plain(pickled({"data": X, "labels": [3, 1, 2, 300], "name": "x" * 300}))
+    found = read_plain_dict(python2_pickle({"data": X, "labels": [3, 1, 2, 300], "name": "x" * 300}))
     assert np.array_equal(found["data"], X) and found["data"].dtype == np.uint8
     assert found["labels"] == [3, 1, 2, 300] and found["name"] == "x" * 300
 
@@ -61,14 +61,14 @@ def test_what_python_2_wrote_is_read():
 def test_what_python_3_writes_is_read(protocol, dtype, order):
     array = np.array(X, dtype=dtype, order=order)
     table = {"data": array, b"labels": [0, -1, 70000, 2**40], "t": (1, (2,)), "n": None, "f": [True, False]}
-    found = read_plain(pickle.dumps(table, protocol))
+    found = read_plain_dict(pickle.dumps(table, protocol))
     assert np.array_equal(found["data"], array) and found["data"].dtype == array.dtype
     assert found["labels"] == table[b"labels"]
     assert found["t"] == (1, (2,)) and found["n"] is None and found["f"] == [True, False]
 
 
 def test_an_array_that_comes_twice_is_the_same():
-    found = read_plain(pickle.dumps({"one": X, "two": X}, 4))
+    found = read_plain_dict(pickle.dumps({"one": X, "two": X}, 4))
     assert found["one"] is found["two"] and np.array_equal(found["two"], X)
 
 
@@ -101,16 +101,16 @@ def test_a_call_or_an_object_is_refused_and_does_not_happen(tmp_path, monkeypatc
     for table in ({"data": HARMFUL[what]}, [HARMFUL[what]], {"labels": [HARMFUL[what]] * 2, "data": X}):
         raw = pickle.dumps(table, protocol)
         with pytest.raises(ValueError):
-            read_plain(raw)
+            read_plain_dict(raw)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_name_that_is_allowed_stays_a_text(protocol):
     with pytest.raises(ValueError, match="not finished"):
-        read_plain(pickle.dumps({"data": np.ndarray}, protocol))
-    found = read_plain(pickle.dumps({"labels": [np.ndarray]}, protocol))
-    assert found == {"labels": [restricted.Name("numpy ndarray")]}
+        read_plain_dict(pickle.dumps({"data": np.ndarray}, protocol))
+    found = read_plain_dict(pickle.dumps({"labels": [np.ndarray]}, protocol))
+    assert found == {"labels": [safe_pickle.GlobalName("numpy ndarray")]}
 
 
 RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n"
@@ -199,7 +199,7 @@ def test_a_crafted_pickle_is_refused(tmp_path, monkeypatch, what):
     monkeypatch.chdir(tmp_path)
     for protocol in (b"", b"\x80\x02", b"\x80\x04"):
         with pytest.raises(ValueError):
-            read_plain(protocol + CRAFTED[what] + b".")
+            read_plain_dict(protocol + CRAFTED[what] + b".")
     assert not list(tmp_path.iterdir())
 
 
@@ -209,15 +209,15 @@ def test_nothing_is_looked_up_in_any_module(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", looked)
     with pytest.raises(ValueError, match=r'names "os\.system", which plain data does not need'):
-        read_plain(b"\x80\x02cos\nsystem\n" + short("touch harm") + b"\x85R.")
+        read_plain_dict(b"\x80\x02cos\nsystem\n" + short("touch harm") + b"\x85R.")
 
 
 def test_a_high_place_in_the_memo_costs_nothing():
-    assert read_plain(b"\x80\x02}r\xff\xff\xff\xff.") == {}
+    assert read_plain_dict(b"\x80\x02}r\xff\xff\xff\xff.") == {}
 
 
 def test_a_text_used_many_times_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(restricted, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(safe_pickle, "MAX_BYTES", 10_000)
     start = (
         b"\x80\x02"
         + ENCODE
@@ -229,22 +229,22 @@ def test_a_text_used_many_times_does_not_fill_the_memory(monkeypatch):
         + b"\x86q\x02R"
     )
     again = b"h\x00h\x02R"
-    with pytest.raises(ValueError, match="makes more than 10000 bytes"):
-        read_plain(start + 9 * again + b".")
+    with pytest.raises(ValueError, match="builds more than 10000 bytes"):
+        read_plain_dict(start + 9 * again + b".")
 
 
 def test_a_file_too_large_or_with_too_many_steps_is_refused(monkeypatch):
-    monkeypatch.setattr(restricted, "MOST_STEPS", 100)
-    with pytest.raises(ValueError, match="more than 100 steps"):
-        read_plain(b"\x80\x02](" + b"N" * 200 + b"e.")
-    monkeypatch.setattr(restricted, "MOST_BYTES", 10)
+    monkeypatch.setattr(safe_pickle, "MAX_INSTRUCTIONS", 100)
+    with pytest.raises(ValueError, match="more than 100 instructions"):
+        read_plain_dict(b"\x80\x02](" + b"N" * 200 + b"e.")
+    monkeypatch.setattr(safe_pickle, "MAX_BYTES", 10)
     with pytest.raises(ValueError, match="got 50 bytes, expected at most 10"):
-        read_plain(b"N" * 50)
+        read_plain_dict(b"N" * 50)
 
 
 def test_deep_nesting_is_no_way_to_the_end_of_the_stack():
     # A copy of the module whose annotations are not checked at every one of the steps.
-    spec = importlib.util.spec_from_file_location("unchecked", restricted.__file__)
+    spec = importlib.util.spec_from_file_location("unchecked", safe_pickle.__file__)
     assert spec is not None and spec.loader is not None
     unchecked = importlib.util.module_from_spec(spec)
     sys.modules["unchecked"] = unchecked
@@ -252,23 +252,23 @@ def test_deep_nesting_is_no_way_to_the_end_of_the_stack():
     deep = b"N" + b"\x85" * 200_000
     for raw in (b"}" + deep + b"Ns.", b"cnumpy\ndtype\n" + deep + b"R.", U1 + deep + b"b."):
         with pytest.raises(ValueError, match="plain data"):
-            unchecked.read_plain(b"\x80\x02" + raw)
-    assert list(unchecked.read_plain(b"\x80\x02}" + short("data") + deep + b"s.")) == ["data"]
+            unchecked.read_plain_dict(b"\x80\x02" + raw)
+    assert list(unchecked.read_plain_dict(b"\x80\x02}" + short("data") + deep + b"s.")) == ["data"]
     del sys.modules["unchecked"]
 
 
 def test_a_list_that_holds_itself_is_only_a_list():
-    found = read_plain(b"\x80\x02}" + short("labels") + b"]q\x00h\x00as.")
+    found = read_plain_dict(b"\x80\x02}" + short("labels") + b"]q\x00h\x00as.")
     assert found["labels"][0] is found["labels"]
 
 
 @pytest.mark.parametrize("end", [1, 5, 40, -2, -1])
 def test_a_pickle_cut_short_or_with_more_behind_it_is_refused(end):
-    whole = pickled({"data": X, "labels": [1, 2]})
+    whole = python2_pickle({"data": X, "labels": [1, 2]})
     with pytest.raises(ValueError):
-        read_plain(whole[:end])
-    with pytest.raises(ValueError, match="something else than one dictionary"):
-        read_plain(whole + b"N.")
+        read_plain_dict(whole[:end])
+    with pytest.raises(ValueError, match="something other than one dictionary"):
+        read_plain_dict(whole + b"N.")
 
 
 @given(raw=st.binary(max_size=60), cut=st.integers(0, 200))
@@ -276,7 +276,7 @@ def test_noise_is_refused_or_read_but_never_fails_in_another_way(raw: bytes, cut
     whole = pickle.dumps({"data": X, "labels": [1, 2, 3]}, 4)
     for content in (raw, b"\x80\x04" + raw + b".", whole[:cut] + raw + whole[cut + len(raw) :]):
         try:
-            assert type(read_plain(content)) is dict
+            assert type(read_plain_dict(content)) is dict
         except ValueError as error:
             assert str(error)
 
@@ -285,7 +285,7 @@ MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "imp
 
 
 def test_the_reader_needs_no_module_that_could_run_a_pickle():
-    tree = ast.parse(Path(restricted.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(safe_pickle.__file__).read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     taken = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     taken |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}

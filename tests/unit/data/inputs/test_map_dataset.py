@@ -15,10 +15,10 @@ from torch.utils.data import Subset as Part
 
 from allrounder.data.base import Data, Split
 from allrounder.data.inputs.coerce import as_data, as_split
-from allrounder.data.inputs.map_dataset import Objects
+from allrounder.data.inputs.map_dataset import MapDatasetSplit
 from allrounder.errors import DataError
 from allrounder.evaluation.evaluate import evaluate
-from tests.support.evaluations import LANE, PGD, taught
+from tests.support.evaluations import BATCH_SIZE, PGD, trained_network
 from tests.support.networks import blobs
 from tests.support.trainings import SOLO, go, recipe, remains
 
@@ -97,10 +97,10 @@ def test_a_part_of_a_dataset_has_the_labels_of_the_whole():
 def test_a_list_of_pairs_is_a_dataset_if_every_label_is_one_number(label: Any):
     pairs = [(X[k], label(int(Y[k]))) for k in range(6)]
     split = as_split(pairs)
-    assert isinstance(split, Objects) and split.labels.tolist() == Y[:6].tolist()
+    assert isinstance(split, MapDatasetSplit) and split.labels.tolist() == Y[:6].tolist()
     assert torch.equal(split.fetch(torch.tensor([4])), as_split(X, Y).fetch(torch.tensor([4])))
     batches = as_split([(X[:4], Y[:4]), (X[4:6], Y[4:6])])
-    assert not isinstance(batches, Objects) and batches.labels.tolist() == Y[:6].tolist()
+    assert not isinstance(batches, MapDatasetSplit) and batches.labels.tolist() == Y[:6].tolist()
 
 
 def test_without_listed_labels_items_are_asked_for_once():
@@ -122,7 +122,7 @@ def test_without_listed_labels_items_are_asked_for_once():
         (lambda x, y: (x - 0.5, y), "images: .*undo any normalisation"),
         (lambda x, y: (x / 0, y), "images: got NaN or infinite"),
         (lambda x, y: (x.int(), y), "images: got torch.int32, expected uint8 or a floating type"),
-        (lambda x, y: (Image.new("P", (8, 8)), y), r'image: got one of mode "P", .*convert it with'),
+        (lambda x, y: (Image.new("P", (8, 8)), y), r'image: got mode "P", .*convert it with'),
         (lambda x, y: (x, float(y)), r"label: got \d.0, expected one whole number"),
         (lambda x, y: (x, "cat"), "label: got 'cat', expected one whole number"),
         (lambda x, y: (x, True), "label: got True, expected one whole number"),
@@ -182,7 +182,7 @@ def test_random_items_are_refused():
     generator = torch.Generator().manual_seed(0)
     noisy = Items(lambda x: torch.rand(x.shape, generator=generator))
     with pytest.raises(
-        ValueError, match="item 0 of the Items is another image every time; leave out what is"
+        ValueError, match="item 0 of the Items is another image every time; remove its random"
     ):
         as_split(noisy)
     with pytest.raises(ValueError, match="got a Items without items"):
@@ -190,8 +190,8 @@ def test_random_items_are_refused():
 
 
 def test_an_object_is_evaluated_on():
-    first = evaluate(taught(), X, Y, probes=[PGD], lane=LANE, check="skip")
-    found = evaluate(taught(), Listed(), probes=[PGD], lane=LANE, check="skip")
+    first = evaluate(trained_network(), X, Y, probes=[PGD], batch_size=BATCH_SIZE, check="skip")
+    found = evaluate(trained_network(), Listed(), probes=[PGD], batch_size=BATCH_SIZE, check="skip")
     assert found.predicted[str(PGD)].tolist() == first.predicted[str(PGD)].tolist()
 
 
@@ -211,7 +211,7 @@ def test_data_is_made_of_two_splits_in_any_form():
         assert torch.equal(data.train.fetch(torch.arange(48)), X) and torch.equal(data.test.labels, test[1])
     assert as_data((X, Y), Part(Listed(), range(9))).classes == Listed.classes
     assert as_data((X, Y), test, classes=["a", "b", "c", "d"]).classes == ("a", "b", "c", "d")
-    assert isinstance(as_data(Part(Listed(), [0, 1, 2]), test).train, Objects)
+    assert isinstance(as_data(Part(Listed(), [0, 1, 2]), test).train, MapDatasetSplit)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_data_is_made_of_two_splits_in_any_form():
     [
         (BLOBS, BLOBS.test, "train data: got a whole dataset, expected one split of it"),
         ((X, Y), (X, Y + 1), "test labels: got numbers from 1 to 3, expected 0 to 2"),
-        ((X, 2 * Y), (X, Y), "train labels: got 3 numbers from 0 to 4, expected all from 0 on"),
+        ((X, 2 * Y), (X, Y), "train labels: got 3 numbers from 0 to 4, expected 0 to 2"),
         ((X, Y), (X[:, :, 1:], Y), r"got shape \(1, 8, 8\) in train and \(1, 7, 8\) in test"),
         (Items(lambda x: 300 * x), (X, Y), "train item 0: images: got pixels"),
         ((X, Y), X, "test labels: got none, expected one for each image"),

@@ -18,21 +18,22 @@ from typing import Any
 import pytest
 import torch
 
-from allrounder.data import Folder, TinyImageNet
-from allrounder.data import fingerprint as known
-from allrounder.data.base import Batches, Data, Subset, Tensors
+from allrounder.data import Folder, TinyImageNet, fingerprint
+from allrounder.data.base import Data, Subset, TensorSplit
+from allrounder.data.batches import Batches
 from allrounder.data.splits import hold_out
-from allrounder.data.streaming import decoder_pool as crew
-from allrounder.data.streaming.split import REMEMBERED, Streamed
+from allrounder.data.streaming import decoder_pool
+from allrounder.data.streaming.split import MAX_PREFETCHED, LazySplit
 from allrounder.errors import DataError
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.models.small_cnn import SmallCnn
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Draws
+from allrounder.rng import Rng
+from allrounder.training.data import load_data
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
 from allrounder.types import Images, Labels
-from tests.support.pictures import ROOT, animals, blob_folder, noise, tiny_imagenet
+from tests.support.pictures import ROOT, noise, write_animals, write_blobs, write_tiny_imagenet
 from tests.support.trainings import SOLO, go, recipe, remains
 
 EVERY = torch.arange(24)
@@ -41,13 +42,13 @@ EVERY = torch.arange(24)
 def pets(root: Path, workers: int) -> Data:
     """24 training images, in whose files nothing else than noise is."""
     if not root.exists():
-        animals(root, train=12, test=3)
+        write_animals(root, train=12, test=3)
     return Folder(path=str(root), workers=workers).load()
 
 
-def streamed(root: Path, workers: int) -> Streamed:
+def streamed(root: Path, workers: int) -> LazySplit:
     split = pets(root, workers).train
-    assert isinstance(split, Streamed)
+    assert isinstance(split, LazySplit)
     return split
 
 
@@ -55,13 +56,13 @@ def streamed(root: Path, workers: int) -> Streamed:
 def started(monkeypatch: pytest.MonkeyPatch) -> Generator[list[subprocess.Popen[bytes]]]:
     """The decoding processes, in the order in which they were started; all have ended after a test."""
     processes: list[subprocess.Popen[bytes]] = []
-    start = crew._start
+    start = decoder_pool._start
 
     def noted() -> subprocess.Popen[bytes]:
         processes.append(start())
         return processes[-1]
 
-    monkeypatch.setattr(crew, "_start", noted)
+    monkeypatch.setattr(decoder_pool, "_start", noted)
     yield processes
     gc.collect()
     assert all(process.poll() is not None for process in processes), "nobody has them, so they end"
@@ -70,12 +71,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Generator[list[subprocess.Popen[
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_processes_gives_the_same_images(tmp_path, workers, started):
     alone, helped = streamed(tmp_path / "x", 0), streamed(tmp_path / "x", workers)
-    assert alone.crew is None and not started, "they start when they are needed"
+    assert alone.pool is None and not started, "they start when they are needed"
     order = torch.tensor([5, 23, 0, 5, 11, 7, 7, 1])
     expected = alone.fetch(order)
     assert torch.equal(helped.fetch(order), expected)
     assert 1 <= len(started) <= workers
-    helped.expect(order)
+    helped.prefetch(order)
     assert torch.equal(helped.fetch(order), expected)
     assert torch.equal(helped.fetch(order.flip(0)), expected.flip(0))
     assert torch.equal(alone.fetch(EVERY)[12], torch.tensor(noise(0).transpose(2, 0, 1)).float() / 255)
@@ -92,7 +93,11 @@ class Recorder:
     """A split that remembers what it was told and asked for."""
 
     def __init__(self, n: int) -> None:
-        self.inner, self.told, self.asked = Tensors(torch.rand(n, 1, 1, 1), torch.arange(n) % 2, 2), [], []
+        self.inner, self.told, self.asked = (
+            TensorSplit(torch.rand(n, 1, 1, 1), torch.arange(n) % 2, 2),
+            [],
+            [],
+        )
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -105,16 +110,16 @@ class Recorder:
         self.asked.append(index.tolist())
         return self.inner.fetch(index)
 
-    def expect(self, index: Labels) -> None:
+    def prefetch(self, index: Labels) -> None:
         self.told.append(index.tolist())
 
 
 @pytest.mark.parametrize(("n", "size"), [(12, 4), (13, 4), (14, 4), (3, 8)])
 def test_batches_tell_which_images_come_next(n, size):
     split = Recorder(n)
-    batches = Batches(split, size, Draws(0))
+    batches = Batches(split, size, Rng(0))
     addresses = [(epoch, step) for epoch in (1, 2, 3) for step in range(1, batches.steps + 1)]
-    silent = [Batches(split.inner, size, Draws(0)).at(*address).index.tolist() for address in addresses]
+    silent = [Batches(split.inner, size, Rng(0)).at(*address).index.tolist() for address in addresses]
     for epoch, step in addresses:
         batches.at(epoch, step)
     assert split.asked == silent
@@ -125,17 +130,17 @@ def test_batches_tell_which_images_come_next(n, size):
 def test_a_subset_tells_the_split_that_has_the_images():
     split = Recorder(12)
     part = Subset(Subset(split, torch.tensor([9, 8, 7, 6])), torch.tensor([3, 0]))
-    part.expect(torch.tensor([1, 0]))
+    part.prefetch(torch.tensor([1, 0]))
     assert split.told == [[9, 6]]
-    Subset(split.inner, torch.tensor([1])).expect(torch.tensor([0]))  # which has nothing to prepare
+    Subset(split.inner, torch.tensor([1])).prefetch(torch.tensor([0]))  # which has nothing to prepare
 
 
 def test_what_is_expected_is_decoded_before_it_is_asked_for(tmp_path, started):
     split = streamed(tmp_path / "x", 1)
     rows = EVERY[:8]
-    split.expect(rows)
-    split.expect(rows)
-    pieces = split._ahead[tuple(range(8))]
+    split.prefetch(rows)
+    split.prefetch(rows)
+    pieces = split._prefetched[tuple(range(8))]
     assert b"".join(piece.result(timeout=30) for piece in pieces)
     for path in (tmp_path / "x" / "train").rglob("*.png"):
         path.unlink()
@@ -147,8 +152,10 @@ def test_what_is_expected_is_decoded_before_it_is_asked_for(tmp_path, started):
 def test_what_was_expected_and_never_asked_for_is_given_up(tmp_path):
     split = streamed(tmp_path / "x", 1)
     for first in range(10):
-        split.expect(EVERY[first : first + 6])
-    assert list(split._ahead) == [tuple(range(first, first + 6)) for first in range(10)[-REMEMBERED:]]
+        split.prefetch(EVERY[first : first + 6])
+    assert list(split._prefetched) == [
+        tuple(range(first, first + 6)) for first in range(10)[-MAX_PREFETCHED:]
+    ]
     assert torch.equal(split.fetch(EVERY[:6]), streamed(tmp_path / "x", 0).fetch(EVERY[:6]))
 
 
@@ -158,7 +165,7 @@ def test_a_fetch_decodes_nothing_else(tmp_path, workers):
     wanted = [3, 4, 5, 6, 7, 20]
     expected = split.fetch(torch.tensor(wanted))
     for row in set(range(24)) - set(wanted):
-        Path(split.listing.path(row)).write_bytes(b"damaged")
+        Path(split.files.path(row)).write_bytes(b"damaged")
     assert torch.equal(split.fetch(torch.tensor(wanted)), expected)
 
 
@@ -167,8 +174,8 @@ def test_a_damaged_image_is_reported_when_its_batch_is_due_and_by_all_in_the_sam
     for workers in (0, 1, 2):
         split = streamed(tmp_path / "x", workers)
         (tmp_path / "x" / "train" / "a-cat" / "5.png").write_bytes(b"damaged")
-        split.expect(EVERY[:8])
-        split.expect(EVERY[8:16])
+        split.prefetch(EVERY[:8])
+        split.prefetch(EVERY[8:16])
         good = split.fetch(EVERY[8:16])
         with pytest.raises(DataError, match=r"a-cat/5.png: cannot be read as an image") as caught:
             split.fetch(EVERY[:8])
@@ -192,7 +199,7 @@ def test_processes_that_die_of_an_image_are_an_error_that_names_it(tmp_path, mon
     fatal = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(4); sys.exit(3)"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with monkeypatch.context() as patch:
-        patch.setattr(crew, "_start", lambda: subprocess.Popen(fatal, **pipes))
+        patch.setattr(decoder_pool, "_start", lambda: subprocess.Popen(fatal, **pipes))
         said = r"a-cat/0.png, or one of the 4 after it: two processes ended with code 3 .*use fewer workers"
         with pytest.raises(DataError, match=said):
             split.fetch(EVERY[:10])
@@ -205,14 +212,14 @@ def test_the_keys_of_the_terminal_do_not_reach_the_processes(tmp_path, started):
     assert all(os.getsid(process.pid) == process.pid != os.getsid(0) for process in started)
 
 
-def test_a_closed_crew_leaves_the_work_to_this_process(tmp_path, started):
+def test_a_closed_pool_leaves_the_work_to_this_process(tmp_path, started):
     split = streamed(tmp_path / "x", 2)
     expected = split.fetch(EVERY)
-    split.expect(EVERY[:8])
-    assert split.crew is not None
-    split.crew.close()
+    split.prefetch(EVERY[:8])
+    assert split.pool is not None
+    split.pool.close()
     assert all(process.poll() == 0 for process in started)
-    split.expect(EVERY[8:16])
+    split.prefetch(EVERY[8:16])
     assert torch.equal(split.fetch(EVERY), expected)
     assert torch.equal(split.fetch(EVERY[:8]), expected[:8])
 
@@ -221,10 +228,10 @@ def test_a_copy_for_another_process_decodes_there(tmp_path, started):
     split = streamed(tmp_path / "x", 2)
     pickler: Any = ForkingPickler
     copy = pickler.loads(pickler.dumps(Subset(split, EVERY[4:20])))
-    assert copy.whole.crew is None and torch.equal(copy.labels, split.labels[4:20])
+    assert copy.split.pool is None and torch.equal(copy.labels, split.labels[4:20])
     assert torch.equal(copy.fetch(EVERY[:16]), split.fetch(EVERY[4:20]))
-    assert split.crew is not None
-    split.crew._home = -1  # as in a fork of the process, which has no threads
+    assert split.pool is not None
+    split.pool._owner_pid = -1  # as in a fork of the process, which has no threads
     begun = len(started)
     assert torch.equal(split.fetch(EVERY[4:20]), copy.fetch(EVERY[:16])) and len(started) == begun
 
@@ -232,14 +239,14 @@ def test_a_copy_for_another_process_decodes_there(tmp_path, started):
 ORPHANS = """
 import json, os, signal, sys, time, torch
 from allrounder.data import Folder
-from allrounder.data.streaming import decoder_pool as crew
-started, start = [], crew._start
-crew._start = lambda: started.append(start()) or started[-1]
+from allrounder.data.streaming import decoder_pool
+started, start = [], decoder_pool._start
+decoder_pool._start = lambda: started.append(start()) or started[-1]
 child = os.fork()
 split = Folder(path=sys.argv[1], workers=2).load().train
 split.fetch(torch.arange(24))
 for first in range(0, 16, 4):
-    split.expect(torch.arange(first, first + 8))
+    split.prefetch(torch.arange(first, first + 8))
 os.write(1, (json.dumps([process.pid for process in started]) + "\\n").encode())
 if child == 0:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -249,7 +256,7 @@ os.waitpid(child, 0)
 
 def test_the_processes_end_with_the_one_that_started_them(tmp_path):
     """One of two leaves in peace, the other is killed."""
-    animals(tmp_path, train=12)
+    write_animals(tmp_path, train=12)
     begun = [sys.executable, "-c", ORPHANS, str(tmp_path)]
     ended = subprocess.run(begun, stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
     pids = [pid for line in ended.stdout.splitlines() for pid in json.loads(line)]
@@ -274,8 +281,8 @@ def grey(root: Path, workers: int) -> Data:
 
 
 def test_trainings_are_the_same_to_the_bit_also_when_a_damaged_image_interrupts_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(known, "SAMPLE", 1)  # else it would be met before the first step
-    root = blob_folder(tmp_path / "blobs")
+    monkeypatch.setattr(fingerprint, "NUM_SAMPLED", 1)  # else it would be met before the first step
+    root = write_blobs(tmp_path / "blobs")
     value = recipe(
         SOLO,
         ('name = "blobs"', 'name = "any"'),
@@ -285,25 +292,25 @@ def test_trainings_are_the_same_to_the_bit_also_when_a_damaged_image_interrupts_
     runs = {workers: go(value, tmp_path / f"run-{workers}", data=grey(root, workers)) for workers in (0, 2)}
     whole = remains(runs[0].folder)
     assert remains(runs[2].folder) == whole
-    rest, _ = hold_out(grey(root, 0).train, 12, Draws(5).at("validation"))
-    last = Batches(rest, 16, Draws(5)).at(1, 3).index[0]
-    assert isinstance(rest, Subset) and isinstance(rest.whole, Streamed)
-    victim = Path(rest.whole.listing.path(int(rest.index[last])))
+    rest, _ = hold_out(grey(root, 0).train, 12, Rng(5).fold_in("validation"))
+    last = Batches(rest, 16, Rng(5)).at(1, 3).index[0]
+    assert isinstance(rest, Subset) and isinstance(rest.split, LazySplit)
+    victim = Path(rest.split.files.path(int(rest.index[last])))
     content = victim.read_bytes()
     broken = tmp_path / "broken"
-    data, crewed = grey(root, 0), grey(root, 1)
+    data, pooled = grey(root, 0), grey(root, 1)
     victim.write_bytes(content[:40])
     with pytest.raises(DataError, match=victim.name):
         go(value, broken, data=data)
-    assert Run(broken).latest() is not None and not Run(broken).finished
+    assert Run(broken).latest_checkpoint() is not None and not Run(broken).finished
     victim.write_bytes(content)
-    go(value, broken, data=crewed, resume=True)
+    go(value, broken, data=pooled, resume=True)
     assert remains(broken) == whole
 
 
 TINY = """
 epochs = 1
-batch = 6
+batch_size = 6
 model = { kind = "small-cnn", width = 4 }
 data = { kind = "tiny-imagenet", folder = "PATH", workers = 1 }
 [validation]
@@ -316,11 +323,11 @@ lr = 0.01
 
 
 def test_tiny_imagenet_is_trained_and_evaluated_on(tmp_path):
-    root = tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    root = write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     value = Recipe.loads(TINY.replace("PATH", str(root)))
     run = train(value, tmp_path / "run")
-    assert run.finished and Batches(value.read_data().train, 6, Draws(0)).steps == 2
-    with Draws(0).ambient():
+    assert run.finished and Batches(load_data(value).train, 6, Rng(0)).steps == 2
+    with Rng(0).seed_global():
         model = SmallCnn(width=4).build(3, (3, 64, 64)).eval()
     outcomes = [
         evaluate(
@@ -335,8 +342,8 @@ def test_tiny_imagenet_is_trained_and_evaluated_on(tmp_path):
 
 @pytest.mark.slow
 def test_an_evaluation_in_several_processes_reads_the_folder_in_each(tmp_path):
-    data = TinyImageNet(folder=str(tiny_imagenet(tmp_path)), workers=1).load()
-    with Draws(0).ambient():
+    data = TinyImageNet(folder=str(write_tiny_imagenet(tmp_path)), workers=1).load()
+    with Rng(0).seed_global():
         model = SmallCnn(width=4).build(3, (3, 64, 64)).eval()
     one, two = (evaluate(model, data, probes=["pgd-2@Linf:4/255"], workers=workers) for workers in (1, 2))
     assert all(one.predicted[name].tolist() == two.predicted[name].tolist() for name in one.predicted)

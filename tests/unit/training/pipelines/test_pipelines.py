@@ -17,42 +17,42 @@ from allrounder.evaluation.evaluate import evaluate
 from allrounder.experiments.study import Trial
 from allrounder.nn.state import bezier
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Draws
-from allrounder.training.model_selection import split_off
-from allrounder.training.pipelines.mode_connectivity import places
+from allrounder.rng import Rng
+from allrounder.training.data import train_val_split
+from allrounder.training.pipelines.mode_connectivity import curve_positions
 from allrounder.training.run import Run, load
 from allrounder.types import Passes
 from tests.reference.rmc import with_statistics
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import blobs, same, tiny
-from tests.support.programs import PROGRAMS, program
+from tests.support.pipelines import PIPELINES, pipeline
 from tests.support.trainings import contents, go, remains
 
 FIRST = {"curve": "one", "soup": "base", "self-training": "teacher"}
 LOG, SAVE = "allrounder.training.run:Run.log", "allrounder.training.run:Run.save_weights"
 KILLS = {
     "curve, inside the first phase": ("curve", Point(STEP, 2)),
-    "curve, between the phases": ("curve", Point(LOG, 1, mentions="'phase'")),
-    "curve, after a phase": ("curve", Point(LOG, 2, True, mentions="'phase'")),
+    "curve, between the phases": ("curve", Point(LOG, 1, mentions="'stage'")),
+    "curve, after a phase": ("curve", Point(LOG, 2, True, mentions="'stage'")),
     "curve, inside the last phase": ("curve", Point(STEP, 11, after=True)),
     "curve, between two places": ("curve", Point(LOG, 2, mentions="'point'")),
-    "curve, before the log": ("curve", Point("allrounder.training.pipelines.base:Stage.finish")),
+    "curve, before the log": ("curve", Point("allrounder.training.pipelines.base:PipelineContext.finish")),
     "curve, between best and last": ("curve", Point(SAVE, 7, True)),
     "soup, inside a member": ("soup", Point(STEP, 5, after=True)),
-    "soup, between members": ("soup", Point(LOG, 2, mentions="'phase'")),
-    "soup, before the result": ("soup", Point("allrounder.training.pipelines.soup:soup")),
+    "soup, between members": ("soup", Point(LOG, 2, mentions="'stage'")),
+    "soup, before the result": ("soup", Point("allrounder.training.pipelines.soup:average_weights")),
     "self-training, before the labels": (
         "self-training",
-        Point("allrounder.training.pipelines.self_training:label"),
+        Point("allrounder.training.pipelines.self_training:predict_labels"),
     ),
     "self-training, inside the labels": (
         "self-training",
-        Point("allrounder.system.files:save_file", 1, True, mentions=".labels"),
+        Point("allrounder.system.tensor_folders:save_file", 1, True, mentions=".labels"),
     ),
     "self-training, inside the last phase": ("self-training", Point(STEP, 4)),
     "self-training, inside the result": (
         "self-training",
-        Point("allrounder.training.pipelines.self_training:_take_over", 2),
+        Point("allrounder.training.pipelines.self_training:_copy_weights", 2),
     ),
 }
 SOME = (
@@ -70,21 +70,21 @@ def done(tmp_path_factory: pytest.TempPathFactory):
 
     @cache
     def of(kind: str) -> tuple[Run, dict[str, object]]:
-        run = go(program(kind), tmp_path_factory.mktemp("done") / "run")
+        run = go(pipeline(kind), tmp_path_factory.mktemp("done") / "run")
         return run, remains(run.folder)
 
     return of
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", PIPELINES)
 def test_it_ends_as_a_run_like_any_other(kind: str, done):
     run, _ = done(kind)
     assert run.finished
-    assert Recipe.loads(run.recipe.dump()) == run.recipe
-    phases = sorted(path.name for path in (run.folder / "phases").iterdir())
-    assert phases == sorted(run.recipe.trainings())
-    assert [event["name"] for event in run.metrics() if event["event"] == "phase"] == list(
-        run.recipe.trainings()
+    assert Recipe.loads(run.recipe.dumps()) == run.recipe
+    phases = sorted(path.name for path in (run.folder / "stages").iterdir())
+    assert phases == sorted(run.recipe.stage_recipes())
+    assert [event["name"] for event in run.metrics() if event["event"] == "stage"] == list(
+        run.recipe.stage_recipes()
     )
     for which in ("best", "last", run.recipe.names[0]):
         model = load(run.folder, which, model=tiny)
@@ -94,14 +94,14 @@ def test_it_ends_as_a_run_like_any_other(kind: str, done):
     assert [event["event"] for event in run.metrics()].count("validation") >= 1
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", PIPELINES)
 def test_every_phase_is_a_run_of_the_recipe_it_is_said_to_be(kind: str, done):
     run, _ = done(kind)
-    for name, recipe in run.recipe.trainings().items():
-        phase = Run(run.folder / "phases" / name)
+    for name, recipe in run.recipe.stage_recipes().items():
+        phase = Run(run.folder / "stages" / name)
         assert phase.finished
-        assert phase.recipe.epochs == recipe.epochs and phase.recipe.task == recipe.task
-        assert phase.recipe.program is None and phase.recipe.seed == run.recipe.seed
+        assert phase.recipe.epochs == recipe.epochs and phase.recipe.tasks == recipe.tasks
+        assert phase.recipe.pipeline is None and phase.recipe.seed == run.recipe.seed
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_every_phase_is_a_run_of_the_recipe_it_is_said_to_be(kind: str, done):
 def test_a_program_may_be_killed_anywhere(name: str, tmp_path: Path, done):
     kind, point = KILLS[name]
     with struck(point, give_up), pytest.raises(Killed):
-        go(program(kind), tmp_path / "run")
+        go(pipeline(kind), tmp_path / "run")
     assert not Run(tmp_path / "run").finished
     # Nothing in it knows where it lies.
     (tmp_path / "run").rename(tmp_path / "moved")
-    run = go(program(kind), tmp_path / "moved", resume=True)
+    run = go(pipeline(kind), tmp_path / "moved", resume=True)
     assert remains(run.folder) == done(kind)[1]
 
 
@@ -123,17 +123,17 @@ def test_a_signal_between_two_places_of_a_curve_can_be_resumed(tmp_path: Path, d
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with struck(Point(LOG, 1, mentions="'point'"), stop), pytest.raises(Interrupted, match="after place 0"):
-        go(program("curve"), tmp_path / "run")
-    assert remains(go(program("curve"), tmp_path / "run", resume=True).folder) == done("curve")[1]
+    with struck(Point(LOG, 1, mentions="'point'"), stop), pytest.raises(Interrupted, match="after point 0"):
+        go(pipeline("curve"), tmp_path / "run")
+    assert remains(go(pipeline("curve"), tmp_path / "run", resume=True).folder) == done("curve")[1]
 
 
 def test_a_program_that_was_begun_is_not_begun_again(tmp_path: Path):
     with struck(Point(STEP, 2), give_up), pytest.raises(Killed):
-        go(program("soup"), tmp_path / "run")
+        go(pipeline("soup"), tmp_path / "run")
     with pytest.raises(RunError, match="continue it with --resume"):
-        go(program("soup"), tmp_path / "run")
-    changed = program("soup", ("length = 0.5", "length = 1"))
+        go(pipeline("soup"), tmp_path / "run")
+    changed = pipeline("soup", ("length = 0.5", "length = 1"))
     with pytest.raises(RunError, match="another recipe"):
         go(changed, tmp_path / "run", resume=True)
 
@@ -141,22 +141,22 @@ def test_a_program_that_was_begun_is_not_begun_again(tmp_path: Path):
 def test_a_finished_program_is_left_alone(done):
     run, _ = done("soup")
     before = contents(run.folder)
-    assert go(program("soup"), run.folder).finished
+    assert go(pipeline("soup"), run.folder).finished
     assert contents(run.folder) == before
 
 
 def test_the_point_of_a_curve_has_the_weights_and_statistics_of_the_literal_one(done):
     run, _ = done("curve")
     points = [event for event in run.metrics() if event["event"] == "point"]
-    assert [point["place"] for point in points] == places(3) == [0.0, 0.5, 1.0]
-    best = max(points, key=lambda point: (point["worst"], point["natural"], -point["place"]))
-    one, two, c = (Run(run.folder / "phases" / name).weights()[0] for name in ("one", "two", "curve"))
+    assert [point["position"] for point in points] == curve_positions(3) == [0.0, 0.5, 1.0]
+    best = max(points, key=lambda point: (point["worst"], point["natural"], -point["position"]))
+    one, two, c = (Run(run.folder / "stages" / name).weights()[0] for name in ("one", "two", "curve"))
     theta, facts = run.weights("best")
     assert same(theta, run.weights()[0]) and facts["score"] == best["worst"]
-    train, _ = split_off(run.recipe, blobs(48))
-    order = Draws(run.recipe.seed).at("recalibrate").permutation(len(train))
+    train, _ = train_val_split(run.recipe, blobs(48))
+    order = Rng(run.recipe.seed).fold_in("recalibrate").permutation(len(train))
     images = [Subset(train, order).fetch(rows) for rows in torch.split(torch.arange(len(train)), 16)]
-    expected = with_statistics(tiny(), bezier(best["place"], one, c, two), images).state_dict()
+    expected = with_statistics(tiny(), bezier(best["position"], one, c, two), images).state_dict()
     for name, tensor in theta.items():
         if tensor.is_floating_point():
             assert torch.allclose(tensor, expected[name], atol=1e-5), name
@@ -164,9 +164,9 @@ def test_the_point_of_a_curve_has_the_weights_and_statistics_of_the_literal_one(
 
 @pytest.mark.slow
 def test_a_curve_begins_half_way_between_its_ends(tmp_path: Path):
-    still = program("curve", ("lr = 0.05\nupdate", "lr = 0\nupdate"))
+    still = pipeline("curve", ("lr = 0.05\nupdate", "lr = 0\nupdate"))
     run = go(still, tmp_path / "run")
-    one, two, c = (Run(run.folder / "phases" / name).weights()[0] for name in ("one", "two", "curve"))
+    one, two, c = (Run(run.folder / "stages" / name).weights()[0] for name in ("one", "two", "curve"))
     for name in ("conv.weight", "linear.bias", "bn.weight"):
         assert torch.allclose(c[name], (one[name] + two[name]) / 2, rtol=0, atol=1e-6)
 
@@ -174,7 +174,7 @@ def test_a_curve_begins_half_way_between_its_ends(tmp_path: Path):
 def test_a_soup_is_the_plain_average_of_its_members(done):
     run, _ = done("soup")
     theta = run.weights()[0]
-    members = [Run(run.folder / "phases" / name).weights()[0] for name in ("linf", "natural")]
+    members = [Run(run.folder / "stages" / name).weights()[0] for name in ("linf", "natural")]
     assert same(run.weights("linf")[0], members[0]) and same(run.weights("natural")[0], members[1])
     for name, tensor in theta.items():
         if tensor.is_floating_point():
@@ -183,20 +183,20 @@ def test_a_soup_is_the_plain_average_of_its_members(done):
 
 @pytest.mark.slow
 def test_members_that_stand_still_are_their_base(tmp_path: Path):
-    text = PROGRAMS["soup"]
+    text = PIPELINES["soup"]
     head, _, tail = text.partition("[[task]]")
     tail = tail.replace("lr = 0.05", "lr = 0").replace("to = [0.1, 0.02]", "to = [0, 0]")
     shares = head.replace('kind = "soup"', 'kind = "soup"\nshares = { linf = 0.75, natural = 0.25 }')
     run = go(Recipe.loads(f"{shares}[[task]]{tail}"), tmp_path / "run")
-    base = Run(run.folder / "phases" / "base").weights()[0]
+    base = Run(run.folder / "stages" / "base").weights()[0]
     for name in ("conv.weight", "linear.weight", "bn.bias"):
         assert torch.allclose(run.weights()[0][name], base[name], rtol=0, atol=1e-7)
 
 
 def test_shares_weigh_the_members(tmp_path: Path):
     told = 'kind = "soup"\nshares = { linf = 0.75, natural = 0.25 }\nbuffers = "recalibrate"'
-    run = go(program("soup", ('kind = "soup"', told)), tmp_path / "run")
-    linf, natural = (Run(run.folder / "phases" / name).weights()[0] for name in ("linf", "natural"))
+    run = go(pipeline("soup", ('kind = "soup"', told)), tmp_path / "run")
+    linf, natural = (Run(run.folder / "stages" / name).weights()[0] for name in ("linf", "natural"))
     theta, name = run.weights()[0], "conv.weight"
     assert torch.allclose(theta[name], 0.75 * linf[name] + 0.25 * natural[name], rtol=0, atol=1e-6)
     mean = 0.75 * linf["bn.running_var"] + 0.25 * natural["bn.running_var"]
@@ -216,24 +216,24 @@ class Listener:
     def step(self, t: int) -> None:
         self.seen.append(t / self.total)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         pass
 
 
 def test_progress_goes_from_nothing_to_all_and_never_back(tmp_path: Path):
     listener = Listener()
-    go(program("self-training"), tmp_path / "run", progress=listener)
+    go(pipeline("self-training"), tmp_path / "run", progress=listener)
     assert listener.seen[0] == 0 and listener.seen[-1] == 1
     assert listener.seen == sorted(listener.seen)
 
 
 def test_its_cost_is_that_of_all_trainings():
     """Two epochs of the curve and one of each end, at three pairs a step: 3 + 3 + 6."""
-    value = program("curve")
+    value = pipeline("curve")
     assert value.passes() == Passes(3, 3)
-    assert value.whole_passes() == Trial(0, value, "x", {}).cost == Passes(12, 12)
+    assert value.total_passes() == Trial(0, value, "x", {}).cost == Passes(12, 12)
     # One natural epoch, then two of both members: 1 + 6 + 2.
-    assert program("soup").whole_passes() == Passes(9, 9)
+    assert pipeline("soup").total_passes() == Passes(9, 9)
 
 
 CURVED = "update = { kind = 'curve', weight_decay = 0.01 }"
@@ -242,25 +242,25 @@ REFUSED = {
     "no threat to choose it by": (
         "curve",
         ('threats = ["Linf:0.1", "L2:0.5"]', "threats = []"),
-        "validation.threats: are none",
+        "validation.threats: is empty",
     ),
     "a plain task on a curve": ("curve", (CURVED, ""), 'update = { kind = "curve" }'),
     "decay of the bend": (
         "curve",
         (CURVED, CURVED + "\noptimizer = { kind = 'sgd', weight_decay = 0.1 }"),
-        "update.weight_decay: the optimiser has 0.1",
+        "update.weight_decay: the optimiser has weight decay 0.1",
     ),
-    "one place": ("curve", ("points = 3", "points = 1"), "program.points"),
-    "two phases of one name": ("curve", ('name = "two"', 'name = "one"'), 'trainings are called "one"'),
+    "one place": ("curve", ("points = 3", "points = 1"), "pipeline.points"),
+    "two phases of one name": ("curve", ('name = "two"', 'name = "one"'), 'stages are called "one"'),
     "a phase called like the curve": ("curve", ('name = "two"', 'name = "curve"'), 'called "curve"'),
     "a phase without a task that can be": (
         "soup",
-        ("[[program.base.task]]", "mix = { exchange = { start = 0, every = 1 } }\n[[program.base.task]]"),
-        "program.base.mix.exchange",
+        ("[[pipeline.base.task]]", "mix = { exchange = { start = 0, every = 1 } }\n[[pipeline.base.task]]"),
+        "pipeline.base.mix.exchange",
     ),
     "a member called like the base": ("soup", ('name = "base"', 'name = "linf"'), 'called "linf"'),
-    "a mix of a soup": ("soup", ("[program]", "[mix]\ndecay = 0.5\nshares = { lead = 'linf', curve = 0.5 }\n"
-                                 "[program]"), "mix: a soup mixes"),
+    "a mix of a soup": ("soup", ("[pipeline]", "[mix]\ndecay = 0.5\nshares = { lead = 'linf', curve = 0.5 }\n"
+                                 "[pipeline]"), "mix: a soup mixes"),
     "shares of others": (
         "soup",
         ('kind = "soup"', 'kind = "soup"\nshares = { linf = 1.0 }'),
@@ -268,10 +268,10 @@ REFUSED = {
     ),
     "a second set beside the program's": (
         "self-training",
-        ("[program]", "[extra]\nshare = 0.5\ndata = { kind = 'embedded' }\n[program]"),
-        "extra: the program brings",
+        ("[pipeline]", "[extra]\nshare = 0.5\ndata = { kind = 'embedded' }\n[pipeline]"),
+        "extra: the pipeline provides",
     ),
-    "all labels hidden": ("self-training", ("hidden = 0.5", "hidden = 1.0"), "program.hidden"),
+    "all labels hidden": ("self-training", ("hidden = 0.5", "hidden = 1.0"), "pipeline.hidden"),
 }  # fmt: skip
 
 
@@ -279,13 +279,13 @@ REFUSED = {
 def test_what_makes_no_sense_is_refused_when_it_is_read(what: str):
     kind, change, said = REFUSED[what]
     with pytest.raises(RecipeError) as error:
-        program(kind, change)
+        pipeline(kind, change)
     assert said in str(error.value)
 
 
 def test_a_curve_without_two_runs_to_start_from_is_refused():
-    text = PROGRAMS["curve"]
-    head, _, rest = text.partition("[program]")
+    text = PIPELINES["curve"]
+    head, _, rest = text.partition("[pipeline]")
     task = rest[rest.rindex("[[task]]") :]
     with pytest.raises(RecipeError, match="init: starts from 0 runs; the update of linf needs 2"):
         Recipe.loads(head + task)
@@ -293,25 +293,25 @@ def test_a_curve_without_two_runs_to_start_from_is_refused():
 
 def test_a_curve_can_be_bent_between_any_two_runs(done, tmp_path: Path):
     run, _ = done("curve")
-    head, _, rest = PROGRAMS["curve"].partition("[program]")
-    runs = [str(run.folder / "phases" / name) for name in ("one", "two")]
+    head, _, rest = PIPELINES["curve"].partition("[pipeline]")
+    runs = [str(run.folder / "stages" / name) for name in ("one", "two")]
     text = f"init = {{ kind = 'soup', runs = {runs} }}\n{head}{rest[rest.rindex('[[task]]') :]}"
     alone = go(Recipe.loads(text), tmp_path / "run")
-    assert same(alone.weights()[0], Run(run.folder / "phases" / "curve").weights()[0])
+    assert same(alone.weights()[0], Run(run.folder / "stages" / "curve").weights()[0])
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", PIPELINES)
 def test_overrides_reach_the_fields_of_programs(kind: str, tmp_path: Path):
     file = tmp_path / "mine.toml"
-    file.write_text(PROGRAMS[kind])
+    file.write_text(PIPELINES[kind])
     task = {
         "curve": "end.one.task.linf",
         "soup": "base.task.natural",
         "self-training": "teacher.task.natural",
     }
     phase = task[kind].partition(".task")[0]
-    sets = [f"program.{phase}.length=1.5", f"program.{task[kind]}.lr=0.25", "epochs=4"]
+    sets = [f"pipeline.{phase}.length=1.5", f"pipeline.{task[kind]}.lr=0.25", "epochs=4"]
     value = Recipe.load(file, sets)
-    first = value.training(FIRST[kind])
-    assert first.epochs == 6 and first.task[0].lr == Constant(value=0.25)
+    first = value.stage_recipe(FIRST[kind])
+    assert first.epochs == 6 and first.tasks[0].lr == Constant(value=0.25)
     assert value.fingerprint() != Recipe.load(file).fingerprint()

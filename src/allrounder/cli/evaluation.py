@@ -1,0 +1,199 @@
+"""What `allrounder eval` does: load the target, run the probes, write the tables, print the numbers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+import typer
+from torch import nn
+
+from allrounder.attacks.autoattack import stages_of
+from allrounder.attacks.search.base import Search
+from allrounder.cli.display import EvaluationBars, print_numbers
+from allrounder.cli.echo import echo
+from allrounder.cli.evaluate import EvalOptions
+from allrounder.cli.target import EvalTarget, load_target_on_all_ranks
+from allrounder.distributed import World
+from allrounder.errors import RunError
+from allrounder.evaluation.assemble import load_outcome
+from allrounder.evaluation.evaluate import BUDGETS, BudgetName, evaluate, select_rows
+from allrounder.evaluation.probes import Probe, select_probes, suite
+from allrounder.evaluation.shifts import parse_shifts
+from allrounder.report.footnotes import footnotes
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
+from allrounder.report.render import render
+from allrounder.report.statistics import format_percent
+from allrounder.report.tables import COLUMN_TITLES
+from allrounder.system.files import write_text
+from allrounder.types import device_and_dtype
+
+MIN_IMAGES_PER_WORKER = 16
+"""Images that make another process worthwhile."""
+
+
+def run_evaluation(options: EvalOptions) -> None:
+    """Evaluate, then write and print the results; under torchrun, on every rank."""
+    with World.open() as world:
+        target = load_target_on_all_ranks(
+            world,
+            options.target,
+            which=options.which,
+            model=options.model,
+            weights=options.weights,
+            key=options.key,
+            data=options.data,
+        )
+        probes = probes_from_options(target, options.suite, options.threats, options.attacks, options.ood)
+        folder = _results_folder(options.folder or target.folder, options.keep_examples)
+        images = len(select_rows(target.data.test, options.n or BUDGETS[options.budget], options.seed))
+        if options.model is not None:
+            sys.path.insert(0, str(Path.cwd()))  # worker processes import the module of a factory from here
+        requested = options.workers or (1 if world.size > 1 else None)
+        workers = _num_workers(requested, target.model, probes, images, options.ood)
+        earlier = load_outcome(folder / OUTCOME_FILE) if folder and world.is_main else None
+        with EvaluationBars(workers, options.quiet or not world.is_main) as bars:
+            bars.log(f"{target.name}: {images} images of {len(target.data.test)}{_describe_world(world)}")
+            outcome = evaluate(
+                target.model,
+                target.data,
+                probes=probes,
+                out=folder,
+                seed=options.seed,
+                budget=cast(BudgetName, options.budget),
+                n=options.n,
+                batch_size=options.batch_size,
+                workers=workers,
+                keep_examples=options.keep_examples,
+                check="note" if options.force else "stop",
+                about=target.about,
+                ood=options.ood,
+                ood_data=options.ood_data,
+                world=world,
+                progress=bars.update,
+            )
+        if world.is_main:
+            _report(outcome, folder, earlier, target.name, options.style, options.quiet)
+
+
+def probes_from_options(
+    target: EvalTarget,
+    suite_name: str | None,
+    threats: Sequence[str],
+    attacks: Sequence[str],
+    ood: str = "",
+) -> tuple[Probe, ...]:
+    """Select the probes: a suite or attacks, under the threats of the options or those of the run.
+
+    If the options name corrupted images and no attack, there are no probes.
+    """
+    try:
+        if parse_shifts(ood) and not (suite_name or threats or attacks):
+            return ()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--ood") from None
+    against = list(threats or target.threats)
+    if not against:
+        raise typer.BadParameter(f"{target.name}: no threat is known; give one, such as --threat Linf:8/255")
+    try:
+        columns = suite(suite_name, against) if suite_name is not None else ()
+        return select_probes(columns, threats=against if attacks or not columns else (), attacks=attacks)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str = "") -> int:
+    """One process per core if the probes search or the images are corrupted, because then starting processes
+    pays off; one process on an accelerator."""
+    searches = any(
+        isinstance(attack, Search) for probe in probes for attack in stages_of(probe.attack, probe.threat)
+    )
+    if not (searches or ood) or device_and_dtype(model)[0].type != "cpu":
+        return 1
+    return max(1, min(len(os.sched_getaffinity(0)), images // MIN_IMAGES_PER_WORKER))
+
+
+def _num_workers(
+    requested: int | None, model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str
+) -> int:
+    workers = requested or default_workers(model, probes, images, ood)
+    if workers == 1 and device_and_dtype(model)[0].type == "cpu":
+        torch.set_num_threads(1)  # as worker processes do, so that their number does not change results
+    return workers
+
+
+def _results_folder(folder: Path | None, keep_examples: bool) -> Path | None:
+    if keep_examples and folder is None:
+        raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
+    return folder
+
+
+def _describe_world(world: World) -> str:
+    return f", in {world.size} processes; the bar is that of rank 0" if world.size > 1 else ""
+
+
+def _report(
+    outcome: Outcome, folder: Path | None, earlier: Outcome | None, name: str, style: str | None, quiet: bool
+) -> None:
+    """Write the tables of the results folder, if there is one, and print this call's numbers."""
+    if folder is not None:
+        write_tables(folder, name, load_outcome(folder / OUTCOME_FILE) or outcome)
+    print_outcome(outcome, name, style)
+    if folder is not None and not quiet:
+        _report_files(folder, earlier, outcome)
+
+
+def write_tables(folder: Path, name: str, outcome: Outcome) -> None:
+    """Write the table of an evaluation, and those of corruptions and perturbations if there are any."""
+    write_text(folder / "table.md", render({name: outcome}))
+    for kind, metrics in (("corruptions", outcome.corruptions()), ("perturbations", outcome.perturbations())):
+        if metrics:
+            write_text(folder / f"{kind}.md", render({name: outcome}, kind))
+        else:
+            (folder / f"{kind}.md").unlink(missing_ok=True)  # written for other images
+
+
+def _report_files(folder: Path, earlier: Outcome | None, printed: Outcome) -> None:
+    """Print where the results are, and how they differ from what was printed and from earlier ones."""
+    stored = load_outcome(folder / OUTCOME_FILE) or printed
+    if more := len(stored.predicted) - len(printed.predicted):
+        echo(f"{OUTCOME_FILE} and table.md also hold {more} probes of earlier calls")
+    gone = 0 if earlier is None else len(earlier.predicted.keys() - stored.predicted.keys())
+    if gone and earlier is not None:
+        same_rows = earlier.facts["rows"] == stored.facts["rows"]
+        reason = "of another set" if same_rows else f"on {len(earlier)} images"
+        kept = "their results are kept, evaluate them again to get them back"
+        echo(f"{OUTCOME_FILE} no longer holds {gone} probes {reason}; {kept}")
+    echo(f"results: {folder}/")
+
+
+def print_outcome(outcome: Outcome, name: str, style: str | None) -> None:
+    """Print the accuracies with their intervals, the accuracy after every stage, and the footnotes."""
+    if style is not None:
+        about = {"name": name, **outcome.facts.get("robustbench", {})}
+        try:
+            echo(render({name: outcome}, style, about=about))
+        except ValueError as error:
+            call = f'Outcome.load(FOLDER / "{OUTCOME_FILE}").table("{style}", about={{...}})'
+            raise RunError(f"{error}; in Python, {call} takes them") from None
+        return
+    rows: list[tuple[str, str, str]] = []
+    for attack, threat in outcome.columns():
+        low, high = (format_percent(end) for end in outcome.interval(attack, threat))
+        title = attack if threat is None else f"{attack} {COLUMN_TITLES.get(threat, threat)}"
+        rows.append((title, format_percent(outcome.accuracy(attack, threat)), f"{low} - {high}"))
+    print_numbers(("percent correct", "accuracy", "95% interval"), rows)
+    for probe in outcome.stage:
+        stages = outcome.facts["stages"].get(probe, ())
+        if len(stages) > 1:
+            accuracies = zip(stages, outcome.accuracy_by_stage(probe), strict=True)
+            text = ", ".join(f"{format_percent(accuracy)} after {stage}" for stage, accuracy in accuracies)
+            echo(f"{probe}: {text}")
+    for finding in outcome.facts.get("findings", ()):
+        echo(f"preflight: {finding}")
+    for line in footnotes({name: outcome}):
+        echo(line)

@@ -1,0 +1,165 @@
+"""The index of everything that has a name: recipes, studies, objectives, attacks, ...
+
+`allrounder list`, `allrounder schema`, help texts and completion read it from generated files, because
+importing the tables themselves imports torch. `make index` (`python -m allrounder.cli.index`) writes the
+files; a test compares them with the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypedDict
+
+import typer
+
+INDEX_FILE = "index.json"
+SCHEMA_FILE = "schema.json"
+STUDY_STYLES = ("markdown", "latex", "csv", "json")
+"""The styles of the table of a study."""
+
+
+class Index(TypedDict):
+    """The content of the index file."""
+
+    lists: dict[str, dict[str, str]]
+    """By the title of a list, its names with one line each."""
+    suites: list[str]
+    budgets: dict[str, int | None]
+    """The number of images by name; null for all."""
+    table_styles: list[str]
+    """The styles of the table of an evaluation."""
+    corruptions: list[str]
+    perturbations: list[str]
+    downloads: list[str]
+    """The datasets that `allrounder data get` downloads."""
+
+
+@cache
+def read_index() -> Index:
+    """Read the generated index."""
+    return json.loads(_read(INDEX_FILE))
+
+
+def read_schema() -> str:
+    """Read the generated JSON Schema of recipes."""
+    return _read(SCHEMA_FILE)
+
+
+def check_choice(got: str, choices: Iterable[str], option: str | None = None) -> None:
+    """Raise a usage error unless an argument, or the value of an option, is one of the choices."""
+    names = list(choices)
+    if got not in names:
+        from allrounder.config.fields import did_you_mean
+
+        message = f"{got}: expected one of {', '.join(names)}{did_you_mean(got, names)}"
+        raise typer.BadParameter(message, param_hint=option)
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Complete the name of a shipped recipe."""
+    return _complete(read_index()["lists"]["recipes"], incomplete)
+
+
+def complete_study(incomplete: str) -> list[str]:
+    """Complete the name of a shipped study."""
+    return _complete(read_index()["lists"]["studies"], incomplete)
+
+
+def complete_list(incomplete: str) -> list[str]:
+    """Complete the title of a list."""
+    return _complete(read_index()["lists"], incomplete)
+
+
+def complete_dataset(incomplete: str) -> list[str]:
+    """Complete the name of a dataset that can be downloaded."""
+    return _complete(read_index()["downloads"], incomplete)
+
+
+def build_index() -> Index:
+    """Build the index from the tables; imports torch."""
+    from allrounder.attacks import ATTACKS, SEARCHES
+    from allrounder.config.schedules import DECAYS, SCHEDULES
+    from allrounder.data import DATASETS
+    from allrounder.data.augment import AUGMENTS
+    from allrounder.data.corruptions import CORRUPTIONS
+    from allrounder.data.corruptions.perturbations import PERTURBATIONS
+    from allrounder.data.files.catalog import PUBLISHED
+    from allrounder.evaluation.evaluate import BUDGETS
+    from allrounder.evaluation.probes import SUITES
+    from allrounder.experiments.study import Study, shipped_studies
+    from allrounder.models import MODELS
+    from allrounder.objectives import OBJECTIVES, describe_objective
+    from allrounder.optim import UPDATES
+    from allrounder.optim.optimizers import OPTIMIZERS
+    from allrounder.recipe.init import INITS
+    from allrounder.recipe.library import shipped_recipes
+    from allrounder.recipe.pipeline import PIPELINES
+    from allrounder.recipe.recipe import Recipe
+    from allrounder.report.render import SHIFT_STYLES
+
+    tables: dict[str, dict[str, type[Any]]] = {
+        "attacks": dict(ATTACKS),
+        "searches": dict(SEARCHES),
+        "models": dict(MODELS),
+        "datasets": dict(DATASETS),
+        "optimizers": dict(OPTIMIZERS),
+        "schedules": {**SCHEDULES, **DECAYS},
+        "augmentations": dict(AUGMENTS),
+        "updates": dict(UPDATES),
+        "inits": dict(INITS),
+        "pipelines": dict(PIPELINES),
+    }
+    objectives = {
+        name: f"{_first_sentence(cls)} ({describe_objective(name)})" for name, cls in OBJECTIVES.items()
+    }
+    return {
+        "lists": {
+            "recipes": {name: Recipe.load(name).about for name in shipped_recipes()},
+            "studies": {name: Study.load(name).about for name in shipped_studies()},
+            "objectives": objectives,
+            **{
+                title: {name: _first_sentence(cls) for name, cls in table.items()}
+                for title, table in tables.items()
+            },
+        },
+        "suites": list(SUITES),
+        "budgets": dict(BUDGETS),
+        "table_styles": [*STUDY_STYLES, "robustbench", *SHIFT_STYLES],
+        "corruptions": list(CORRUPTIONS),
+        "perturbations": list(PERTURBATIONS),
+        "downloads": list(PUBLISHED),
+    }
+
+
+def build_schema() -> str:
+    """Build the JSON Schema of recipes; imports torch."""
+    from allrounder.config.decode import json_schema
+    from allrounder.recipe.recipe import Recipe
+
+    return json.dumps(json_schema(Recipe), indent=1) + "\n"
+
+
+def write_index(folder: Path) -> None:
+    """Write the index and the schema into a folder."""
+    (folder / INDEX_FILE).write_text(json.dumps(build_index(), indent=1) + "\n", encoding="utf-8")
+    (folder / SCHEMA_FILE).write_text(build_schema(), encoding="utf-8")
+
+
+def _complete(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def _first_sentence(cls: type[Any]) -> str:
+    paragraph = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".")
+
+
+if __name__ == "__main__":
+    write_index(Path(__file__).parent)

@@ -1,0 +1,54 @@
+"""Digests that tell whether two evaluations are of the same network and the same images."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from allrounder.data.base import Split
+from allrounder.inference.attack_view import attack_view
+from allrounder.rng import Rng
+from allrounder.types import Classifier, Labels, device_and_dtype
+
+MODEL_SAMPLE, DATA_SAMPLE = 8, 512
+"""About how many images are classified to fingerprint a network, and read to fingerprint a dataset."""
+
+
+def fingerprint_model_and_data(model: Classifier, split: Split) -> dict[str, Any]:
+    """Digests of a network (weights, buffers, logits) and of a dataset (labels, images).
+
+    A network may depend on more than its tensors, so its logits for a few images are included. They are
+    computed with one thread, because another number of threads may round differently.
+    """
+    rows = torch.arange(0, len(split), -(-len(split) // DATA_SAMPLE))
+    images = split.fetch(rows)
+    network = hashlib.sha256()
+    if isinstance(model, nn.Module):
+        network.update(str(model).encode())
+        for name, tensor in [*model.state_dict().items(), *model.named_buffers()]:
+            network.update(name.encode() + _to_bytes(tensor))
+    x = images[:: -(-len(images) // MODEL_SAMPLE)].to(*device_and_dtype(model))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with attack_view(model, x, "eval"), torch.no_grad(), Rng(0).fold_in("identity").seed_global():
+            network.update(_to_bytes(model(x)))
+    finally:
+        torch.set_num_threads(threads)
+    data = hashlib.sha256(_to_bytes(split.labels) + _to_bytes(images))
+    return {"network": network.hexdigest()[:16], "data": data.hexdigest()[:16], "images of data": len(split)}
+
+
+def digest_rows(rows: Labels) -> str:
+    """A digest of a choice of images."""
+    return hashlib.sha256(_to_bytes(rows)).hexdigest()[:16]
+
+
+def _to_bytes(state: object) -> bytes:
+    """The memory of a tensor, or the text of any other state that a module may have."""
+    if not isinstance(state, Tensor) or state.dim() == 0:
+        return repr(state.item() if isinstance(state, Tensor) else state).encode()
+    return state.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

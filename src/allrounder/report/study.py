@@ -1,0 +1,246 @@
+"""Tables of studies: several networks for every row, one for each seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from allrounder.report import tables
+from allrounder.report.footnotes import footnotes, stored_flags
+from allrounder.report.outcome import THREAT_SUMMARIES, Column, Outcome
+from allrounder.report.statistics import McNemar, format_percent
+from allrounder.report.tables import COLUMN_TITLES, EMPTY, STYLES, SUMMARY_NOTE, Cell, Table
+
+SIGNIFICANCE = 0.05
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SeedCell:
+    """The accuracies of a row in a column, one for each seed, in [0, 1]."""
+
+    accuracies: tuple[float, ...]
+    interval: tuple[float, float]
+    """The 95% interval over images, of the first seed."""
+    paper: float | None = None
+    """What a paper reports, in percent."""
+    differs: bool = False
+    """Whether the row differs significantly from the reference row, image by image."""
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation over seeds; None for one seed."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    def text(self) -> str:
+        """The mean in percent, with the deviation over seeds; for one seed, with the interval over images."""
+        if self.std is not None:
+            return f"{format_percent(self.mean)} +- {format_percent(self.std)}"
+        return f"{format_percent(self.mean)} ({'-'.join(format_percent(end) for end in self.interval)})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StudyResults:
+    """The outcomes of a study, by row and seed."""
+
+    outcomes: Mapping[str, Mapping[int, Outcome]]
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """What a paper reports, in percent, by row and column."""
+    cost: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Forward and backward passes of an image over the whole run, by row: "132/132"."""
+    reference: str = ""
+    """The row that the others are compared with; the first one by default."""
+    source: str = ""
+    """Where the paper's numbers come from."""
+    missing: Sequence[str] = ()
+    """Trainings that are not finished or not evaluated."""
+
+    def columns(self) -> list[Column]:
+        """The columns of all outcomes: natural, every probe, and summaries over several threats."""
+        outcomes = [outcome for by_seed in self.outcomes.values() for outcome in by_seed.values()]
+        return list(dict.fromkeys(column for outcome in outcomes for column in outcome.columns()))
+
+    def reference_row(self) -> str:
+        """The row that the others are compared with."""
+        return self.reference if self.reference in self.outcomes else next(iter(self.outcomes), "")
+
+    def cells(self) -> dict[str, list[SeedCell | None]]:
+        """All numbers by row; None where no outcome of the row has the column."""
+        columns = self.columns()
+        differing = self._significant_differences()
+        return {
+            row: [self._cell(row, column, (row, column) in differing) for column in columns]
+            for row in self.outcomes
+        }
+
+    def _cell(self, row: str, column: Column, differs: bool) -> SeedCell | None:
+        outcomes = [outcome for outcome in self.outcomes[row].values() if column in outcome.columns()]
+        if not outcomes:
+            return None
+        accuracies = tuple(outcome.accuracy(*column) for outcome in outcomes)
+        paper = self.paper.get(row, {}).get(column_key(column))
+        return SeedCell(accuracies, outcomes[0].interval(*column), paper, differs)
+
+    def compare_with_reference(self, row: str, column: Column) -> McNemar | None:
+        """A row against the reference row, image by image, all seeds pooled; None if not comparable."""
+        outcomes = self.outcomes[row]
+        references = self.outcomes.get(self.reference_row(), {})
+        seeds = [seed for seed in outcomes if seed in references]
+        if row == self.reference_row() or column[1] == "mean" or not seeds:
+            return None
+        try:
+            tests = [outcomes[seed].mcnemar(references[seed], *column) for seed in seeds]
+        except (ValueError, KeyError):
+            return None  # other images, or other probes
+        counts = zip(*((t.both, t.only_self, t.only_other, t.neither) for t in tests), strict=True)
+        return McNemar(*(sum(count) for count in counts))
+
+    def _significant_differences(self) -> set[tuple[str, Column]]:
+        """Where a row differs from the reference row, by Holm's method over all comparisons of the table."""
+        p_values: dict[tuple[str, Column], float] = {}
+        for row in self.outcomes:
+            for column in self.columns():
+                test = self.compare_with_reference(row, column)
+                if test is not None:
+                    p_values[row, column] = test.p_value
+        differing: set[tuple[str, Column]] = set()
+        for rank, key in enumerate(sorted(p_values, key=lambda key: p_values[key])):
+            if p_values[key] > SIGNIFICANCE / (len(p_values) - rank):
+                break
+            differing.add(key)
+        return differing
+
+    def notes(self, style: str = "text") -> list[str]:
+        """What a reader must know, one sentence a line."""
+        outcomes = {
+            f"{row}, seed {seed}": outcome
+            for row, by_seed in self.outcomes.items()
+            for seed, outcome in by_seed.items()
+        }
+        seeds = sorted({seed for by_seed in self.outcomes.values() for seed in by_seed})
+        deviation = f"mean +- standard deviation over seeds {', '.join(map(str, seeds))}"
+        shown = deviation if len(seeds) > 1 else "with 95% intervals"
+        lines = [f"Percent of images classified correctly: {shown}."]
+        if any(summary in THREAT_SUMMARIES for _, summary in self.columns()):
+            lines.append(SUMMARY_NOTE)
+        if any(cell and cell.differs for cells in self.cells().values() for cell in cells):
+            mark = STYLES[style].differs
+            lines.append(
+                f'{mark}: differs from "{self.reference_row()}" by a paired test over images, '
+                f"all seeds together (McNemar, Holm over the table, level {SIGNIFICANCE}); it does "
+                "not account for the variation between trainings."
+            )
+        if self.cost:
+            lines.append("Cost: forward/backward passes of every training image over the whole run, at most.")
+        if any(self.paper.values()):
+            lines.append(f"Paper: {self.source or 'as reported'}, in percent; not measured here.")
+        lines += footnotes(outcomes) if outcomes else []
+        for name, outcome in outcomes.items():
+            lines += [f"{name}: {finding}" for finding in outcome.facts.get("findings", ())]
+        return lines + ([f"MISSING: {'; '.join(self.missing)}."] if self.missing else [])
+
+    def to_table(self, style: str) -> Table:
+        """The table in a style of `tables.STYLES`; a paper's numbers stand beside ours."""
+        columns = self.columns()
+        numbers = self.cells()
+        header = ["row"]
+        cells: dict[str, list[Cell]] = {row: [] for row in numbers}
+        for index, column in enumerate(columns):
+            header.append(_column_title(column, style))
+            in_column = {row: of_row[index] for row, of_row in numbers.items()}
+            has_paper = any(cell and cell.paper is not None for cell in in_column.values())
+            header += ["paper"] if has_paper else []
+            for row, cell in in_column.items():
+                cells[row].append(EMPTY if cell is None else _number_cell(cell))
+                if has_paper:
+                    paper = None if cell is None else cell.paper
+                    cells[row].append(EMPTY if paper is None else Cell(f"{paper:.2f}"))
+        if self.cost:
+            header.append("cost")
+            for row, of_row in cells.items():
+                of_row.append(Cell(str(self.cost.get(row, "-"))))
+        # LaTeX notes are escaped, so they use the mark of plain text.
+        notes = self.notes("markdown" if style == "markdown" else "text")
+        return Table(header, list(cells.items()), notes)
+
+
+def _number_cell(cell: SeedCell) -> Cell:
+    return Cell(cell.text(), format_percent(cell.mean), differs=cell.differs)
+
+
+def _column_title(column: Column, style: str) -> str:
+    name, summary = column
+    if style == "text":
+        return tables.wrap_cell(name.replace("@", " ")) + (f" {summary}" if summary else "")
+    title = COLUMN_TITLES.get(summary or "", summary)
+    return f"{name} {title}" if title else name
+
+
+def column_key(column: Column) -> str:
+    """A column as the papers' numbers name it."""
+    return column[0] if column[1] is None else f"{column[0]} {column[1]}"
+
+
+def format_rows(results: StudyResults, style: str = "text") -> tuple[list[str], list[list[str]]]:
+    """Header and rows as texts, with the best and second best of every column marked."""
+    table = results.to_table(style)
+    return list(table.header), tables.format_rows(table, style)
+
+
+def render_study(results: StudyResults, style: str = "markdown") -> str:
+    """The table of a study in the style markdown, latex, csv or json."""
+    styles: dict[str, Callable[[StudyResults], str]] = {
+        "markdown": lambda results: tables.to_markdown(results.to_table("markdown")),
+        "latex": lambda results: tables.to_latex(results.to_table("latex")),
+        "csv": _study_csv,
+        "json": _study_json,
+    }
+    if style not in styles:
+        raise ValueError(f"table: got style {style!r}, expected one of {', '.join(styles)}")
+    return styles[style](results)
+
+
+def _study_csv(results: StudyResults) -> str:
+    """One line for every training, accuracies in [0, 1]."""
+    columns = results.columns()
+    lines: list[list[object]] = [["row", "seed", *map(column_key, columns), "n", "cost", "flags"]]
+    for row, by_seed in results.outcomes.items():
+        for seed, outcome in by_seed.items():
+            present = outcome.columns()
+            numbers = [outcome.accuracy(*column) if column in present else "" for column in columns]
+            facts = [len(outcome), results.cost.get(row, ""), "; ".join(stored_flags(outcome))]
+            lines.append([row, seed, *numbers, *facts])
+    return tables.to_csv(lines)
+
+
+def _study_json(results: StudyResults) -> str:
+    rows: list[dict[str, Any]] = []
+    for row, cells in results.cells().items():
+        numbers = {
+            column_key(column): {
+                "mean": cell.mean,
+                "deviation": cell.std,
+                "seeds": list(cell.accuracies),
+                "paper": cell.paper,
+                "p": None if (test := results.compare_with_reference(row, column)) is None else test.p_value,
+            }
+            for column, cell in zip(results.columns(), cells, strict=True)
+            if cell is not None
+        }
+        facts = {str(seed): dict(outcome.facts) for seed, outcome in results.outcomes[row].items()}
+        rows.append({"row": row, "results": numbers, "cost": results.cost.get(row), "facts": facts})
+    content = {
+        "reference": results.reference_row(),
+        "rows": rows,
+        "missing": list(results.missing),
+        "notes": results.notes(),
+    }
+    return tables.to_json(content)

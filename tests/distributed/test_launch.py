@@ -1,0 +1,76 @@
+"""What torchrun and --workers start: real processes with all that they import, so these tests are slow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from allrounder.distributed import default_threads, launch_processes
+from allrounder.errors import WorldError
+from allrounder.training.run import Run
+from tests.distributed.test_training import ROOT, trained
+from tests.distributed.test_two_hosts import command
+from tests.distributed.training_scenarios import TRIO
+from tests.support.trainings import go
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_what_torchrun_sets_does_not_count_as_threads(monkeypatch: pytest.MonkeyPatch):
+    asked: list[dict[str, str]] = []
+
+    def answer(words: list[str], env: dict[str, str], **_: Any) -> Any:
+        asked.append(env)
+        return SimpleNamespace(stdout="7\n")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    assert default_threads() == torch.get_num_threads() and not asked, "nobody launched this process"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("allrounder.distributed.launch._user_set_threads", lambda: False)
+    assert default_threads() == 7 and "OMP_NUM_THREADS" not in asked[0]
+    monkeypatch.setattr("allrounder.distributed.launch._user_set_threads", lambda: True)
+    assert default_threads() == torch.get_num_threads(), "what the user set counts"
+
+
+def test_workers_of_a_launched_process_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(WorldError, match="--workers cannot be combined with torchrun"):
+        launch_processes(["train"], 2)
+
+
+@pytest.mark.slow
+def test_a_rank_that_died_is_started_again_and_goes_on_to_the_same_bits(tmp_path: Path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words += ["--max-restarts=1", "-m", "tests.distributed.restart_scenario", str(tmp_path / "run")]
+    told = subprocess.run(words, cwd=ROOT, env=ENV, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert trained(tmp_path / "run") == trained(go(TRIO, tmp_path / "serial").folder)
+
+
+@pytest.mark.slow
+def test_workers_are_stopped_by_a_signal_and_one_process_goes_on(tmp_path: Path):
+    serial, out = tmp_path / "serial", tmp_path / "run"
+    subprocess.run([sys.executable, "-m", *command(serial)], cwd=ROOT, env=ENV, check=True)
+    first = subprocess.Popen(
+        [sys.executable, "-m", *command(out), "--workers", "2"], cwd=ROOT, env=ENV, stdout=subprocess.PIPE
+    )
+    while not [*out.glob("checkpoints/step-*")]:
+        assert first.poll() is None
+        time.sleep(0.1)
+    first.send_signal(signal.SIGTERM)
+    said, _ = first.communicate(timeout=200)
+    assert first.returncode == 75
+    assert said.decode().count("2 processes of 1 threads") == 1, "rank 0 alone speaks"
+    assert not Run(out).finished
+    subprocess.run([sys.executable, "-m", *command(out), "--resume"], cwd=ROOT, env=ENV, check=True)
+    assert trained(out) == trained(serial)

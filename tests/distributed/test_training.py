@@ -1,0 +1,138 @@
+"""Several processes train what one would: the same bits, whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allrounder.training.run import Run
+from tests.distributed.ranks import FAILED, SAVED, RankResults
+from tests.support.paths import PROJECT
+from tests.support.pipelines import PIPELINES
+from tests.support.trainings import remains
+
+Results = dict[str, RankResults]
+ROOT = PROJECT
+
+
+@pytest.fixture(scope="module")
+def happened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+    """The folder of all scenarios, and how their ranks ended."""
+    out = tmp_path_factory.mktemp("ranks")
+    words = [sys.executable, "-m", "tests.distributed.training_scenarios", str(out)]
+    told = subprocess.run(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+    assert told.returncode == 0, told.stderr.decode()
+    return out, json.loads((out / "results.json").read_text())
+
+
+def trained(folder: Path) -> dict[str, Any]:
+    """The files of a run, without the logged communication, which a single process does not have."""
+    left: dict[str, Any] = remains(folder)
+    logs = {name: events for name, events in left.items() if name.endswith("metrics.jsonl")}
+    return left | {name: [e for e in events if e["event"] != "comm_bytes"] for name, events in logs.items()}
+
+
+@pytest.mark.parametrize("name", ["in order", "swapped", "backwards"])
+def test_any_placement_of_learners_gives_the_bits_of_one_process(name: str, happened: tuple[Path, Results]):
+    out, results = happened
+    assert set(results[name][0]) == {0}, results[name]
+    assert trained(out / name) == trained(out / "serial")
+
+
+def test_what_a_killed_rank_leaves_is_resumed_by_fewer_to_the_bit(happened: tuple[Path, Results]):
+    out, results = happened
+    assert results["killed, resumed"][0] == [0, 0], results["killed, resumed"]
+    assert trained(out / "killed") == trained(out / "serial")
+
+
+def test_a_rank_that_is_killed_is_named_by_the_others(happened: tuple[Path, Results]):
+    codes, said = happened[1]["killed"]
+    assert codes == [FAILED, -9, FAILED]
+    assert all("WorldError" in said[rank] and "rank 1 on" in said[rank] for rank in (0, 2)), said
+    assert "killed" in said[0] + said[2]
+
+
+def test_a_rank_that_hangs_is_named_after_the_patience_is_over(happened: tuple[Path, Results]):
+    codes, said = happened[1]["hung"]
+    assert codes == [FAILED, -9, FAILED]
+    assert "rank 1 on" in said[0] and "took no step for 6 s, its last heartbeat was in step" in said[0], said
+
+
+def test_the_error_of_a_rank_reaches_all(happened: tuple[Path, Results]):
+    codes, said = happened[1]["failed"]
+    assert codes[:2] == [FAILED, FAILED] and codes[2] != 0
+    assert all("rank 2 on" in said[rank] and "No space left on device" in said[rank] for rank in (0, 1)), said
+
+
+def test_a_rank_with_another_recipe_is_named_before_anything_is_written(happened: tuple[Path, Results]):
+    out, results = happened
+    codes, said = results["other recipe"]
+    assert codes == [FAILED, FAILED]
+    assert all("rank 1 on" in text and "has recipe" in text for text in said), said
+    assert not (out / "other recipe").exists()
+
+
+@pytest.mark.parametrize(("name", "rank"), [("stopped", 2), ("stopped, shared", 1)])
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(
+    name: str, rank: int, happened: tuple[Path, Results]
+):
+    out, results = happened
+    codes, said = results[name]
+    assert set(codes) == {SAVED}, said
+    assert len(set(said)) == 1 and f"SIGTERM at rank {rank} on" in said[0], said
+    if name == "stopped":  # it was resumed by a single process
+        assert trained(out / name) == trained(out / "serial")
+    else:
+        point = Run(out / name).latest_checkpoint()
+        assert point is not None and f"after step {int(point.name[-8:])};" in said[0]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_phases_of_a_program_are_trained_by_others_to_the_bits_of_one_process(
+    name: str, happened: tuple[Path, Results]
+):
+    out, results = happened
+    assert results[name][0] == [0, 0], results[name]
+    assert trained(out / name) == trained(out / f"{name} serial")
+    if name == "soup":
+        codes, said = results["soup, stopped"]
+        assert codes == [SAVED, SAVED] and len(set(said)) == 1, said
+        assert "stages/linf: SIGTERM at rank 1 on" in said[0], "inside its second training"
+
+
+def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happened: tuple[Path, Results]):
+    out, results = happened
+    assert set(results["shared"][0]) == {0}, results["shared"]
+    one, several = Run(out / "uneven serial"), Run(out / "shared")
+    for which in ("global", "linf", "natural", "l2"):
+        expected, found = one.weights(which)[0], several.weights(which)[0]
+        for name, tensor in expected.items():
+            assert torch.allclose(found[name], tensor, rtol=1e-9, atol=1e-11), (which, name)
+    assert json.loads((several.folder / "env.json").read_text())[0]["ranks"] == {
+        "linf": [0, 1, 2],
+        "natural": [3],
+        "l2": [4, 5],
+    }
+    losses = [[e["loss"] for e in run.metrics() if e["event"] == "epoch"] for run in (one, several)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "size"), [("swapped", 2), ("in order", 3)])
+def test_the_bytes_sent_are_those_of_the_formula(name: str, size: int, happened: tuple[Path, Results]):
+    out, _ = happened
+    run = Run(out / name)
+    weights, _ = run.weights()
+    theta = sum(tensor.nbytes for tensor in weights.values())
+    sent = [event for event in run.metrics() if event["event"] == "comm_bytes"]
+    assert [event["t"] for event in sent] == [2, 4, 6, 8, 9, 9]
+    # One starting point, then every learner's part: at three validations, two exchanges and the end.
+    collects = 3 + 2 + 1
+    assert sum(event.get("weights", 0) for event in sent) == (size - 1) * theta * (1 + 3 * collects)
+    assert all(event["states"] > 0 and "gradients" not in event for event in sent)

@@ -1,0 +1,97 @@
+"""The global weights are the sum of the learners' partial sums, and equal the monolithic average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from allrounder.config.schedules import Constant
+from allrounder.config.time import Clock
+from allrounder.distributed import Placement, World
+from allrounder.recipe.mix import Mix, Shares
+from allrounder.training.mixer import Mixer
+
+WORLD = World(0, 1, torch.device("cpu"))
+HALF = Shares(lead="a", curve=Constant(value=0.5))
+
+
+def weights(value: float) -> dict[str, Tensor]:
+    return {"w": torch.full((3,), value, dtype=torch.float64), "count": torch.tensor(int(value))}
+
+
+def mixer(mix: Mix, names: str, start: float = 0.0, clock: Clock | None = None) -> Mixer:
+    return Mixer(mix, Placement.on_rank_zero(list(names)), weights(start), WORLD, clock or Clock(10, 10))
+
+
+@pytest.mark.parametrize(("curve", "winner"), [(1.0, "a"), (0.0, "b")])
+def test_a_share_of_exactly_zero_or_one_is_a_real_weight(curve: float, winner: str):
+    mix = Mix(decay=Constant(value=0.0), shares=Shares(lead="a", curve=Constant(value=curve)))
+    both = mixer(mix, "ab", start=9.0)
+    both.update("a", weights(1.0), 1)
+    both.update("b", weights(2.0), 1)
+    assert torch.equal(both.global_weights()["w"], weights({"a": 1.0, "b": 2.0}[winner])["w"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 0.999), st.floats(0, 1)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_the_parts_add_up_to_the_monolithic_average(path: list[tuple[float, float, float, float]]):
+    # A decay and a share of its own at every step: the identity holds for any of them.
+    clock = Clock(len(path), 1, "step")
+    total = weights(3.0)["w"].clone()
+    parts = {"a": total.clone(), "b": torch.zeros_like(total)}
+    split = Mixer(Mix(shares=HALF), Placement.on_rank_zero(["a", "b"]), weights(3.0), WORLD, clock)
+    for t, (a, b, decay, share) in enumerate(path, start=1):
+        at = Mix(decay=Constant(value=decay), shares=Shares(lead="a", curve=Constant(value=share)))
+        split.mix = at
+        split.update("a", weights(a), t)
+        split.update("b", weights(b), t)
+        total = decay * total + (1 - decay) * (share * weights(a)["w"] + (1 - share) * weights(b)["w"])
+        parts["a"] = decay * parts["a"] + (1 - decay) * share * weights(a)["w"]
+        parts["b"] = decay * parts["b"] + (1 - decay) * (1 - share) * weights(b)["w"]
+    assert torch.allclose(split.global_weights()["w"], total, atol=1e-12)
+    for name, part in parts.items():
+        assert torch.allclose(split.partial_sums[name]["w"], part, atol=1e-12)
+
+
+def test_counters_are_the_first_learners_and_are_never_averaged():
+    both = mixer(Mix(decay=Constant(value=0.5), shares=HALF), "ab")
+    both.update("a", weights(4.0), 1)
+    both.update("b", weights(7.0), 1)
+    assert both.global_weights()["count"] == 4
+
+
+def test_collecting_changes_no_part():
+    both = mixer(Mix(decay=Constant(value=0.5), shares=HALF), "ab")
+    both.update("a", weights(4.0), 1)
+    both.update("b", weights(6.0), 1)
+    assert torch.equal(both.global_weights()["w"], both.global_weights()["w"])
+
+
+def test_a_single_learner_without_memory_is_copied_bit_for_bit():
+    alone = mixer(Mix.solo(), "a", start=5.0)
+    w = {
+        "w": torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        "count": torch.tensor(1),
+    }
+    alone.update("a", w, 1)
+    assert torch.equal(alone.global_weights()["w"], w["w"])
+
+
+def test_a_saved_state_is_restored_in_place():
+    old, new = (mixer(Mix(decay=Constant(value=0.5), shares=HALF), "ab") for _ in range(2))
+    for name, value in (("a", 4.0), ("b", 6.0)):
+        old.update(name, weights(value), 1)
+    for name in "ab":
+        before = new.partial_sums[name]["w"].data_ptr()
+        new.load_state_dict(name, old.state_dict(name))
+        assert new.partial_sums[name]["w"].data_ptr() == before
+    assert torch.equal(new.global_weights()["w"], old.global_weights()["w"])
+    assert new.global_weights()["count"] == 4
