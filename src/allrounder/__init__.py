@@ -78,6 +78,10 @@ if TYPE_CHECKING:
     from allrounder.models.small_cnn import SmallCnn as SmallCnn
     from allrounder.models.wide_resnet import WideResNet as WideResNet
     from allrounder.nn.gradcam import grad_cam as grad_cam
+    from allrounder.nn.mixing import MIXES as MIXES
+    from allrounder.nn.mixing import Ema as Ema
+    from allrounder.nn.mixing import MixRule as MixRule
+    from allrounder.nn.mixing import Uniform as Uniform
     from allrounder.objectives import OBJECTIVES as OBJECTIVES
     from allrounder.objectives import Adversarial as Adversarial
     from allrounder.objectives import Average as Average
@@ -137,6 +141,7 @@ _MODULES = {
     "recipe.recipe": "Recipe Validation",
     "recipe.task": "Task",
     "recipe.mix": "Exchange Mix Shares",
+    "nn.mixing": "Ema MIXES MixRule Uniform",
     "recipe.init": "FromRun Random Soup",
     "recipe.pipeline": "ModeConnectivity PIPELINES SelfTraining Stage WeightSoup",
     "recipe.compute": "Compute",

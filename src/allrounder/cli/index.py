@@ -91,6 +91,7 @@ def build_index() -> Index:
     from allrounder.evaluation.probes import SUITES
     from allrounder.experiments.study import Study, shipped_studies
     from allrounder.models import MODELS
+    from allrounder.nn.mixing import MIXES
     from allrounder.objectives import OBJECTIVES, describe_objective
     from allrounder.optim import UPDATES
     from allrounder.optim.optimizers import OPTIMIZERS
@@ -109,6 +110,7 @@ def build_index() -> Index:
         "schedules": {**SCHEDULES, **DECAYS},
         "augmentations": dict(AUGMENTS),
         "updates": dict(UPDATES),
+        "mix rules": dict(MIXES),
         "inits": dict(INITS),
         "pipelines": dict(PIPELINES),
     }

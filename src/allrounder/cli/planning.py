@@ -40,7 +40,7 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
             "momentum": learner.momentum,
             "average": learner.average,
             "memory": learner.memory,
-            "partial sum": learner.partial_sum,
+            "mix state": learner.mix_state,
         }
         text = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
         yield f"  holds {format_bytes(learner.bytes)}: {text}"

@@ -6,7 +6,8 @@ Integer buffers, such as batch-norm's counters, have no average: they are copied
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import final
 
 import torch
@@ -52,7 +53,7 @@ class EmaUpdate:
     def __init__(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
         """The tensors may change in place later, but must not be replaced."""
         _check_compatible(target, source)
-        self.source = source
+        self.target = target
         self.target_floats, self.source_floats = _float_tensors(target, source)
         self.counters = [(t, source[name]) for name, t in target.items() if not t.is_floating_point()]
         self.same_dtype = all(
@@ -80,12 +81,17 @@ def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
 
 
 def average_weights(
-    members: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | None = None
+    members: Iterable[Mapping[str, Tensor]], shares: Sequence[float] | None = None
 ) -> Weights:
-    """The average of several networks' weights: equal, or weighted by positive shares."""
-    average = zeros_like(members[0])
+    """The average of several networks' weights: equal, or weighted by positive shares.
+
+    Only the average and one member are held at a time. Integer buffers are those of the last member.
+    """
+    average: Weights = {}
     total = 0.0
-    for member, share in zip(members, shares or [1.0] * len(members), strict=True):
+    weights = repeat(1.0) if shares is None else shares
+    for member, share in zip(members, weights, strict=shares is not None):
+        average = average or zeros_like(member)
         total += share
         ema_update_(average, member, decay=1 - share / total)
     return average

@@ -15,15 +15,15 @@ def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
     mix = recipe.effective_mix
     exchange = mix.exchange
     shares = mix.shares
-    if exchange is None or shares is None:
+    if exchange is None:
         return []
     due = [t for t in range(1, clock.total_steps + 1) if exchange.is_due(t, clock)]
     if not due:
         times = f"it starts at {exchange.start}, every {exchange.every}, of {recipe.epochs} epochs"
         return [f"no exchange ever happens: {times}"]
     warnings: list[str] = []
-    overwriting = [t for t in due if mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
-    if overwriting:
+    overwriting = [t for t in due if shares and mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
+    if shares and overwriting:
         every_step = exchange.when == "every-step"
         epochs = dict.fromkeys(
             clock.epoch(t) if every_step else t / clock.steps_per_epoch for t in overwriting

@@ -1,15 +1,29 @@
-"""How learners become one network: shares, exchanges, and the decay of the global average."""
+"""How learners become one network: the mix rule, its shares and decay, and exchanges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Literal, final
+from typing import Annotated, Any, Literal, cast, final
 
-from allrounder.config.fields import Share, did_you_mean, frozen_config, raise_field_errors
-from allrounder.config.schedules import Constant, Decay, ShareCurve
+from pydantic import model_serializer
+
+from allrounder.config.fields import (
+    OneOf,
+    Share,
+    did_you_mean,
+    frozen_config,
+    kind_of,
+    raise_field_errors,
+)
+from allrounder.config.schedules import Constant, Decay, Schedule, ShareCurve
 from allrounder.config.time import Clock, Duration, Time
+from allrounder.nn.mixing import MIXES, Ema, MixRule
 from allrounder.types import KeepOrReset
+
+DEFAULT_DECAY = Constant(value=0.999)
+NO_DECAY = Constant(value=0.0)
+"""The decay of plain training, and of mix rules without a moving average."""
 
 
 @final
@@ -95,8 +109,10 @@ class Exchange:
 class Mix:
     """How learners become one network."""
 
-    decay: Decay = Constant(value=0.999)
-    """The decay of the global average (alpha' of the papers)."""
+    rule: Annotated[MixRule, OneOf(lambda: MIXES)] = Ema()
+    """How the learners' weights become global weights; by default a moving average of their mixture."""
+    decay: Decay = cast(Schedule, None)  # set below, because the default depends on the rule
+    """The decay of the global average (alpha' of the papers); 0.999 by default."""
     shares: Shares | None = None
     """Each learner's weight in the mixture; not needed for a single learner."""
     exchange: Exchange | None = None
@@ -104,14 +120,33 @@ class Mix:
     """Batch-norm statistics of the global weights: averaged like weights, or re-estimated on training
     images."""
 
+    def __post_init__(self) -> None:
+        if cast(Schedule | None, self.decay) is None:
+            object.__setattr__(self, "decay", DEFAULT_DECAY if self.rule.uses_decay else NO_DECAY)
+        kind = kind_of(self.rule, MIXES)
+        problems: list[tuple[tuple[str], str]] = []
+        if not self.rule.uses_decay and self.decay != NO_DECAY:
+            problems.append((("decay",), f'the rule "{kind}" keeps no moving average; remove the decay'))
+        if not self.rule.uses_shares and self.shares is not None:
+            problems.append((("shares",), f'the rule "{kind}" weighs all learners alike; remove the shares'))
+        raise_field_errors(self, problems)
+
+    @model_serializer(mode="wrap")
+    def _to_table(self, handler: Callable[[Mix], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out the default rule, so that recipes older than the table of rules keep fingerprints."""
+        table = handler(self)
+        if self.rule == Ema():
+            del table["rule"]
+        return table
+
     @classmethod
     def solo(cls) -> Mix:
         """Return the mix of plain training: one learner, decay 0, no exchange."""
-        return cls(decay=Constant(value=0.0))
+        return cls(decay=NO_DECAY)
 
     def shares_at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
-        """Return every learner's share at step t."""
-        return self.shares.at(t, clock, names) if self.shares else {name: 1.0 for name in names}
+        """Return every learner's share at step t; without shares, all are equal."""
+        return self.shares.at(t, clock, names) if self.shares else {name: 1 / len(names) for name in names}
 
     def exchange_due(self, t: int, clock: Clock) -> bool:
         """Whether the learners restart from the global weights after step t."""

@@ -109,7 +109,7 @@ class Recipe:
             return [(("mix",), f"missing; it must define how {names} are mixed")] if is_needed else []
         if len(names) == 1 and self.mix.exchange is not None:
             problems.append((("mix", "exchange"), "an exchange needs at least two learners; there is one"))
-        if len(names) > 1 and self.mix.shares is None:
+        if len(names) > 1 and self.mix.shares is None and self.mix.rule.uses_shares:
             problems.append((("mix", "shares"), f"missing; it must give the share of each of {names}"))
         if self.mix.shares is not None and (problem := self.mix.shares.find_problem(names)):
             problems.append((("mix", "shares", problem[0]), problem[1]))

@@ -1,35 +1,32 @@
-"""The global weights: an exponential moving average of the learners' mixture, kept as one partial sum per
-learner.
+"""The global weights: the states that the mix rule keeps for every learner, and their combination.
 
-    theta_g <- a theta_g + (1 - a) sum_W gamma_W theta_W          (Generalist++, Eq. 6)
-
-is linear, so learner W can keep its own partial sum G_W <- a G_W + (1 - a) gamma_W theta_W, and
-theta_g = sum_W G_W. Learners communicate only when the sum is needed. The partial sums are added in learner
+Learners communicate only when the global weights are needed. The states are received and combined in learner
 order, so every placement of the learners rounds alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import final
 
 from torch import Tensor
 
 from allrounder.config.time import Clock
 from allrounder.distributed import Placement, World
-from allrounder.nn.state import EmaUpdate, add_, clone, copy_, zeros_like
+from allrounder.nn.mixing import LearnerView
+from allrounder.nn.state import copy_
 from allrounder.recipe.mix import Mix
 from allrounder.types import Weights
 
 
 @final
 class Mixer:
-    """Keeps the partial sums of the learners on this rank and adds up those of all ranks on demand."""
+    """Keeps the states of the learners on this rank and combines those of all ranks on demand."""
 
     def __init__(
         self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock
     ):
-        """The first learner's partial sum starts at the initial weights, the others at zero.
+        """All learners start from the weights `start`.
 
         `start` is kept only as a shape template; its values may change.
         """
@@ -39,43 +36,39 @@ class Mixer:
         self.clock = clock
         self.template = start
         self.names = tuple(placement.ranks)
-        self.partial_sums = {
-            name: clone(start) if name == self.names[0] else zeros_like(start)
+        self.states = {
+            name: mix.rule.init(start, is_first=name == self.names[0])
             for name in placement.learners_on(world.rank)
         }
-        self.ema_updates: dict[str, EmaUpdate] = {}
+        self.views: dict[str, LearnerView] = {}
 
     def update(self, name: str, weights: Mapping[str, Tensor], t: int) -> None:
-        """Update a learner's partial sum with its weights after step t; needs no communication."""
+        """Update a learner's state with its weights after step t; needs no communication."""
+        view = self.views.get(name)
+        if view is None or view.weights is not weights:
+            view = self.views[name] = LearnerView(name, weights)
         share = self.mix.shares_at(t, self.clock, self.names)[name]
-        ema_update = self.ema_updates.get(name)
-        if ema_update is None or ema_update.source is not weights:
-            ema_update = self.ema_updates[name] = EmaUpdate(self.partial_sums[name], weights)
-        ema_update(self.mix.decay(t, self.clock), share)
+        decay = self.mix.decay(t, self.clock)
+        self.mix.rule.update_(self.states[name], view, share=share, decay=decay)
 
     def global_weights(self) -> Weights:
-        """Return theta_g, the sum of the partial sums in learner order. All ranks call it together.
-
-        Integer buffers (batch-norm counters) come from the first learner.
-        """
-        total: Weights = {}
-        for name in self.names:
-            partial_sum = self.partial_sums[name] if name in self.partial_sums else self._buffer()
-            self.world.broadcast_(partial_sum, src=self.placement.leader(name))
-            if total:
-                add_(total, partial_sum)
-            else:
-                total = clone(partial_sum)
-        return total
+        """Return theta_g, the combination of all learners' states. All ranks call it together."""
+        return self.mix.rule.combine(self._receive_states())
 
     def state_dict(self, name: str) -> Weights:
         """Return what the mixer keeps for a learner, for its checkpoint; the tensors are not copied."""
-        return self.partial_sums[name]
+        return self.states[name]
 
     def load_state_dict(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Restore, in place, what `state_dict` returned for a learner."""
-        copy_(self.partial_sums[name], state)
+        copy_(self.states[name], state)
 
-    def _buffer(self) -> Weights:
-        """Return zeros that receive the partial sum of a learner on another rank."""
-        return zeros_like(self.template)
+    def _receive_states(self) -> Iterator[Weights]:
+        """Yield the state of every learner in order; those of other ranks are received into new tensors."""
+        for name in self.names:
+            if name in self.states:
+                state = self.states[name]
+            else:
+                state = self.mix.rule.init(self.template, is_first=False)
+            self.world.broadcast_(state, src=self.placement.leader(name))
+            yield state

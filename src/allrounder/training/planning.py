@@ -56,13 +56,13 @@ class LearnerCost:
     momentum: int
     average: int
     memory: int
-    partial_sum: int
-    """Its partial sum of the global weights, which is also what it sends when they are needed."""
+    mix_state: int
+    """What the mixer keeps for it, which is also what it sends when global weights are needed."""
 
     @property
     def bytes(self) -> int:
         """All bytes that the learner holds."""
-        return self.weights + self.momentum + self.average + self.memory + self.partial_sum
+        return self.weights + self.momentum + self.average + self.memory + self.mix_state
 
 
 @final
@@ -123,7 +123,7 @@ class Plan:
     @property
     def comm_bytes(self) -> int:
         """Bytes sent for one exchange or validation if every learner has its own process."""
-        return sum(learner.partial_sum for learner in self.learners)
+        return sum(learner.mix_state for learner in self.learners)
 
 
 def plan(
@@ -246,7 +246,7 @@ def _learner_cost(trainer: Trainer, learner: Learner, seconds: float) -> Learner
         momentum=sum(t.nbytes for entries in moments for t in entries if isinstance(t, Tensor)),
         average=_bytes(learner.average or {}),
         memory=_bytes(learner.memory),
-        partial_sum=_bytes(trainer.mixer.state_dict(learner.task.name)),
+        mix_state=_bytes(trainer.mixer.state_dict(learner.task.name)),
     )
 
 

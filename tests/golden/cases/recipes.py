@@ -13,6 +13,9 @@ from tests.golden.results import Result
 
 STEPS = 6
 """Steps of an epoch."""
+NEW_RECIPES = {"embedded/generalist-t-uniform"}
+"""Recipes that are younger than the recorded digests. A digest covers all recipes of a folder, and adding one
+must not hide a change of the others."""
 FOLDERS = ("embedded", "mnist", "svhn", "cifar10", "cifar100", "imagenet")
 
 
@@ -36,8 +39,9 @@ def describe_recipe(name: str) -> str:
 
 
 def describe_folder(folder: str) -> Result:
-    """Describe all recipes of a folder."""
+    """Describe all recipes of a folder, except for the new ones."""
     names = sorted(name for name in shipped_recipes() if name.startswith(f"{folder}/"))
+    names = [name for name in names if name not in NEW_RECIPES]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about budgets such as 0.031, which the released code has
         texts = [describe_recipe(name) for name in names]

@@ -32,6 +32,7 @@ from allrounder.config.fields import (
 from allrounder.config.schedules import DECAYS, SCHEDULES
 from allrounder.data import AUGMENTS, DATASETS
 from allrounder.models import MODELS
+from allrounder.nn.mixing import MIXES
 from allrounder.objectives import OBJECTIVES
 from allrounder.optim import UPDATES
 from allrounder.optim.optimizers import OPTIMIZERS
@@ -46,6 +47,7 @@ TABLES: tuple[dict[str, Any], ...] = (
     DATASETS,
     DECAYS,
     INITS,
+    MIXES,
     MODELS,
     OBJECTIVES,
     OPTIMIZERS,

@@ -29,6 +29,17 @@ def test_exchanges_that_never_happen_are_noticed():
     ]
 
 
+def test_exchanges_of_a_rule_without_shares_are_checked_too():
+    uniform = [
+        ("decay = 0.8", 'rule = { kind = "uniform" }'),
+        ('shares = { lead = "linf", curve = 0.6 }', ""),
+    ]
+    assert remarks(*uniform) == []
+    assert remarks(*uniform, (EXCHANGE, "exchange = { start = 21, every = 5 }")) == [
+        "no exchange ever happens: it starts at 21, every 5, of 20 epochs"
+    ]
+
+
 def test_exchanges_that_overwrite_the_others_with_the_lead_are_counted_and_dated():
     (remark,) = remarks(("curve = 0.6", LINEAR), (EXCHANGE, "exchange = { start = 5, every = 5 }"))
     assert remark == (

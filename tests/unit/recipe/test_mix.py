@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.config.schedules import Linear
+from allrounder.config.fields import adapter
+from allrounder.config.schedules import Constant, Linear
 from allrounder.config.time import Clock, Time
-from allrounder.recipe.mix import Exchange, Shares
+from allrounder.nn.mixing import Ema, Uniform
+from allrounder.recipe.mix import Exchange, Mix, Shares
 
 
 def shares(curve: list[float], rest: dict[str, float]) -> Shares:
@@ -90,3 +93,32 @@ def test_a_shortened_run_keeps_the_meaning_of_its_times():
 
 def test_a_period_shorter_than_a_step_is_one_step():
     assert due(exchange(0, "0.1%"), Clock(1, 3)) == [1, 2, 3]
+
+
+def test_the_default_rule_is_the_moving_average_and_is_not_written():
+    assert Mix() == Mix(rule=Ema(), decay=Constant(value=0.999))
+    assert adapter(Mix).dump_python(Mix(), mode="json", exclude_none=True) == {
+        "decay": 0.999,
+        "buffers": "average",
+    }
+
+
+def test_a_rule_without_moving_average_has_decay_zero_and_equal_shares():
+    mix = Mix(rule=Uniform())
+    assert mix.decay == Constant(value=0.0)
+    assert mix.shares_at(1, Clock(1, 1), ["a", "b"]) == {"a": 0.5, "b": 0.5}
+    table = adapter(Mix).dump_python(mix, mode="json", exclude_none=True)
+    assert table["rule"] == {"kind": "uniform"}
+    assert adapter(Mix).validate_python(table) == mix
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decay": Constant(value=0.999)}, 'the rule "uniform" keeps no moving average; remove the decay'),
+        ({"shares": shares([1, 0], {})}, 'the rule "uniform" weighs all learners alike; remove the shares'),
+    ],
+)
+def test_what_a_rule_does_not_use_is_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Mix(rule=Uniform(), **fields)

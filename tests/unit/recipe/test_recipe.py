@@ -24,6 +24,7 @@ from allrounder.config.fields import frozen_config
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Time
 from allrounder.errors import RecipeError
+from allrounder.nn.mixing import Uniform
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optim.optimizers import Adam, Sgd
 from allrounder.recipe.mix import Exchange, Mix, Shares
@@ -147,6 +148,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
             "{kind='linear', at=[0, 1], to=[-0.5, 1]}",
             "expected shares in [0, 1], got -0.5 to 1",
         ),
+        ("mix.rule", "{kind='unifrom'}", 'has unknown kind "unifrom" (known: ema, uniform); did you mean'),
         ("mix.decay", "1.01", "expected a decay in [0, 1), got 1.01"),
         ("task.linf.average", "-0.1", "expected a decay in [0, 1), or false, got -0.1"),
         ("mix.exchange.start", "-1", "expected a time of at least 0 and at most the whole run, got -1"),
@@ -245,6 +247,15 @@ def test_three_learners_must_say_how_they_divide_the_rest():
     assert complaints(f"task=[{tasks}]", "mix.shares={ lead = 'a', curve = 1 }") == [
         "mix.shares.rest: missing; give each of ['b', 'c'] its part of what the lead leaves"
     ]
+
+
+def test_a_mix_without_shares_and_decay_must_have_none():
+    assert complaints("mix.rule={ kind = 'uniform' }", "mix.decay=0.9") == [
+        'mix.decay: the rule "uniform" keeps no moving average; remove the decay',
+        'mix.shares: the rule "uniform" weighs all learners alike; remove the shares',
+    ]
+    mix = edited("mix={ rule = { kind = 'uniform' } }").effective_mix
+    assert mix.rule == Uniform() and mix.shares is None
 
 
 def test_a_single_learner_exchanges_with_nobody_and_shares_with_nobody():

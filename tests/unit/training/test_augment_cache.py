@@ -94,8 +94,8 @@ def test_a_part_follows_whatever_weights_it_is_shown(tmp_path: Path):
     mixer, name = training.mixer, training.learners[0].task.name
     share, decay = mixer.mix.shares_at(1, mixer.clock, mixer.names)[name], 0.8
     for number in (1.0, 2.0):
-        shown = {key: torch.full_like(tensor, number) for key, tensor in mixer.partial_sums[name].items()}
-        expected = {key: tensor.clone() for key, tensor in mixer.partial_sums[name].items()}
+        shown = {key: torch.full_like(tensor, number) for key, tensor in mixer.states[name].items()}
+        expected = {key: tensor.clone() for key, tensor in mixer.states[name].items()}
         EmaUpdate(expected, shown)(decay, share)
         mixer.update(name, shown, 1)
-        assert all(torch.equal(mixer.partial_sums[name][key], tensor) for key, tensor in expected.items())
+        assert all(torch.equal(mixer.states[name][key], tensor) for key, tensor in expected.items())

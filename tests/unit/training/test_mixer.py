@@ -58,7 +58,7 @@ def test_the_parts_add_up_to_the_monolithic_average(path: list[tuple[float, floa
         parts["b"] = decay * parts["b"] + (1 - decay) * (1 - share) * weights(b)["w"]
     assert torch.allclose(split.global_weights()["w"], total, atol=1e-12)
     for name, part in parts.items():
-        assert torch.allclose(split.partial_sums[name]["w"], part, atol=1e-12)
+        assert torch.allclose(split.states[name]["w"], part, atol=1e-12)
 
 
 def test_counters_are_the_first_learners_and_are_never_averaged():
@@ -90,8 +90,8 @@ def test_a_saved_state_is_restored_in_place():
     for name, value in (("a", 4.0), ("b", 6.0)):
         old.update(name, weights(value), 1)
     for name in "ab":
-        before = new.partial_sums[name]["w"].data_ptr()
+        before = new.states[name]["w"].data_ptr()
         new.load_state_dict(name, old.state_dict(name))
-        assert new.partial_sums[name]["w"].data_ptr() == before
+        assert new.states[name]["w"].data_ptr() == before
     assert torch.equal(new.global_weights()["w"], old.global_weights()["w"])
     assert new.global_weights()["count"] == 4

@@ -104,7 +104,7 @@ def test_a_plan_measures_every_learner_and_leaves_nothing(tmp_path: Path, monkey
     linf, natural = found.learners
     assert (linf.name, natural.name) == asked.names
     assert (linf.passes, natural.passes) == (Passes(3, 3), Passes(1, 1))
-    assert (linf.weights, linf.momentum, linf.average, linf.partial_sum) == (
+    assert (linf.weights, linf.momentum, linf.average, linf.mix_state) == (
         weights,
         trained,
         weights,

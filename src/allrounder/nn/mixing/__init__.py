@@ -1,0 +1,12 @@
+"""Mix rules: how the weights of learners become global weights; a new rule is a file here and a line in
+MIXES."""
+
+from __future__ import annotations
+
+from allrounder.nn.mixing.base import LearnerView, MixRule
+from allrounder.nn.mixing.ema import Ema
+from allrounder.nn.mixing.uniform import Uniform
+
+MIXES: dict[str, type[MixRule]] = {"ema": Ema, "uniform": Uniform}
+
+__all__ = ["MIXES", "Ema", "LearnerView", "MixRule", "Uniform"]

@@ -1,0 +1,75 @@
+"""The interface of mix rules, and what a rule sees of a learner."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from allrounder.nn.state import EmaUpdate
+from allrounder.types import Weights
+
+
+@final
+class LearnerView:
+    """What a rule sees of a learner: its name and the weights that it gives to the mix.
+
+    A rule that needs more, such as accumulated squared gradients, asks for it by a method of the view that
+    computes it when it is called, so that other rules do not pay for it.
+    """
+
+    def __init__(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """The weights may change in place later, but must not be replaced."""
+        self.name = name
+        self.weights = weights
+        self._ema_update: EmaUpdate | None = None
+
+    def ema_update_(self, average: Mapping[str, Tensor], decay: float, share: float = 1.0) -> None:
+        """average <- decay * average + (1 - decay) * share * weights.
+
+        The tensors of an average are checked and sorted only once.
+        """
+        if self._ema_update is None or self._ema_update.target is not average:
+            self._ema_update = EmaUpdate(average, self.weights)
+        self._ema_update(decay, share)
+
+
+class MixRule(ABC):
+    """How the weights of learners become global weights; a frozen value whose states the mixer keeps.
+
+    There is one state per learner: tensors by name, with the same names and shapes for all learners.
+    Updating a state needs no communication. Only when global weights are needed, every rank receives all
+    states, in learner order, and combines them; so a serial and a distributed training round alike.
+    """
+
+    uses_shares: ClassVar[bool]
+    """Whether it weighs the learners by their shares; recipes of other rules must not have shares."""
+    uses_decay: ClassVar[bool]
+    """Whether it keeps a moving average; recipes of other rules must not have a decay."""
+    is_convex: ClassVar[bool]
+    """Whether global weights always lie in the convex hull of the initial weights and the learners' weights
+    so far, up to rounding."""
+
+    @abstractmethod
+    def init(self, start: Mapping[str, Tensor], *, is_first: bool) -> Weights:
+        """Return a learner's state before the first step; `start` must not be kept or changed.
+
+        All learners start from the weights `start`, and `combine` gives `start` again. `is_first` marks the
+        first learner.
+        """
+
+    @abstractmethod
+    def update_(
+        self, state: Mapping[str, Tensor], learner: LearnerView, *, share: float, decay: float
+    ) -> None:
+        """Update a learner's state, in place, after a step of the learner."""
+
+    @abstractmethod
+    def combine(self, states: Iterable[Mapping[str, Tensor]]) -> Weights:
+        """Return the global weights; `states` are those of all learners, in order, and must not be changed.
+
+        The iterable receives one state at a time, so a rule that adds them up never holds all of them. It
+        must be exhausted: all ranks communicate in its course.
+        """

@@ -1,0 +1,50 @@
+"""Generalist's rule: a moving average of the learners' mixture, kept as one partial sum per learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from allrounder.config.fields import frozen_config
+from allrounder.nn.mixing.base import LearnerView, MixRule
+from allrounder.nn.state import add_, clone, zeros_like
+from allrounder.types import Weights
+
+
+@final
+@frozen_config
+class Ema(MixRule):
+    """An exponential moving average of the learners' mixture, weighted by shares.
+
+        theta_g <- a theta_g + (1 - a) sum_W gamma_W theta_W          (Generalist++, Eq. 6)
+
+    is linear, so learner W keeps its own partial sum G_W <- a G_W + (1 - a) gamma_W theta_W, and
+    theta_g = sum_W G_W. The partial sum of the first learner starts at the initial weights, the others at
+    zero. Integer buffers (batch-norm counters) are those of the first learner.
+    """
+
+    uses_shares: ClassVar[bool] = True
+    uses_decay: ClassVar[bool] = True
+    is_convex: ClassVar[bool] = True
+
+    def init(self, start: Mapping[str, Tensor], *, is_first: bool) -> Weights:
+        """Return the initial weights for the first learner, zeros for the others."""
+        return clone(start) if is_first else zeros_like(start)
+
+    def update_(
+        self, state: Mapping[str, Tensor], learner: LearnerView, *, share: float, decay: float
+    ) -> None:
+        """G_W <- decay G_W + (1 - decay) share theta_W."""
+        learner.ema_update_(state, decay, share)
+
+    def combine(self, states: Iterable[Mapping[str, Tensor]]) -> Weights:
+        """Return the sum of the partial sums, added in learner order."""
+        total: Weights = {}
+        for partial_sum in states:
+            if total:
+                add_(total, partial_sum)
+            else:
+                total = clone(partial_sum)
+        return total

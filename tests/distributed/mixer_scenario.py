@@ -1,0 +1,43 @@
+"""Trainings with every mix rule, in one process and in two. Run as a module, it trains below a folder, with
+ranks forked from one process, and writes all exit codes and errors to results.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from allrounder.nn.mixing import MIXES
+from allrounder.recipe.recipe import Recipe
+from tests.distributed.ranks import RankResults, run_ranks
+from tests.distributed.training_scenarios import DIVIDED, L2, SWAPPED, train_placed
+from tests.support.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
+
+
+def trio(kind: str) -> Recipe:
+    """Three learners with exchanges and validations, mixed by a rule; the text has what the rule uses."""
+    rule = MIXES[kind]
+    dropped = [key for key, used in (("decay", rule.uses_decay), ("shares", rule.uses_shares)) if not used]
+    lines = MIX.replace("curve = 0.6", DIVIDED).splitlines()
+    kept = [line for line in lines if not line.startswith(tuple(dropped))]
+    mix = "\n".join([*kept, f'rule = {{ kind = "{kind}" }}'])
+    return recipe(HEAD + LINF + NATURAL + L2 + mix)
+
+
+def run_all(out: Path) -> dict[str, RankResults]:
+    """Train every rule in one process, and in two of which the second has the first and the last learner."""
+    results: dict[str, RankResults] = {}
+    for kind in MIXES:
+        go(trio(kind), out / f"{kind} serial")
+        train = partial(train_placed, trio(kind), out / kind, SWAPPED)
+        results[kind] = run_ranks(2, train, out / "errors" / kind)
+    return results
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    (folder / "results.json").write_text(json.dumps(run_all(folder)))
