@@ -15,6 +15,7 @@ from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.mix import Shares
 from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.recipe.task import Task
+from tests.support.offenders import for_each
 from tests.support.paths import PROJECT
 
 GUIDE = PROJECT / "docs" / "guide" / "reproduce.md"
@@ -130,7 +131,7 @@ def test_these_recipes_are_shipped_and_no_others():
     assert UNIFIED.keys() <= others
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_the_protocol_is_that_of_the_papers(name: str):
     said, recipe = SAID[NAMES[name][0]], Recipe.load(name)
     assert type(recipe.model).__name__ == said.model
@@ -146,7 +147,7 @@ def test_the_protocol_is_that_of_the_papers(name: str):
     assert recipe.validation.on == "validation" and recipe.validation.attack == Pgd(steps=20, step=0.25)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_learners_are_trained_as_in_the_papers(name: str):
     said, recipe = SAID[NAMES[name][0]], Recipe.load(name)
     for task in recipe.tasks:
@@ -170,7 +171,7 @@ def test_learners_are_trained_as_in_the_papers(name: str):
         assert task.objective.norm_layers == "eval"
 
 
-@pytest.mark.parametrize("name", UNIFIED)
+@for_each(UNIFIED)
 def test_baselines_of_several_norms_differ_from_adversarial_training_in_their_objective_alone(name: str):
     recipe, plain = Recipe.load(name), Recipe.load(UNIFIED[name])
     (task,), (simple,) = recipe.tasks, plain.tasks
@@ -186,13 +187,13 @@ def test_baselines_of_several_norms_differ_from_adversarial_training_in_their_ob
     assert replace(recipe, tasks=plain.tasks, validation=plain.validation, **shown) == plain
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_digits_are_not_mirrored(name: str):
     digits = name.startswith(("mnist/", "svhn/"))
     assert {task.augment.flip for task in Recipe.load(name).tasks} == {not digits}  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if NAMES[name][1] in GENERALISTS])
+@for_each(name for name in NAMES if NAMES[name][1] in GENERALISTS)
 def test_learners_are_mixed_as_in_the_papers(name: str):
     said, recipe = SAID[NAMES[name][0]], Recipe.load(name)
     clock, mix = clock_of(recipe), recipe.effective_mix
@@ -206,14 +207,14 @@ def test_learners_are_mixed_as_in_the_papers(name: str):
     assert mix.exchange is not None and (mix.exchange.momentum, mix.exchange.averages) == ("keep", "keep")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if NAMES[name][1] not in GENERALISTS])
+@for_each(name for name in NAMES if NAMES[name][1] not in GENERALISTS)
 def test_baselines_are_one_plain_learner(name: str):
     recipe = Recipe.load(name)
     assert recipe.mix is None
     assert [task.average for task in recipe.tasks] == [None]
 
 
-@pytest.mark.parametrize("name", RAW)
+@for_each(RAW)
 def test_a_raw_twin_has_no_averages_of_the_learners_and_nothing_else_is_changed(name: str):
     recipe, plain = Recipe.load(name), Recipe.load(TWINS[name])
     assert [task.average for task in recipe.tasks] == [None] * len(plain.tasks)
@@ -221,7 +222,7 @@ def test_a_raw_twin_has_no_averages_of_the_learners_and_nothing_else_is_changed(
     assert recipe == replace(plain, tasks=bare, name=recipe.name, about=recipe.about)
 
 
-@pytest.mark.parametrize("name", RELEASED)
+@for_each(RELEASED)
 def test_a_released_twin_repeats_the_choices_of_the_released_code(name: str):
     recipe, plain = Recipe.load(name), Recipe.load(TWINS[name])
     clock, wide = clock_of(recipe), "-wrn" in name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from allrounder.training.data import load_data, train_val_split
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
 from tests.support import samples
+from tests.support.offenders import check_each, for_each
 
 NAMES = list(shipped_recipes())
 STEPS = 6
@@ -44,10 +45,11 @@ THIN: dict[type[ModelSpec], list[str]] = {
 }
 """Narrow networks, and a shallow one. Not narrower: shortcuts of stride 2 need 8 channels, because below that
 the gradient of such 1x1 convolutions in channels_last writes beyond its memory (torch 2.13 on a CPU)."""
-VARIANTS = {
-    *(f"cifar10/generalist-t-{variant}" for variant in ("raw", "wrn-raw", "wrn-released")),
-    *(f"cifar100/generalist-t-{variant}" for variant in ("200", "wrn")),
+DEFAULT_TRAININGS = {
+    *("embedded/soup", "mnist/generalist-t", "cifar10/generalist-t-released", "cifar100/generalist-t-wrn"),
+    "imagenet/generalist-t",
 }
+"""Recipes that every run of the tests trains: a pipeline, variants, most datasets and networks."""
 loaded = cache(Recipe.load)
 """Read once; recipes are values."""
 MIXED = [name for name in NAMES if loaded(name).effective_mix.exchange is not None]
@@ -101,19 +103,11 @@ def attacked(recipe: Recipe) -> list[str]:
     return [place for place, attack in attacks if "steps" in attack]
 
 
-def often(name: str) -> bool:
-    """Whether it is trained in every run of the tests: it is quick, or has all the learners of its folder.
-
-    Of the variants of the latter one of each kind is enough.
-    """
-    return name.startswith("embedded/") or (len(loaded(name).tasks) == 3 and name not in VARIANTS)
-
-
 def exchanges(recipe: Recipe, clock: Clock) -> list[int]:
     return [t for t in range(1, clock.total_steps + 1) if recipe.effective_mix.exchange_due(t, clock)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_it_says_in_one_line_what_it_is(name: str):
     about = loaded(name).about
     assert about.strip() == about != ""
@@ -121,14 +115,14 @@ def test_it_says_in_one_line_what_it_is(name: str):
     assert len(about) <= 100
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_it_is_written_and_read_again(name: str):
     recipe = loaded(name)
     assert Recipe.loads(recipe.dumps()) == recipe
     assert Recipe.load(name) == recipe
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_it_is_selected_and_evaluated_under_what_it_is_trained_for(name: str):
     recipe = loaded(name)
     trained = {str(threat) for task in recipe.tasks for threat in task.objective.threats()}
@@ -139,7 +133,8 @@ def test_it_is_selected_and_evaluated_under_what_it_is_trained_for(name: str):
 
 @pytest.mark.filterwarnings("ignore:Linf.0.031 is close to 8/255")  # it is meant: as released
 @pytest.mark.parametrize(
-    "name", [name if often(name) else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    "name",
+    [name if name in DEFAULT_TRAININGS else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
 )
 def test_it_trains_two_steps(name: str, few: dict[str, Data], tmp_path: Path):
     recipe, data = small(name), few[name]
@@ -162,9 +157,12 @@ def test_it_trains_two_steps(name: str, few: dict[str, Data], tmp_path: Path):
         assert distance(theta, run.weights(recipe.names[0])[0]) == 0
 
 
-@pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("epochs", [1, 2, pytest.param(5, marks=pytest.mark.slow), None])
-def test_a_shortened_run_still_exchanges_at_the_same_share_of_its_length(name: str, epochs: int | None):
+def test_a_shortened_run_still_exchanges_at_the_same_share_of_its_length(epochs: int | None):
+    check_each(MIXED, partial(check_exchanges, epochs=epochs))
+
+
+def check_exchanges(name: str, epochs: int | None) -> None:
     recipe = Recipe.load(name, [] if epochs is None else [f"epochs={epochs}"])
     clock = Clock(recipe.epochs, STEPS, recipe.pace)
     due = exchanges(recipe, clock)
@@ -179,7 +177,7 @@ def test_a_shortened_run_still_exchanges_at_the_same_share_of_its_length(name: s
     assert start == pytest.approx(0.01 * float(str(exchange.start).rstrip("%")) * clock.total_steps, abs=0.5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_every_time_is_a_share_of_the_run_or_a_rhythm(name: str):
     """So that `--set epochs=2` shortens everything alike."""
     raw = tomllib.loads(loaded(name).dumps())

@@ -18,6 +18,7 @@ from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Context
+from tests.support.offenders import for_each
 
 RISING = Step(at=tuple(map(Time.parse, (0, "125/3%", "75%"))), to=(0, 1, 2))
 METHODS = ("half-half", "trades-1", "trades-6", "mart", "fat", "iat", "score")
@@ -98,7 +99,7 @@ def test_these_recipes_are_shipped_and_no_others_of_their_methods():
     assert {name for name in found if not name.endswith("-200")} == COMMON.keys() | OWN.keys()
 
 
-@pytest.mark.parametrize("name", COMMON)
+@for_each(COMMON)
 def test_a_recipe_in_the_common_setting_differs_from_at_by_its_objective_alone(name: str):
     base, objective = COMMON[name]
     recipe, at = Recipe.load(name), Recipe.load(base)
@@ -106,7 +107,7 @@ def test_a_recipe_in_the_common_setting_differs_from_at_by_its_objective_alone(n
     assert recipe == replace(at, tasks=(expected,), name=recipe.name, about=recipe.about)
 
 
-@pytest.mark.parametrize("name", OWN)
+@for_each(OWN)
 def test_an_official_recipe_has_the_methods_own_setting(name: str):
     objective, network, decay, rates = OWN[name]
     recipe = Recipe.load(name)
@@ -129,9 +130,7 @@ def test_the_rate_of_score_falls_in_the_last_step_of_an_epoch_as_released():
         assert found == pytest.approx([before, after])
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in (*COMMON, *OWN) if name.partition("/")[2].startswith("fat")]
-)
+@for_each(name for name in (*COMMON, *OWN) if name.partition("/")[2].startswith("fat"))
 def test_the_written_tau_is_the_default_one(name: str):
     recipe = Recipe.load(name)
     objective, clock = recipe.tasks[0].objective, Clock(recipe.epochs, 2, recipe.pace)

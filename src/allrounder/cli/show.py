@@ -7,10 +7,11 @@ from allrounder.cli.train import Overrides, RecipeName
 
 
 def show(recipe: RecipeName, sets: Overrides = None) -> None:
-    """Print a resolved recipe as TOML, with warnings about settings that may surprise."""
+    """Print a resolved recipe as TOML, with its files and warnings about settings that may surprise."""
     from allrounder.config.time import Clock
     from allrounder.data.batches import Batches
     from allrounder.errors import RecipeError
+    from allrounder.recipe.inherit import Chain
     from allrounder.recipe.lint import warnings_for
     from allrounder.recipe.recipe import Recipe
     from allrounder.rng import Rng
@@ -18,6 +19,7 @@ def show(recipe: RecipeName, sets: Overrides = None) -> None:
 
     resolved = Recipe.load(recipe, sets or ())
     echo(f"# {' '.join(resolved.name.split())}, fingerprint {resolved.fingerprint()}")
+    echo(f"# from: {', '.join(layer.label for layer in Chain.read(recipe).layers)}")
     if resolved.pipeline is not None:
         for name, stage in resolved.stage_recipes().items():
             passes = f"{stage.passes()} forward/backward passes per step"

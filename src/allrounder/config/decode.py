@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar, cast, get_args
 
 from pydantic import ValidationError
@@ -18,7 +18,21 @@ T = TypeVar("T")
 Table = dict[str, Any]
 
 EXTENDS = "extends"
-"""The key of a recipe file that names its parent."""
+"""The key of a recipe file that names its parents."""
+NAMES = "names"
+"""The key of a member of a list that lays it over all inherited members of these names."""
+DROP = "drop"
+"""The key of a member of a list that removes the inherited member of this name."""
+_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+EXTENDS_SCHEMA = {
+    "anyOf": [{"type": "string"}, _TEXT_LIST],
+    "description": "What this file is laid over: a file beside it or a shipped recipe, or a list of them.",
+}
+NAMES_SCHEMA = {
+    **_TEXT_LIST,
+    "description": "Instead of `name`: lays this over all inherited members of these names.",
+}
+DROP_SCHEMA = {"const": True, "description": "Removes the inherited member of this name."}
 MESSAGES = {
     "int_type": "expected a whole number",
     "float_type": "expected a number",
@@ -36,12 +50,17 @@ OWN_ERROR_TYPES = ("value_error", "kind", "cross_field")
 """Errors whose messages come from this package and already include what was given."""
 
 
-def decode(cls: type[T], raw: Table, source: str) -> T:
-    """Decode a whole table to a value; raise one RecipeError that lists all its mistakes."""
+def decode(
+    cls: type[T], raw: Table, source: str, origin: Callable[[Sequence[str]], str | None] | None = None
+) -> T:
+    """Decode a whole table to a value; raise one RecipeError that lists all its mistakes.
+
+    `origin` returns the file that sets the field at a path, for tables that are merged from several files.
+    """
     try:
         return adapter(cls).validate_python(raw, by_alias=True, by_name=False)
     except ValidationError as error:
-        lines = [_format_error(cls, raw, cast(Mapping[str, Any], item)) for item in error.errors()]
+        lines = [_format_error(cls, raw, cast(Mapping[str, Any], item), origin) for item in error.errors()]
         raise RecipeError("\n".join([f"{source} cannot be run:", *(f"  {line}" for line in lines)])) from None
 
 
@@ -64,17 +83,17 @@ def apply_override(raw: Table, text: str) -> None:
     target[keys[-1]] = _parse_value(value.strip(), text)
 
 
-def merge(base: Table, child: Table) -> Table:
-    """Merge a recipe into the one it extends: tables of the same kind merge, everything else replaces."""
-    merged = dict(base)
-    for key, new in child.items():
-        old = merged.get(key)
-        merged[key] = merge(old, new) if _is_table(old) and _is_table(new) and _same_kind(old, new) else new
-    return merged
+def is_table(raw: Any) -> TypeGuard[Table]:
+    """Whether a raw value is a table."""
+    return isinstance(raw, dict)
 
 
 def json_schema(cls: type[Any]) -> Table:
-    """Return the JSON Schema of the files that hold a value, for editors."""
+    """Return the JSON Schema of the files that hold a value, for editors.
+
+    It checks keys, kinds and values. A file that extends nothing must have the required keys. Tables inside a
+    file are not checked for theirs, because they may be laid over others.
+    """
     schema = adapter(cls).json_schema()
     definitions: Table = schema.setdefault("$defs", {})
     for one_of in _one_ofs(cls, set()):
@@ -82,27 +101,21 @@ def json_schema(cls: type[Any]) -> Table:
             entry = adapter(member).json_schema()
             definitions.update(entry.pop("$defs", {}))
             entry["properties"] = {"kind": {"const": name}, **entry.get("properties", {})}
-            entry["required"] = ["kind", *entry.get("required", [])]
             definitions[definition_name(name, member)] = entry
-    extends = {"type": "string", "description": "A file in the same folder that this one extends."}
-    schema["properties"] = {EXTENDS: extends, **schema["properties"]}
+    for entry in definitions.values():
+        entry.pop("required", None)
+        if "name" in entry.get("properties", {}):
+            entry["properties"] |= {NAMES: NAMES_SCHEMA, DROP: DROP_SCHEMA}
+    schema["properties"] = {EXTENDS: EXTENDS_SCHEMA, **schema["properties"]}
     schema["anyOf"] = [{"required": [EXTENDS]}, {"required": schema.pop("required", [])}]
     return cast(Table, _resolve_kinds(schema))
-
-
-def _is_table(raw: Any) -> TypeGuard[Table]:
-    return isinstance(raw, dict)
-
-
-def _same_kind(old: Table, new: Table) -> bool:
-    return new.get("kind", old.get("kind")) == old.get("kind")
 
 
 def _resolve_kinds(node: Any) -> Any:
     """Replace the lists of kinds that `OneOf` put into a schema by references."""
     if isinstance(node, list):
         return [_resolve_kinds(item) for item in cast(list[Any], node)]
-    if not _is_table(node):
+    if not is_table(node):
         return node
     if KINDS_KEY not in node:
         return {key: _resolve_kinds(item) for key, item in node.items() if key != "default"}
@@ -146,9 +159,7 @@ def _child(target: Any, key: str, text: str) -> Any:
     """Return the table or list below a key; a missing table is created."""
     if isinstance(target, list):
         members = cast(list[Any], target)
-        by_name = {
-            str(member["name"]): member for member in members if _is_table(member) and "name" in member
-        }
+        by_name = {str(member["name"]): member for member in members if is_table(member) and "name" in member}
         if key in by_name:
             return by_name[key]
         if key.isdigit() and int(key) < len(members):
@@ -156,7 +167,7 @@ def _child(target: Any, key: str, text: str) -> Any:
         choices = ", ".join(by_name or map(str, range(len(members)))) or "none"
         hint = did_you_mean(key, list(by_name))
         raise RecipeError(f'--set {text}: no member "{key}" (there are: {choices}){hint}')
-    if _is_table(target):
+    if is_table(target):
         return target.setdefault(key, {})
     raise RecipeError(f"--set {text}: the parent of {key} is not a table")
 
@@ -174,9 +185,15 @@ def _parse_value(value: str, text: str) -> Any:
     return table["value"]
 
 
-def _format_error(cls: type[Any], raw: Table, error: Mapping[str, Any]) -> str:
+def _format_error(
+    cls: type[Any],
+    raw: Table,
+    error: Mapping[str, Any],
+    origin: Callable[[Sequence[str]], str | None] | None,
+) -> str:
     location = cast(Sequence[str | int], error["loc"])
-    path = _dotted_path(raw, location)
+    words = _path_words(raw, location)
+    path = ".".join(words)
     kind = error["type"]
     if kind == "unexpected_keyword_argument":
         owner = _owner_class(cls, raw, location)
@@ -191,6 +208,8 @@ def _format_error(cls: type[Any], raw: Table, error: Mapping[str, Any]) -> str:
         message = MESSAGES[kind].format(**error.get("ctx", {})) + _format_got(error["input"])
     else:
         message = str(error["msg"]).replace("Input should be", "expected") + _format_got(error["input"])
+    file = origin(words) if origin is not None and words else None
+    message = message if file is None else f"{message} (in {file})"
     return f"{path}: {message}" if path else message
 
 
@@ -214,15 +233,15 @@ def _get(raw: Any, key: str | int) -> Any:
         return None
 
 
-def _dotted_path(raw: Any, location: Sequence[str | int]) -> str:
-    """Return a location as a dotted path; members of a list are called by their name if they have one."""
+def _path_words(raw: Any, location: Sequence[str | int]) -> list[str]:
+    """Return a location as words; members of a list are called by their name if they have one."""
     words: list[str] = []
     target = raw
     for key in location:
         target = _get(target, key)
-        name = target.get("name") if _is_table(target) and isinstance(key, int) else None
+        name = target.get("name") if is_table(target) and isinstance(key, int) else None
         words.append(str(name) if isinstance(name, str) else str(key))
-    return ".".join(words)
+    return words
 
 
 def _owner_class(cls: type[Any] | None, raw: Any, location: Sequence[str | int]) -> type[Any] | None:
@@ -233,7 +252,7 @@ def _owner_class(cls: type[Any] | None, raw: Any, location: Sequence[str | int])
     for key in location[:-1]:
         target = _get(target, key)
         parts = _type_parts(_fields(owner).get(key)) if isinstance(key, str) else parts
-        owner = _table_class(parts, target) if _is_table(target) else owner
+        owner = _table_class(parts, target) if is_table(target) else owner
     return owner
 
 

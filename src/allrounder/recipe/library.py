@@ -1,64 +1,86 @@
-"""Recipe files: those shipped with the package, by name, and any other TOML file."""
+"""Recipe files: those shipped with the package, by name, and any other TOML file.
+
+A shipped recipe is a file in a folder of `recipes`, or an entry of the folder's `_variants.toml`, which lists
+recipes that differ from another one in a few fields. Other files that start with "_" are only extended.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import cast
 
-from allrounder.config.decode import Table
+from allrounder.config.decode import Table, is_table
 from allrounder.config.fields import did_you_mean
 from allrounder.errors import RecipeError
 
-
-def shipped_recipes() -> dict[str, Traversable]:
-    """Return the files of the shipped recipes by name, such as "cifar10/trades"."""
-    return dict(_find_shipped())
+VARIANTS_FILE = "_variants.toml"
 
 
-@cache
-def _find_shipped() -> dict[str, Traversable]:
-    root = resources.files("allrounder.recipe") / "recipes"
-    files: dict[str, Traversable] = {}
-    for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
-        if folder.is_dir():
-            for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-                if file.name.endswith(".toml") and not file.name.startswith("_"):
-                    files[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
-    return files
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe file, or one entry of a file of variants."""
+
+    file: Traversable
+    folder: Traversable
+    """Where the files are that it extends."""
+    shown_folder: str
+    """The folder in messages: a path, or the name of a folder of shipped recipes."""
+    entry: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The file and the entry in messages."""
+        path = str(PurePath(self.shown_folder) / self.file.name)
+        return path if self.entry is None else f"{path} ({self.entry})"
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """What tells it from other files, however its path is written."""
+        return str(self.file.resolve() if isinstance(self.file, Path) else self.file), self.entry
+
+    def read(self) -> Table:
+        """Read the file, or the entry, as a raw table."""
+        if self.entry is None:
+            return _read_toml(self.file, self.label)
+        return deepcopy(_read_variants(self.folder)[self.entry])
+
+    def find_parent(self, name: str) -> RecipeFile:
+        """Return what `extends = name` means in this file: a shipped recipe, or a file beside it."""
+        if name in _find_shipped():
+            return _find_shipped()[name]
+        file = self.folder / name
+        shown = PurePath(self.shown_folder) / name
+        if not file.is_file():
+            hint = did_you_mean(name, shipped_recipes())
+            message = f"{shown}: no such file, and no shipped recipe of that name{hint}"
+            raise RecipeError(f"{self.label}: extends: {message}")
+        folder = file.parent if isinstance(file, Path) else self.folder
+        return RecipeFile(file, folder, str(shown.parent))
 
 
-def find_recipe(source: str | Path) -> Traversable:
+def shipped_recipes() -> tuple[str, ...]:
+    """Return the names of the shipped recipes, such as "cifar10/trades-6"."""
+    return tuple(_find_shipped())
+
+
+def find_recipe(source: str | Path) -> RecipeFile:
     """Return the file of a shipped recipe, given its name, or the file at a path."""
-    files = shipped_recipes()
+    files = _find_shipped()
     if str(source) in files:
         return files[str(source)]
     path = Path(source)
     if path.is_file():
-        return path
+        return RecipeFile(path, path.parent, str(path.parent))
     hint = did_you_mean(str(source), files)
     raise RecipeError(
         f"{source}: no such file, and no shipped recipe of that name{hint} (see: allrounder list recipes)"
     )
-
-
-def resolve_parent(source: str | Path, file: Traversable, parent: object) -> Traversable:
-    """Return the file that the recipe `source`, read from `file`, extends."""
-    if isinstance(file, Path):
-        return file.parent / str(parent)
-    return resources.files("allrounder.recipe") / "recipes" / str(source).split("/")[0] / str(parent)
-
-
-def read_toml(file: Traversable) -> Table:
-    """Read a TOML file as a raw table."""
-    try:
-        return parse_toml(file.read_text(encoding="utf-8"), str(file))
-    except FileNotFoundError:
-        raise RecipeError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file}: cannot be read: {error}") from None
 
 
 def parse_toml(text: str, source: str) -> Table:
@@ -67,3 +89,39 @@ def parse_toml(text: str, source: str) -> Table:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{source}: not TOML: {error}") from None
+
+
+@cache
+def _find_shipped() -> dict[str, RecipeFile]:
+    """Return the shipped recipes by name, in the order of the files that they are or would be."""
+    root = resources.files("allrounder.recipe") / "recipes"
+    recipes: dict[str, RecipeFile] = {}
+    for folder in root.iterdir():
+        if folder.is_dir():
+            for file in folder.iterdir():
+                if file.name.endswith(".toml") and not file.name.startswith("_"):
+                    name = f"{folder.name}/{file.name.removesuffix('.toml')}"
+                    recipes[name] = RecipeFile(file, folder, folder.name)
+            for entry in _read_variants(folder):
+                name = f"{folder.name}/{entry}"
+                recipes[name] = RecipeFile(folder / VARIANTS_FILE, folder, folder.name, entry)
+    return dict(sorted(recipes.items(), key=lambda item: f"{item[0]}.toml"))
+
+
+@cache
+def _read_variants(folder: Traversable) -> dict[str, Table]:
+    """Read the variants of a folder of shipped recipes, by name."""
+    file = folder / VARIANTS_FILE
+    label = f"{folder.name}/{VARIANTS_FILE}"
+    entries = _read_toml(file, label) if file.is_file() else {}
+    for name, entry in entries.items():
+        if not is_table(entry) or (folder / f"{name}.toml").is_file():
+            raise RecipeError(f"{label}: {name}: expected a table, and no file of the same name")
+    return cast(dict[str, Table], entries)
+
+
+def _read_toml(file: Traversable, label: str) -> Table:
+    try:
+        return parse_toml(file.read_text(encoding="utf-8"), label)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{label}: cannot be read: {error}") from None

@@ -15,7 +15,7 @@ from typing import Annotated, Any, final
 import tomli_w
 from pydantic import Field, ValidationError
 
-from allrounder.config.decode import EXTENDS, Table, apply_override, decode, merge
+from allrounder.config.decode import Table, apply_override, decode
 from allrounder.config.fields import (
     NonEmpty,
     NonNegativeInt,
@@ -35,8 +35,9 @@ from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
 from allrounder.models import MODELS, ModelSpec
 from allrounder.recipe.compute import Compute
+from allrounder.recipe.inherit import Chain
 from allrounder.recipe.init import INITS, Init, Random
-from allrounder.recipe.library import find_recipe, parse_toml, read_toml, resolve_parent
+from allrounder.recipe.library import parse_toml
 from allrounder.recipe.library import shipped_recipes as shipped_recipes
 from allrounder.recipe.mix import Mix
 from allrounder.recipe.pipeline import PIPELINES, Pipeline
@@ -225,16 +226,12 @@ class Recipe:
 
     @classmethod
     def load(cls, source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-        """Load a TOML file, or a shipped recipe by its name, and apply `a.b=c` overrides."""
-        file = find_recipe(source)
-        raw = read_toml(file)
-        parent = raw.pop(EXTENDS, None)
-        if parent is not None:
-            raw = merge(read_toml(resolve_parent(source, file, parent)), raw)
-            if EXTENDS in raw:
-                raise RecipeError(
-                    f"{source}: {parent} extends another recipe itself; only one level is allowed"
-                )
+        """Load a TOML file, or a shipped recipe by its name; apply `a.b=c` overrides.
+
+        The file may extend others, see `recipe/inherit.py`.
+        """
+        chain = Chain.read(source)
+        raw = chain.merge()
         raw.setdefault("name", str(source) if str(source) in shipped_recipes() else Path(source).stem)
         if overrides:
             # Overrides may reach any default value, and may fix an invalid recipe.
@@ -242,7 +239,7 @@ class Recipe:
                 raw = tomllib.loads(decode(cls, raw, str(source)).dumps())
         for text in overrides:
             apply_override(raw, text)
-        return decode(cls, raw, str(source))
+        return decode(cls, raw, str(source), origin=None if overrides else chain.origin)
 
     @classmethod
     def loads(cls, text: str, source: str = "recipe") -> Recipe:

@@ -23,6 +23,7 @@ from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, Run
 from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.training.run import Run
 from tests.support.networks import blobs
+from tests.support.offenders import check_each
 
 
 @dataclass(frozen=True)
@@ -203,23 +204,38 @@ def test_an_unknown_list_is_a_mistake_of_usage(allrounder: Command):
     assert "nonsense: expected one of recipes, studies, objectives, attacks" in flat(answer.err)
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_show_prints_the_recipe_as_a_file_that_loads(
-    allrounder: Command, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_show_prints_every_recipe_as_a_file_that_loads(
+    allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # so that published data is nowhere
-    answer = allrounder("show", name)
-    recipe = Recipe.load(name)
-    assert answer.code == 0
-    assert Recipe.loads(answer.out) == recipe
-    first, *lines = answer.out.splitlines()
-    assert first == f"# {name}, fingerprint {recipe.fingerprint()}"
-    stages = [line for line in lines if line.startswith("# stage ")]
-    assert len(stages) == (0 if recipe.pipeline is None else len(recipe.stage_recipes()))
-    assert all(line.endswith("forward/backward passes per step") for line in stages)
-    expected = "training images" if name.startswith("embedded/") else f"not checked: data: {tmp_path}"
-    following = lines[len(stages)]
-    assert following.startswith("# ") and expected in following
+
+    def check(name: str) -> None:
+        answer = allrounder("show", name)
+        recipe = Recipe.load(name)
+        assert answer.code == 0
+        assert Recipe.loads(answer.out) == recipe
+        first, files, *lines = answer.out.splitlines()
+        assert first == f"# {name}, fingerprint {recipe.fingerprint()}"
+        assert files.startswith(f"# from: {name.split('/')[0].replace('cifar100', 'cifar10')}/_base.toml, ")
+        stages = [line for line in lines if line.startswith("# stage ")]
+        assert len(stages) == (0 if recipe.pipeline is None else len(recipe.stage_recipes()))
+        assert all(line.endswith("forward/backward passes per step") for line in stages)
+        expected = "training images" if name.startswith("embedded/") else f"not checked: data: {tmp_path}"
+        following = lines[len(stages)]
+        assert following.startswith("# ") and expected in following
+
+    check_each(shipped_recipes(), check)
+
+
+def test_show_prints_the_files_of_a_recipe(allrounder: Command, tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "cifar100/trades-6-wrn"\n', encoding="utf-8")
+    lines = allrounder("show", str(file)).out.splitlines()
+    assert lines[1] == (
+        "# from: cifar10/_base.toml, cifar10/trades-6.toml, cifar10/_wrn.toml, "
+        "cifar10/_variants.toml (trades-6-wrn), cifar100/_data.toml, "
+        f"cifar100/_variants.toml (trades-6-wrn), {file}"
+    )
 
 
 def test_show_prints_advice_as_comments(allrounder: Command):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import re
 import tomllib
 from abc import ABC
@@ -8,11 +7,14 @@ from typing import Annotated, Any, Literal, cast, final
 
 import pytest
 
-from allrounder.config.decode import Table, apply_override, decode, json_schema, merge
+from allrounder.config.decode import Table, apply_override, decode, json_schema
 from allrounder.config.fields import Flag, NonEmpty, OneOf, PositiveInt, Share, frozen_config
 from allrounder.config.time import Time
 from allrounder.errors import RecipeError
+from allrounder.recipe.inherit import Chain
+from allrounder.recipe.library import find_recipe
 from allrounder.recipe.recipe import Recipe, shipped_recipes
+from tests.support.offenders import check_each
 
 
 class Tool(ABC):  # noqa: B024
@@ -246,39 +248,6 @@ def test_a_name_wins_over_a_number():
     assert [worker.get("wage") for worker in raw["worker"]] == [None, 0.5]
 
 
-def test_merging_lays_tables_of_one_kind_over_each_other_and_replaces_the_rest():
-    base = tomllib.loads("""
-        a = 1
-        list = [1, 2]
-        plain = { x = 1, y = { z = 1, w = 1 } }
-        same = { kind = "saw", teeth = 5, sharp = false }
-        silent = { kind = "saw", teeth = 5, sharp = false }
-        other = { kind = "saw", teeth = 5, sharp = false }
-        number = 0.5
-    """)
-    child = tomllib.loads("""
-        b = 2
-        list = [3]
-        plain = { y = { z = 2 } }
-        same = { kind = "saw", teeth = 7 }
-        silent = { teeth = 7 }
-        other = { kind = "bag" }
-        number = { kind = "linear" }
-    """)
-    before = copy.deepcopy((base, child))
-    assert merge(base, child) == {
-        "a": 1,
-        "b": 2,
-        "list": [3],
-        "plain": {"x": 1, "y": {"z": 2, "w": 1}},
-        "same": {"kind": "saw", "teeth": 7, "sharp": False},
-        "silent": {"kind": "saw", "teeth": 7, "sharp": False},
-        "other": {"kind": "bag"},
-        "number": {"kind": "linear"},
-    }
-    assert (base, child) == before
-
-
 def conforms(instance: Any, schema: Table, root: Table) -> bool:
     """The part of JSON Schema that ours uses; an unknown keyword is an error."""
     simple = {"title", "description", "$defs"}
@@ -368,7 +337,7 @@ def test_the_schema_enumerates_kinds_with_their_fields(schema: Table):
     assert {"const": False} in task["average"]["anyOf"]
     pgd = schema["$defs"]["allrounder.attacks.pgd.Pgd.pgd"]
     assert list(pgd["properties"]) == ["kind", "steps", "step", "loss", "start", "eot"]
-    assert pgd["required"] == ["kind"]
+    assert "required" not in pgd
     assert pgd["properties"]["step"]["description"].startswith("Length of a step")
 
 
@@ -381,11 +350,14 @@ def test_the_schema_holds_no_marker_and_no_default(schema: Table):
     assert not [node for node in _nodes(schema) if "x-kinds" in node or "default" in node]
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
-def test_shipped_files_and_resolved_recipes_conform_to_the_schema(schema: Table, name: str):
-    written = tomllib.loads(shipped_recipes()[name].read_text(encoding="utf-8"))
-    assert conforms(written, schema, schema)
-    assert conforms(tomllib.loads(Recipe.load(name).dumps()), schema, schema)
+def test_shipped_files_and_resolved_recipes_conform_to_the_schema(schema: Table):
+    def check(name: str) -> None:
+        assert conforms(find_recipe(name).read(), schema, schema)
+        for layer in Chain.read(name).layers:
+            assert conforms({"extends": "_", **layer.table}, schema, schema), layer.label
+        assert conforms(tomllib.loads(Recipe.load(name).dumps()), schema, schema)
+
+    check_each(shipped_recipes(), check)
 
 
 @pytest.mark.parametrize(
@@ -411,5 +383,20 @@ def test_a_mistake_does_not_conform_to_the_schema(schema: Table, text: str):
 
 
 def test_a_file_that_extends_nothing_must_be_whole(schema: Table):
-    assert conforms({"extends": "_base.toml"}, schema, schema)
+    for parents in ("_base.toml", ["_base.toml", "cifar10/nt"]):
+        assert conforms({"extends": parents}, schema, schema)
+    for parents in (3, [3], {}):
+        assert not conforms({"extends": parents}, schema, schema)
     assert not conforms({"epochs": 3}, schema, schema)
+
+
+def test_a_file_that_extends_another_may_have_parts_of_tasks(schema: Table):
+    child = {"extends": "_base.toml"}
+    for task in (
+        {"name": "linf", "lr": {"to": [1, 2]}, "objective": {"attack": {"steps": 3}}},
+        {"name": "linf", "drop": True},
+        {"names": ["linf", "l2"], "average": False},
+    ):
+        assert conforms({**child, "task": [task]}, schema, schema)
+    for task in ({"name": "linf", "drop": False}, {"names": "linf"}, {"lr": {"too": [1]}}):
+        assert not conforms({**child, "task": [task]}, schema, schema)

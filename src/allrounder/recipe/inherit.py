@@ -1,0 +1,188 @@
+"""Inheritance between recipe files: `extends`, and how one table is laid over another.
+
+`extends` names one parent or a list of parents: files beside the recipe, or shipped recipes. Later parents
+lie over earlier ones, and the file itself over all. A file that is reached twice counts once, where it is
+first reached. Tables of the same kind merge key by key. Lists of members with a name, such as [[task]], merge
+by name:
+
+- a member with a known `name` is laid over the inherited one, and a new name is appended;
+- a member with `names`, a list, is laid over the inherited members of these names and appends nothing;
+- a member with `drop = true` removes the inherited one.
+
+Everything else replaces, and `key = { drop = true }` removes an inherited key. The `name` and `about` of a
+recipe are not inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+from allrounder.config.decode import DROP, EXTENDS, NAMES, Table, is_table
+from allrounder.errors import RecipeError
+from allrounder.recipe.library import RecipeFile, find_recipe
+
+NOT_INHERITED = ("name", "about")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one file contributes to a recipe."""
+
+    label: str
+    table: Table
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A recipe and everything that it extends, each file once; later layers lie over earlier ones."""
+
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def read(cls, source: str | Path) -> Chain:
+        """Read a recipe, given its name or path, and everything that it extends."""
+        layers: dict[tuple[str, str | None], Layer] = {}
+        _collect(find_recipe(source), layers, ())
+        return cls(tuple(layers.values()))
+
+    def merge(self) -> Table:
+        """Lay all layers over each other."""
+        merged: Table = {}
+        for layer in self.layers:
+            inherited = {key: value for key, value in merged.items() if key not in NOT_INHERITED}
+            merged = merge(inherited, layer.table, f"{layer.label}: ")
+        return merged
+
+    def origin(self, path: Sequence[str]) -> str | None:
+        """Return the label of the file that sets a field; None if none does, or if there is only one file."""
+        if len(self.layers) == 1:
+            return None
+        return next((layer.label for layer in reversed(self.layers) if _contains(layer.table, path)), None)
+
+
+def merge(base: Table, child: Table, place: str = "") -> Table:
+    """Lay a table over another one; `place` starts the path in errors."""
+    merged = dict(base)
+    for key, new in child.items():
+        old = merged.get(key)
+        if new == {DROP: True}:
+            if key not in merged:
+                raise RecipeError(f"{place}{key}: drop: no such key is inherited")
+            del merged[key]
+        elif is_table(new):
+            inherited = old if is_table(old) and _same_kind(old, new) else {}
+            merged[key] = merge(inherited, new, f"{place}{key}.")
+        elif _has_names(new):
+            members = cast(list[Any], old) if isinstance(old, list) else []
+            merged[key] = _merge_members(members, new, f"{place}{key}")
+        else:
+            merged[key] = new
+    return merged
+
+
+def _collect(
+    file: RecipeFile, layers: dict[tuple[str, str | None], Layer], children: tuple[RecipeFile, ...]
+) -> None:
+    """Add a file to the layers, after everything that it extends."""
+    chain = (*children, file)
+    if file.key in (child.key for child in children):
+        raise RecipeError(f"{file.label} extends itself: {' -> '.join(child.label for child in chain)}")
+    if file.key in layers:
+        return
+    table = file.read()
+    for parent in _parents(table.pop(EXTENDS, []), file):
+        _collect(file.find_parent(parent), layers, chain)
+    layers[file.key] = Layer(file.label, table)
+
+
+def _parents(value: object, file: RecipeFile) -> list[str]:
+    names = cast(list[object], value if isinstance(value, list) else [value])
+    for name in names:
+        if not isinstance(name, str):
+            expected = "expected the name of a file or of a shipped recipe, or a list of names"
+            raise RecipeError(f"{file.label}: {EXTENDS}: {expected}, got {name!r}")
+    return cast(list[str], names)
+
+
+def _merge_members(old: list[Any], entries: list[Table], place: str) -> list[Any]:
+    """Lay members of a list over those of the same name.
+
+    A second member of one name is appended, so that decoding reports it.
+    """
+    members = list(old)
+    taken: list[Any] = []
+    for entry in entries:
+        names = _names(entry, place)
+        where = f"{place}.{', '.join(map(str, names))}"
+        fields = {key: value for key, value in entry.items() if key not in (NAMES, DROP)}
+        known = [i for i, member in enumerate(members) if _name(member) in names]
+        if DROP in entry:
+            _check_drop(entry, names, members, where)
+            members = [member for member in members if _name(member) not in names]
+        elif NAMES in entry:
+            for i in known:
+                members[i] = merge(members[i], fields, f"{where}.")
+        elif known and names[0] not in taken:
+            members[known[0]] = merge(members[known[0]], fields, f"{where}.")
+            taken += names
+        else:
+            members.append(merge({}, fields, f"{where}."))
+            taken += names
+    return members
+
+
+def _names(entry: Table, place: str) -> list[Any]:
+    """Return the names of the members that an entry is laid over; none if it has none."""
+    if NAMES not in entry:
+        return [entry["name"]] if "name" in entry else []
+    names = entry[NAMES]
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in cast(list[Any], names))
+    if not is_list or "name" in entry:
+        raise RecipeError(f"{place}.names: expected a list of names, and no `name` beside it")
+    return cast(list[Any], names)
+
+
+def _check_drop(entry: Table, names: list[Any], members: list[Any], where: str) -> None:
+    if entry[DROP] is not True or set(entry) not in ({"name", DROP}, {NAMES, DROP}):
+        raise RecipeError(f"{where}: drop: expected `drop = true` and a name, and nothing else")
+    inherited = [_name(member) for member in members]
+    for name in names:
+        if name not in inherited:
+            there = ", ".join(map(str, inherited)) or "none"
+            raise RecipeError(f"{where}: drop: nothing inherited is called {name} (there are: {there})")
+
+
+def _name(member: Any) -> Any:
+    return member.get("name") if is_table(member) else None
+
+
+def _has_names(value: Any) -> TypeGuard[list[Table]]:
+    """Whether a value is a list of tables of which some have names."""
+    members = cast(list[Any], value) if isinstance(value, list) else []
+    tables = [member for member in members if is_table(member)]
+    return len(tables) == len(members) and any("name" in table or NAMES in table for table in tables)
+
+
+def _same_kind(old: Table, new: Table) -> bool:
+    return new.get("kind", old.get("kind")) == old.get("kind")
+
+
+def _contains(value: Any, path: Sequence[str]) -> bool:
+    """Whether a raw table sets the field at a path; members of a list are called by name or number."""
+    if not path:
+        return True
+    first, *rest = path
+    if is_table(value):
+        return first in value and _contains(value[first], rest)
+    if not isinstance(value, list):
+        return False
+    members = cast(list[Any], value)
+    by_name = [
+        member for member in members if is_table(member) and first in (_name(member), *member.get(NAMES, ()))
+    ]
+    if not by_name and first.isdigit():
+        by_name = members[int(first) : int(first) + 1]
+    return any(_contains(member, rest) for member in by_name)
