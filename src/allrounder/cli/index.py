@@ -110,7 +110,7 @@ def build_index() -> Index:
         "schedules": {**SCHEDULES, **DECAYS},
         "augmentations": dict(AUGMENTS),
         "updates": dict(UPDATES),
-        "mix rules": dict(MIXES),
+        "mixes": dict(MIXES),
         "inits": dict(INITS),
         "pipelines": dict(PIPELINES),
     }

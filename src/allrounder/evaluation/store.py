@@ -28,9 +28,10 @@ from allrounder.errors import RunError
 from allrounder.system.files import LOCK_FILE, fsync, lock_folder, temporary_path, write_text
 from allrounder.types import Images, Labels, PerExampleBool
 
-FORMAT = 1
+FORMAT_VERSION = 1
 """The version of the layout above; a folder of another version is refused."""
-PLAN_FILE, RESULTS_FOLDER = "plan.json", "lines"
+PLAN_FILE = "plan.json"
+RESULTS_FOLDER = "results"
 ExportedResults: TypeAlias = Mapping[str, Mapping[str, Sequence[int | float]]]
 """Results in plain numbers, by store key: row, predicted, distance."""
 
@@ -158,7 +159,7 @@ def open_folder(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
     A folder that holds anything else is refused and left unchanged.
     """
     file = folder / PLAN_FILE
-    new_plan: dict[str, Any] = json.loads(json.dumps({**plan, "format": FORMAT}))
+    new_plan: dict[str, Any] = json.loads(json.dumps({**plan, "format": FORMAT_VERSION}))
     if not file.is_file() and folder.exists() and not _is_empty(folder):
         raise RunError(
             f"{folder}: exists and is not an evaluation; choose another folder, nothing was changed"
@@ -186,10 +187,10 @@ def _read_plan(file: Path) -> dict[str, Any]:
 
 
 def _check_same_plan(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    if old.get("format") != FORMAT:
+    if old.get("format") != FORMAT_VERSION:
         raise RunError(
             f"{folder}: holds an evaluation in format {old.get('format')}, this version of allrounder reads "
-            f"and writes format {FORMAT}; choose another folder, nothing was changed"
+            f"and writes format {FORMAT_VERSION}; choose another folder, nothing was changed"
         )
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):

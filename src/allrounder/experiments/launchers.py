@@ -90,5 +90,5 @@ def _run_job(job: Job, name: str) -> str:
     try:
         job(name, lambda event: None)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
-        return str(error)
+        return str(error) or type(error).__name__
     return ""

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -30,6 +31,8 @@ from allrounder.report.study import StudyResults
 from allrounder.system.files import write_text
 
 STUDY_FILE = "study.toml"
+STUDIES_FOLDER = "studies"
+"""The folder of shipped studies in this package."""
 MANIFEST_FILE = "study.json"
 FORMAT_VERSION = 1
 """Of manifests; increased by every incompatible change."""
@@ -132,7 +135,7 @@ def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -
         if out is not None:
             raise RecipeError(f"{source}: is a folder, and --out {out} names another; give one of them")
         return path
-    raw = {} if source in shipped else _read_study_file(source, shipped)
+    raw = _read_study(source, shipped)
     name = source if source in shipped else str(raw.get("name") or path.name)
     folder = out or default_folder(name)
     if not (folder / MANIFEST_FILE).is_file():
@@ -146,12 +149,15 @@ def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -
             f"{folder}: holds another study ({manifest.name}), asked for {name}; name another --out, or the "
             f"folder alone: allrounder table {folder}"
         )
-    if source not in shipped:
-        _check_unchanged(source, raw, folder)
+    _check_unchanged(source, raw, folder)
     return folder
 
 
-def _read_study_file(source: str, shipped: Collection[str]) -> dict[str, Any]:
+def _read_study(source: str, shipped: Collection[str]) -> dict[str, Any]:
+    """Read the file of a shipped study, or a study file, as a raw table."""
+    if source in shipped:
+        file = resources.files("allrounder.experiments") / STUDIES_FOLDER / f"{source}.toml"
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     if not Path(source).is_file():
         raise RecipeError(
             f"{source}: no such file or folder, and no shipped study of that name"

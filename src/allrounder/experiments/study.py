@@ -39,13 +39,12 @@ from allrounder.config.fields import (
 )
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
-from allrounder.experiments.manifest import slug
+from allrounder.experiments.manifest import STUDIES_FOLDER, slug
 from allrounder.recipe.recipe import Recipe
 from allrounder.types import Passes
 
 Label = Annotated[str, Field(min_length=1, max_length=80)]
 Percent = Annotated[float, Field(ge=0, le=100)]
-STUDIES_FOLDER = "studies"
 
 
 @final

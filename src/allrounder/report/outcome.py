@@ -31,7 +31,7 @@ Facts: TypeAlias = Mapping[str, Any]
 Column: TypeAlias = tuple[str, str | None]
 """A column of a table: (probe, None), (attack, "worst" or "mean"), or an average over corruptions."""
 
-FORMAT = 1
+FORMAT_VERSION = 1
 """The version of the file layout; files of another version are refused."""
 OUTCOME_FILE = "outcome.safetensors"
 """The name of an outcome in a results folder."""
@@ -281,7 +281,7 @@ class Outcome:
             f"{kind}/{name}": array for kind, of_kind in kinds.items() for name, array in of_kind.items()
         }
         # safetensors keeps neither the order of arrays nor that of several metadata texts.
-        content = {"format": FORMAT, "facts": dict(self.facts), "probes": list(self.predicted)}
+        content = {"format": FORMAT_VERSION, "facts": dict(self.facts), "probes": list(self.predicted)}
         metadata = {"outcome": json.dumps(content, sort_keys=True)}
         data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata)
         temporary = path.with_suffix(".tmp")
@@ -297,11 +297,10 @@ class Outcome:
             if "outcome" not in metadata:
                 raise ValueError(f"{path}: is not an outcome; it has: {', '.join(opened.keys())}")
             content: dict[str, Any] = json.loads(metadata["outcome"])
-            # Files without a version have the layout of version 1.
-            if (version := content.get("format", 1)) != FORMAT:
+            if (version := content.get("format")) != FORMAT_VERSION:
                 raise ValueError(
-                    f"{path}: has format {version}, expected {FORMAT}; it was written by another version of "
-                    "allrounder, which can read it"
+                    f"{path}: has format version {version}, expected {FORMAT_VERSION}; it was written by another "
+                    "version of allrounder, which can read it"
                 )
             arrays: dict[str, Any] = {key: opened.get_tensor(key) for key in list(opened.keys())}
         names: list[str] = content["probes"]

@@ -149,7 +149,7 @@ def _run_job(job: Job, name: str, pipe: Any) -> None:
     except Interrupted:
         sys.exit(EXIT_RESUMABLE)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
-        send(ProgressEvent(name, error=str(error)))
+        send(ProgressEvent(name, error=str(error) or type(error).__name__))
     except BaseException:
         send(ProgressEvent(name, error=traceback.format_exc()))
         raise

@@ -66,8 +66,8 @@ class Run:
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
             raise RunError(
-                f"{folder}: holds a run of another recipe, got {_identify(recipe)}, expected "
-                f"{_identify(run.recipe)}; choose another --out (nothing was changed)"
+                f"{folder}: holds a run of another recipe ({_identify(run.recipe)}), asked for "
+                f"{_identify(recipe)}; choose another --out, nothing was changed"
             )
         started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
         if not resume and not run.finished and started:
@@ -212,7 +212,11 @@ class Run:
                 else "the training is not finished; continue it with --resume"
             )
             raise RunError(f"{self.folder}: has no {point or 'last'} weights: {reason}")
-        return folder / f"{name}.safetensors"
+        file = folder / f"{name}.safetensors"
+        if not file.is_file():
+            names = ", ".join(sorted(path.stem for path in folder.glob("*.safetensors")))
+            raise RunError(f'{folder}: has no "{name}" (it has: {names})')
+        return file
 
     def _live_name(self) -> str:
         """Return the name of the live weights of the only learner."""

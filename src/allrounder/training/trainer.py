@@ -240,6 +240,8 @@ def train(
         if recipe.pipeline is None:
             _train_run(recipe, run, model, data, inputs, world, progress)
             return run
+        training_data = TrainingData.load(recipe, data) if inputs is None else inputs.data
+        del inputs  # frees the initial network, which a pipeline does not use
 
         def train_stage(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
             inputs = load_new_run_inputs(recipe, out, model, data, world)
@@ -254,7 +256,6 @@ def train(
         with run.lock() if world.is_main else nullcontext():
             for line in run.record_session(world.device) if world.is_main else ():
                 progress.log(line)
-            training_data = TrainingData.load(recipe, data) if inputs is None else inputs.data
             run_pipeline(PipelineContext(recipe, run, model, training_data, world, progress, train_stage))
         return run
 

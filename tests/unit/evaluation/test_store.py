@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allrounder.errors import RunError
 from allrounder.evaluation import store as module
-from allrounder.evaluation.store import FORMAT, LOCK_FILE, PLAN_FILE, RESULTS_FOLDER, ResultStore, open_folder
+from allrounder.evaluation.store import FORMAT_VERSION, LOCK_FILE, PLAN_FILE, RESULTS_FOLDER, ResultStore, open_folder
 from tests.support.interruptions import Killed, Point, give_up, struck
 
 IMAGES = 12
@@ -198,7 +198,7 @@ def test_a_folder_is_begun_and_taken_up_with_the_same_plan(tmp_path: Path):
     folder = tmp_path / "deep" / "eval"
     for _ in range(2):
         with open_folder(folder, PLANNED):
-            assert json.loads((folder / PLAN_FILE).read_text()) == {**PLANNED, "format": FORMAT}
+            assert json.loads((folder / PLAN_FILE).read_text()) == {**PLANNED, "format": FORMAT_VERSION}
     assert sorted(path.name for path in folder.iterdir()) == [LOCK_FILE, PLAN_FILE]
 
 
@@ -222,7 +222,7 @@ def test_another_plan_is_refused_and_nothing_is_changed(change: dict[str, object
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("version", [0, FORMAT + 1, "1", None])
+@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, "1", None])
 def test_a_folder_in_another_format_is_refused_and_nothing_is_changed(version: object, tmp_path: Path):
     with open_folder(tmp_path, PLANNED):
         enter(ResultStore(IMAGES, tmp_path), APGD, 1)
@@ -230,7 +230,7 @@ def test_a_folder_in_another_format_is_refused_and_nothing_is_changed(version: o
     (tmp_path / PLAN_FILE).write_text(json.dumps(plan))
     before = files(tmp_path)
     message = (
-        f"an evaluation in format {version}, this version of allrounder reads and writes format {FORMAT};"
+        f"an evaluation in format {version}, this version of allrounder reads and writes format {FORMAT_VERSION};"
     )
     with (
         pytest.raises(RunError, match=f"{message} choose another folder, nothing was changed"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import allrounder.report.outcome
-from allrounder.report.outcome import FORMAT, Outcome
+from allrounder.report.outcome import FORMAT_VERSION, Outcome
 from allrounder.report.render import render
 from allrounder.report.statistics import McNemar, wilson_interval
 
@@ -284,7 +284,7 @@ def test_all_forms_of_nan_give_the_same_bytes(tmp_path: Path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-@pytest.mark.parametrize("version", [{}, {"format": FORMAT}])
+@pytest.mark.parametrize("version", [{}, {"format": FORMAT_VERSION}])
 def test_a_file_without_distances_and_stages_is_read(version: dict[str, int], tmp_path: Path):
     content = {"facts": {"seed": 1}, "probes": ["natural"], **version}
     arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
@@ -297,12 +297,12 @@ def test_a_file_without_distances_and_stages_is_read(version: dict[str, int], tm
         assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
 
 
-@pytest.mark.parametrize("version", [0, FORMAT + 1, "1", None])
+@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, "1", None])
 def test_a_file_in_another_format_is_refused(version: object, tmp_path: Path):
     content = json.dumps({"facts": {}, "probes": ["natural"], "format": version})
     arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
     save_file(arrays, tmp_path / "new", metadata={"outcome": content})
-    with pytest.raises(ValueError, match=f"new: has format {version}, expected {FORMAT}; it was written by"):
+    with pytest.raises(ValueError, match=f"new: has format version {version}, expected {FORMAT_VERSION}; it was"):
         Outcome.load(tmp_path / "new")
 
 
