@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from allrounder import evaluate, load
+from allrounder import EvalOptions, evaluate, load
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import Outcome
 from allrounder.training.run import Run
@@ -64,7 +64,8 @@ def time_command(*arguments: str) -> float:
 
 def evaluate_run(out: Path) -> Outcome:
     """The outcome of the selected weights on the test images."""
-    return evaluate(load(out, "best"), Run(out).recipe.data.load(), probes=[PROBE], check="note")
+    options = EvalOptions(check="note")
+    return evaluate(load(out, "best"), Run(out).recipe.data.load(), probes=[PROBE], options=options)
 
 
 def check_equal_weights(first: Path, second: Path) -> None:

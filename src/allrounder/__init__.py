@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from allrounder.errors import ThreatError as ThreatError
     from allrounder.errors import WorldError as WorldError
     from allrounder.evaluation.evaluate import evaluate as evaluate
+    from allrounder.evaluation.options import EvalOptions as EvalOptions
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis
     from allrounder.evaluation.preflight import doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe
@@ -165,6 +166,7 @@ _MODULES = {
     ),
     # Evaluation and reports
     "evaluation.evaluate": "evaluate",
+    "evaluation.options": "EvalOptions",
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
     "report.outcome": "Outcome",

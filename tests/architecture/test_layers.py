@@ -49,7 +49,12 @@ ONLY = {
 """Libraries that only some packages may import."""
 NEVER = {("attacks", "objectives"), ("objectives", "distributed"), ("report", "torch")}
 """Packages and what they must not import."""
-DISTRIBUTIONS = {"PIL": "pillow", "tomli_w": "tomli-w", "pydantic_core": "pydantic"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "tomli_w": "tomli-w",
+    "pydantic_core": "pydantic",
+    "typing_extensions": "typing-extensions",
+}
 
 
 def unit(path: Path) -> str:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ from allrounder.attacks import Apgd, Cascade, Fab, Square
 from allrounder.data.base import Split
 from allrounder.evaluation import runner
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.rng import Rng
@@ -90,11 +92,18 @@ def trained_network(kind: type[Tiny] = Tiny) -> nn.Module:
     return model.eval()
 
 
+def group_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Move the arguments that are fields of EvalOptions into `options`."""
+    names = {field.name for field in fields(EvalOptions)}
+    options = EvalOptions(**{name: value for name, value in arguments.items() if name in names})
+    return {name: value for name, value in arguments.items() if name not in names} | {"options": options}
+
+
 def run_evaluation(out: Path | None = None, probes: Sequence[Probe] = PROBES, **options: Any) -> Outcome:
     """Run the tiny evaluation; options change it."""
     model, split = options.pop("model", None) or trained_network(), options.pop("split", None) or images()
-    options.setdefault("check", "skip")
-    return evaluate(model, split, probes=probes, batch_size=BATCH_SIZE, out=out, **options)
+    options = group_options({"batch_size": BATCH_SIZE, "check": "skip", **options})
+    return evaluate(model, split, probes=probes, out=out, **options)
 
 
 def read_outcome_bytes(folder: Path) -> bytes:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.apgd_train import ApgdTrain
-from allrounder.attacks.autoattack import AutoAttack, Version
+from allrounder.attacks.autoattack import AutoAttack, named_attacks
 from allrounder.attacks.base import Attack, AttackResult, perturb
 from allrounder.attacks.bpda import Bpda
 from allrounder.attacks.cascade import Cascade
@@ -53,41 +53,30 @@ SEARCHES: dict[str, type[Attack]] = {
 }
 """Attacks for evaluation only: they stop at the first success, so their cost is not known in advance."""
 
-ATTACK_ALIASES: dict[str, str] = {"pgd": "pgd", "mim": "mim", "mifgsm": "mim", "cw": "cw"}
-"""Names of attacks in ATTACKS that `parse_attack` accepts; a number after the name sets the steps."""
-AUTOATTACK_STAGES = {"apgdce": 0, "apgdt": 1, "fabt": 2, "square": 3}
-"""Names of the stages of AutoAttack, with their positions in the standard version."""
-AUTOATTACK_VERSIONS: dict[str, Version] = {
-    "aa": "standard",
-    "autoattack": "standard",
-    "aaplus": "plus",
-    "aarand": "rand",
-}
-"""Names of the versions of AutoAttack."""
-
 
 def parse_attack(text: str, norm: Norm | None = None) -> Attack:
     """Return the attack with a name: "pgd-20", "MI-FGSM", "apgd-ce", "apgd-t", "fab-t", "square", "aa", ...
 
     A stage of AutoAttack gets the settings that AutoAttack uses for `norm`: L1 has restarts and other radii.
     """
-    plain = re.sub(r"[-_ ]", "", text).lower()
+    plain = _without_separators(text)
     word = plain.rstrip("0123456789")
     steps = plain[len(word) :]
-    if word in ATTACK_ALIASES and (not steps or int(steps) > 0):
-        return adapter(ATTACKS[ATTACK_ALIASES[word]]).validate_python({"steps": int(steps)} if steps else {})
-    if word in AUTOATTACK_VERSIONS and not steps:
-        return AutoAttack(version=AUTOATTACK_VERSIONS[word])
-    if word in AUTOATTACK_STAGES and not steps:
-        return AutoAttack().stages(norm or Linf())[AUTOATTACK_STAGES[word]]
-    if word == "apgddlr" and not steps:
-        return Apgd(surrogate="dlr", schedule=AutoAttack().schedule(norm or Linf()))
-    if word == "fab" and not steps:
-        return Fab(targets=0)
-    stages = ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"]
-    names = [*ATTACK_ALIASES, *stages, "aa", "aa-plus", "aa-rand"]
+    fixed_length = {name: attack for attack in ATTACKS.values() for name in attack.names}
+    for name, attack in fixed_length.items():
+        if word == _without_separators(name) and (not steps or int(steps) > 0):
+            return adapter(attack).validate_python({"steps": int(steps)} if steps else {})
+    named = named_attacks(norm or Linf())
+    for name, attack in named.items():
+        if plain == _without_separators(name):
+            return attack
+    names = [*fixed_length, *named]
     expected = f"(known: {', '.join(names)}, or with steps pgd-20)"
     raise ValueError(f"unknown attack {text!r} {expected}{did_you_mean(word, names)}")
+
+
+def _without_separators(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name).lower()
 
 
 def craft(

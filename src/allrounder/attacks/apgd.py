@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.attacks.apgd_schedule import CheckpointPlan, RadiusSchedule, plan_checkpoints
 from allrounder.attacks.custom_loss import AllowCustomLoss, CustomLoss
@@ -57,8 +58,8 @@ class Apgd(Search):
     eot: PositiveInt = 1
     """How many gradients to average, for random networks (expectation over transformations)."""
 
+    @override
     def address(self) -> str:
-        """The text that selects the random numbers of this search."""
         loss = self.surrogate
         surrogate = loss.address() if isinstance(loss, CustomLoss) else repr(loss)
         return (
@@ -66,8 +67,8 @@ class Apgd(Search):
             f"restarts={self.restarts}, rho={self.rho}, schedule={self.schedule}, eot={self.eot})"
         )
 
+    @override
     def num_repeats(self) -> int:
-        """The number of gradients to average."""
         return self.eot
 
     def __post_init__(self) -> None:
@@ -107,8 +108,8 @@ class Apgd(Search):
             return f"apgd-{loss}"
         return "apgd-t" if loss == "dlr" else f"apgd-{loss}-t"
 
+    @override
     def describe_budget(self, classes: int) -> str:
-        """Steps, targets, restarts, radii, averaged gradients and the loss."""
         loss = self.loss_name(classes)
         replaced = self.surrogate == "dlr" and "margin" in loss
         radii = ", ".join(f"{radius:g}" for radius, _ in self.schedule)
@@ -159,12 +160,12 @@ class Apgd(Search):
             ),
         }
 
+    @override
     def ask(self, state: State, threat: Threat) -> Images:
-        """The current point."""
         return state["point"]
 
+    @override
     def loss(self, state: State, logits: Logits) -> PerExample:
-        """The loss to increase, at the current point."""
         if isinstance(self.surrogate, CustomLoss):
             return self.surrogate(logits, state["y"])
         name = self.loss_name(logits.shape[1])
@@ -221,8 +222,8 @@ class Apgd(Search):
         new |= {"query": query, "previous": x, "point": point}
         return new | {name: _select_rows(enters, tensor, new[name]) for name, tensor in course.items()}
 
+    @override
     def is_finished(self, state: State) -> PerExampleBool:
-        """Whether all queries of the plan are answered."""
         return state["query"] >= self.num_queries()
 
     def num_queries(self) -> int:

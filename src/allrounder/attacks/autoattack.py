@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, final
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.apgd_schedule import L1_SCHEDULE, RadiusSchedule
 from allrounder.attacks.base import Attack, AttackResult
-from allrounder.attacks.cascade import Cascade, run_cascade
+from allrounder.attacks.cascade import run_cascade
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.square import Square
 from allrounder.config.fields import frozen_config
@@ -29,6 +29,7 @@ class AutoAttack(Attack):
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    stops_at_success: ClassVar[bool] = True
 
     version: Version = "standard"
     """standard; plus (more restarts, and untargeted attacks as well); rand (for randomised networks)."""
@@ -54,12 +55,19 @@ class AutoAttack(Attack):
         return run_cascade(self.stages(threat.norm), model, x, y, threat, rng)
 
 
-def stages_of(attack: Attack, threat: Threat) -> tuple[Attack, ...]:
-    """The attacks that an attack runs in sequence; most attacks have themselves as the only stage."""
-    match attack:
-        case AutoAttack():
-            return attack.stages(threat.norm)
-        case Cascade():
-            return tuple(stage for part in attack.attacks for stage in stages_of(part, threat))
-        case _:
-            return (attack,)
+def named_attacks(norm: Norm) -> dict[str, Attack]:
+    """The versions of AutoAttack and its stages by name, with the settings that they have under a norm."""
+    standard = AutoAttack()
+    apgd_ce, apgd_t, fab_t, square = standard.stages(norm)
+    return {
+        "apgd-ce": apgd_ce,
+        "apgd-dlr": Apgd(surrogate="dlr", schedule=standard.schedule(norm)),
+        "apgd-t": apgd_t,
+        "fab": Fab(targets=0),
+        "fab-t": fab_t,
+        "square": square,
+        "aa": standard,
+        "autoattack": standard,
+        "aa-plus": AutoAttack(version="plus"),
+        "aa-rand": AutoAttack(version="rand"),
+    }

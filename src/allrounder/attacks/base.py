@@ -47,6 +47,12 @@ class Attack(ABC):
     """The norms that the attack supports."""
     supports_unions: ClassVar[bool] = False
     """Whether the attack searches a union of threats; then `run` also takes an AnyOf."""
+    is_white_box: ClassVar[bool] = True
+    """Whether the attack uses gradients of the network that it attacks; of a cascade, ask the stages."""
+    stops_at_success: ClassVar[bool] = False
+    """Whether an image that is fooled costs no further passes; then the cost is not known in advance."""
+    names: ClassVar[tuple[str, ...]] = ()
+    """The names that `parse_attack` has for this attack; a number after a name sets its steps."""
 
     @abstractmethod
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
@@ -59,6 +65,22 @@ class Attack(ABC):
         """The attacks that this attack contains; none by default."""
         return ()
 
+    def stages(self, norm: Norm) -> tuple[Attack, ...]:
+        """The attacks that this attack runs in sequence under a norm; most run only themselves."""
+        return (self,)
+
+    def address(self) -> str | None:
+        """The text that selects the random numbers of this attack in an evaluation and names its results.
+
+        It is data: renaming a class or adding a field must not change it. None means that random numbers and
+        results belong to the probe.
+        """
+        return None
+
+    def fills_idle_slots(self, classes: int) -> bool:
+        """Whether a batch with fewer images than slots can use the others to finish earlier."""
+        return False
+
     def passes(self) -> Passes:
         """The most passes that a run on one batch takes; known only for attacks that can train."""
         raise ValueError(f"{self}: searches until it succeeds, so its passes are not known; train with Pgd")
@@ -66,6 +88,10 @@ class Attack(ABC):
     def passes_under(self, num_threats: int) -> Passes:
         """The most passes that a run under a union of `num_threats` threats takes; by default `passes`."""
         return self.passes()
+
+    def evaluation_passes(self, classes: int) -> Passes:
+        """The passes on an image that stays robust, including the final prediction."""
+        return self.passes() + Passes(forwards=1)
 
     def label(self) -> str:
         """The short name of this attack in results and progress reports, without its settings."""

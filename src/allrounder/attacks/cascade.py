@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, final
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.restarts import loss_and_fooled
@@ -29,16 +30,21 @@ class Cascade(Attack):
     """A sequence of attacks; each runs only on the images that are still classified correctly."""
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    stops_at_success: ClassVar[bool] = True
 
     attacks: Annotated[tuple[Annotated[Attack, OneOf(_all_attacks)], ...], Field(min_length=1)]
     """The attacks, in order."""
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Run the attacks in order on one batch."""
         return run_cascade(self.attacks, model, x, y, threat, rng)
 
+    @override
+    def stages(self, norm: Norm) -> tuple[Attack, ...]:
+        return tuple(stage for attack in self.attacks for stage in attack.stages(norm))
+
+    @override
     def sub_attacks(self) -> tuple[Attack, ...]:
-        """The attacks in the sequence."""
         return self.attacks
 
 

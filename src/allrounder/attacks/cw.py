@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import hinge
 from allrounder.attacks.pgd import StepSize, pgd_loop
@@ -25,6 +27,7 @@ class Cw(Attack):
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    names: ClassVar[tuple[str, ...]] = ("cw",)
 
     steps: PositiveInt = 30
     step: StepSize = 0.25
@@ -32,12 +35,12 @@ class Cw(Attack):
     kappa: PositiveFloat = 50.0
     """The margin above which the loss of an example is constant."""
 
+    @override
     def passes(self) -> Passes:
-        """One forward and one backward pass per step."""
         return Passes(self.steps, self.steps)
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Run PGD on the hinge loss."""
         loss = partial(hinge, kappa=self.kappa)
         d = threat.norm.sample(x, threat.eps, rng.fold_in("start"))
         return pgd_loop(model, x, y, threat, loss, d, steps=self.steps, step=self.step)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.attacks.fab_projection import displace, plane_distance
 from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State
@@ -56,8 +57,8 @@ class Fab(Search):
     beta: Share = 0.9
     """The factor of the perturbation after a misclassified point (backward step)."""
 
+    @override
     def address(self) -> str:
-        """The text that selects the random numbers of this search."""
         return (
             f"Fab(steps={self.steps}, targets={self.targets}, restarts={self.restarts}, "
             f"alpha_max={self.alpha_max}, eta={self.eta}, beta={self.beta})"
@@ -67,12 +68,16 @@ class Fab(Search):
         """One round per target and start; there are at most as many targets as other classes."""
         return self.restarts * min(self.targets or 1, classes - 1)
 
+    @override
+    def num_grads(self, classes: int) -> int:
+        return 1 if self.targets else classes - 1
+
+    @override
     def label(self) -> str:
-        """The targeted form is "fab-t", the untargeted one "fab"."""
         return "fab-t" if self.targets else "fab"
 
+    @override
     def describe_budget(self, classes: int) -> str:
-        """Steps, targets and restarts."""
         words = [
             f"{self.steps} steps",
             f"{self.num_rounds(classes) // self.restarts} targets" if self.targets else "",
@@ -96,8 +101,8 @@ class Fab(Search):
             "best_length": torch.full_like(x[:, 0, 0, 0], float("inf")),
         }
 
+    @override
     def ask(self, state: State, threat: Threat) -> Images:
-        """The current point."""
         return state["point"]
 
     def loss(self, state: State, logits: Logits) -> Float[Tensor, "m n"]:
@@ -126,12 +131,12 @@ class Fab(Search):
         new_point = new_point if moving.all() else torch.where(_expand(moving), new_point, point)
         return state | {"point": new_point, "steps_taken": state["steps_taken"] + moving}
 
+    @override
     def is_finished(self, state: State) -> PerExampleBool:
-        """Whether the last step is taken and checked."""
         return state["steps_checked"] == self.steps
 
+    @override
     def num_queries(self) -> int:
-        """Two per step."""
         return 2 * self.steps
 
     def _move(self, x: Images, point: Images, df: PerExample, w: Images, norm: Norm) -> Images:

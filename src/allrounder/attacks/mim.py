@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import StepSize, pgd_loop
@@ -24,6 +26,7 @@ class Mim(Attack):
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    names: ClassVar[tuple[str, ...]] = ("mim", "mi-fgsm")
 
     steps: PositiveInt = 20
     step: StepSize = 0.25
@@ -31,13 +34,12 @@ class Mim(Attack):
     decay: Share = 1.0
     """The factor of the sum in each step; 0 is PGD."""
 
+    @override
     def passes(self) -> Passes:
-        """One forward and one backward pass per step."""
         return Passes(self.steps, self.steps)
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Run PGD along the accumulated gradient."""
-
         def accumulate(m: Images, g: Images) -> Images:
             return self.decay * m + g / (g.abs().mean(dim=(1, 2, 3), keepdim=True) + 1e-12)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, final
 
 import torch
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
@@ -48,8 +49,8 @@ class Msd(Attack):
     l1_step: StepSize = 0.25
     """Length of a step in L1, summed over its coordinates, as a fraction of eps."""
 
+    @override
     def passes(self) -> Passes:
-        """The passes under one threat."""
         return self.passes_under(1)
 
     def passes_under(self, num_threats: int) -> Passes:

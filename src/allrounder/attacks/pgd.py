@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, final
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.custom_loss import AllowCustomLoss, CustomLoss
@@ -34,6 +35,7 @@ class Pgd(Attack):
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    names: ClassVar[tuple[str, ...]] = ("pgd",)
 
     steps: PositiveInt = 10
     step: StepSize = 0.25
@@ -60,8 +62,8 @@ class Pgd(Attack):
         """The function of the loss."""
         return self.loss if isinstance(self.loss, CustomLoss) else LOSSES[self.loss]
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Run the loop from the chosen start."""
         d = initial_perturbation(self.start, x, threat, rng)
         return pgd_loop(
             model, x, y, threat, self.loss_fn(), d, steps=self.steps, step=self.step, eot=self.eot

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.pgd import Pgd, eot_grad, initial_perturbation, needs_natural
@@ -34,12 +35,12 @@ class PixelBudgetPgd(Attack):
     pgd: Pgd
     budgets: Images
 
+    @override
     def passes(self) -> Passes:
-        """As for `pgd`."""
         return self.pgd.passes()
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Run PGD with the projection on the budgets."""
         pgd, budgets = self.pgd, self.budgets
         smallest, largest = float(budgets.min()), float(budgets.max())
         if budgets.shape != x.shape or smallest < 0 or largest > threat.eps * (1 + ROUNDING_SLACK):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, final
 
 import torch
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
@@ -39,8 +40,8 @@ class Restarts(Attack):
     count: PositiveInt = 5
     """The number of runs, including the first."""
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Run the attack repeatedly and keep the better result for each example."""
         x_adv = x
         passes = Passes()
         loss = torch.full_like(x[:, 0, 0, 0], float("-inf"))
@@ -62,8 +63,8 @@ class Restarts(Attack):
         """The passes of `count` runs, each with one more forward pass to compare the results."""
         return (self.attack.passes() + Passes(forwards=1)) * self.count
 
+    @override
     def sub_attacks(self) -> tuple[Attack, ...]:
-        """The attack that is repeated."""
         return (self.attack,)
 
 

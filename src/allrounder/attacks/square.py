@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.attacks.losses import margin
 from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State
@@ -36,6 +37,7 @@ class Square(Search):
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    is_white_box: ClassVar[bool] = False
     needs_grad_cycle: ClassVar[tuple[bool, ...]] = (False,)
 
     queries: PositiveInt = 5000
@@ -45,16 +47,16 @@ class Square(Search):
     restarts: PositiveInt = 1
     """The number of searches, including the first."""
 
+    @override
     def address(self) -> str:
-        """The text that selects the random numbers of this search."""
         return f"Square(queries={self.queries}, p={self.p}, restarts={self.restarts})"
 
+    @override
     def num_rounds(self, classes: int) -> int:
-        """One round per search."""
         return self.restarts
 
+    @override
     def describe_budget(self, classes: int) -> str:
-        """Queries and restarts."""
         restarts = f", {self.restarts} restarts" if self.restarts > 1 else ""
         return f"{self.label()}: {self.queries} queries{restarts}"
 
@@ -120,20 +122,20 @@ class Square(Search):
             "query": state["query"] + 1,
         }
 
+    @override
     def is_finished(self, state: State) -> PerExampleBool:
-        """Whether the start and all windows are answered."""
         return state["query"] > self.queries
 
+    @override
     def num_queries(self) -> int:
-        """The start and all windows."""
         return self.queries + 1
 
+    @override
     def skip_ahead(self, state: State, steps: Labels) -> State | None:
-        """The state after `steps` windows that do not raise the margin."""
         return state | {"query": state["query"] + steps}
 
+    @override
     def accepted(self, before: State, after: State) -> PerExampleBool:
-        """Whether the margin was raised."""
         return after["margin"] > before["margin"]
 
 

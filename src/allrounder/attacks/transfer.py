@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from allrounder.attacks.base import Attack, AttackResult, perturb
 from allrounder.attacks.custom_loss import Identifier
 from allrounder.config.fields import frozen_config
@@ -25,6 +27,7 @@ class Transfer(Attack):
     """
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
+    is_white_box: ClassVar[bool] = False
 
     attack: Attack
     """The attack to run on the source; it determines the supported norms."""
@@ -45,6 +48,6 @@ class Transfer(Attack):
             raise
         return AttackResult(x=result.x, passes=result.passes)
 
+    @override
     def sub_attacks(self) -> tuple[Attack, ...]:
-        """The attack on the source."""
         return (self.attack,)

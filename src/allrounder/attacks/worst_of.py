@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, final
 
 import torch
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
@@ -31,13 +32,13 @@ class WorstOf(Attack):
     attack: Annotated[Attack, OneOf(attack_table)]
     """The attack to run; it determines the supported norms."""
 
+    @override
     def check_supports(self, threat: Threat | AnyOf) -> None:
-        """Raise ValueError if the attack does not support one of the threats."""
         for member in split_union(threat):
             self.attack.check_supports(member)
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat | AnyOf, rng: Rng) -> AttackResult:
-        """Craft under each threat in order and compare the losses."""
         x_adv = x
         passes = Passes()
         loss = torch.full_like(x[:, 0, 0, 0], float("-inf"))
@@ -54,12 +55,12 @@ class WorstOf(Attack):
             fooled = torch.where(worse, logits.argmax(1) != y, fooled)
         return AttackResult(x=x_adv, loss=loss, fooled=fooled, passes=passes)
 
+    @override
     def passes(self) -> Passes:
-        """The passes under one threat."""
         return self.passes_under(1)
 
+    @override
     def passes_under(self, num_threats: int) -> Passes:
-        """The passes under a union of `num_threats` threats."""
         return (self.attack.passes() + Passes(forwards=1)) * num_threats
 
 

@@ -13,8 +13,7 @@ from allrounder.cli.index import complete_dataset, read_index
 app = typer.Typer(help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
 
 Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="A dataset, such as CIFAR-10.", autocompletion=complete_dataset),
+    str, typer.Argument(metavar="NAME", help="A dataset, such as CIFAR-10.", autocompletion=complete_dataset)
 ]
 Source = Annotated[
     Path | None, typer.Option("--from", help="A folder that holds the files, used instead of a download.")

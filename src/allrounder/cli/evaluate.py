@@ -78,7 +78,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the numbers on
 
 @final
 @dataclass(frozen=True)
-class EvalOptions:
+class EvalCommand:
     """The options of `eval`."""
 
     target: str | None
@@ -135,7 +135,7 @@ def eval_(
     check_choice(budget, read_index()["budgets"], "--budget")
     if style is not None:
         check_choice(style, read_index()["table_styles"], "--table")
-    options = EvalOptions(
+    command = EvalCommand(
         target=target,
         which=which,
         model=model,
@@ -160,7 +160,7 @@ def eval_(
     )
     from allrounder.cli.evaluation import run_evaluation
 
-    run_evaluation(options)
+    run_evaluation(command)
 
 
 def doctor_(

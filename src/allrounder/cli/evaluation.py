@@ -12,18 +12,18 @@ import torch
 import typer
 from torch import nn
 
-from allrounder.attacks.autoattack import stages_of
-from allrounder.attacks.search.base import Search
 from allrounder.cli.display import EvaluationBars, print_numbers
 from allrounder.cli.echo import echo
-from allrounder.cli.evaluate import EvalOptions
+from allrounder.cli.evaluate import EvalCommand
 from allrounder.cli.target import EvalTarget, load_target_on_all_ranks
 from allrounder.distributed import World
 from allrounder.errors import RunError
 from allrounder.evaluation.assemble import load_outcome
 from allrounder.evaluation.evaluate import BUDGETS, BudgetName, evaluate, select_rows
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe, select_probes, suite
 from allrounder.evaluation.shifts import parse_shifts
+from allrounder.evaluation.stages import probe_stages
 from allrounder.report.footnotes import footnotes
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.render import render
@@ -36,56 +36,54 @@ MIN_IMAGES_PER_WORKER = 16
 """Images that make another process worthwhile."""
 
 
-def run_evaluation(options: EvalOptions) -> None:
+def run_evaluation(command: EvalCommand) -> None:
     """Evaluate, then write and print the results; under torchrun, on every rank."""
     with World.open() as world:
         target = load_target_on_all_ranks(
             world,
-            options.target,
-            which=options.which,
-            model=options.model,
-            weights=options.weights,
-            key=options.key,
-            data=options.data,
+            command.target,
+            which=command.which,
+            model=command.model,
+            weights=command.weights,
+            key=command.key,
+            data=command.data,
         )
-        probes = probes_from_options(target, options.suite, options.threats, options.attacks, options.ood)
-        folder = _results_folder(options.folder or target.folder, options.keep_examples)
-        images = len(select_rows(target.data.test, options.n or BUDGETS[options.budget], options.seed))
-        if options.model is not None:
+        probes = probes_from_options(target, command.suite, command.threats, command.attacks, command.ood)
+        folder = _results_folder(command.folder or target.folder, command.keep_examples)
+        images = len(select_rows(target.data.test, command.n or BUDGETS[command.budget], command.seed))
+        if command.model is not None:
             sys.path.insert(0, str(Path.cwd()))  # worker processes import the module of a factory from here
-        requested = options.workers or (1 if world.size > 1 else None)
-        workers = _num_workers(requested, target.model, probes, images, options.ood)
+        requested = command.workers or (1 if world.size > 1 else None)
+        workers = _num_workers(requested, target.model, probes, images, command.ood)
         earlier = load_outcome(folder / OUTCOME_FILE) if folder and world.is_main else None
-        with EvaluationBars(workers, options.quiet or not world.is_main) as bars:
+        with EvaluationBars(workers, command.quiet or not world.is_main) as bars:
             bars.log(f"{target.name}: {images} images of {len(target.data.test)}{_describe_world(world)}")
             outcome = evaluate(
                 target.model,
                 target.data,
                 probes=probes,
+                ood=command.ood,
+                n=command.n,
+                budget=cast(BudgetName, command.budget),
+                seed=command.seed,
                 out=folder,
-                seed=options.seed,
-                budget=cast(BudgetName, options.budget),
-                n=options.n,
-                batch_size=options.batch_size,
                 workers=workers,
-                keep_examples=options.keep_examples,
-                check="note" if options.force else "stop",
-                about=target.about,
-                ood=options.ood,
-                ood_data=options.ood_data,
-                world=world,
                 progress=bars.update,
+                options=EvalOptions(
+                    batch_size=command.batch_size,
+                    check="note" if command.force else "stop",
+                    keep_examples=command.keep_examples,
+                    about=target.about,
+                    ood_data=command.ood_data,
+                    world=world,
+                ),
             )
         if world.is_main:
-            _report(outcome, folder, earlier, target.name, options.style, options.quiet)
+            _report(outcome, folder, earlier, target.name, command.style, command.quiet)
 
 
 def probes_from_options(
-    target: EvalTarget,
-    suite_name: str | None,
-    threats: Sequence[str],
-    attacks: Sequence[str],
-    ood: str = "",
+    target: EvalTarget, suite_name: str | None, threats: Sequence[str], attacks: Sequence[str], ood: str = ""
 ) -> tuple[Probe, ...]:
     """Select the probes: a suite or attacks, under the threats of the options or those of the run.
 
@@ -109,9 +107,7 @@ def probes_from_options(
 def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str = "") -> int:
     """One process per core if the probes search or the images are corrupted, because then starting processes
     pays off; one process on an accelerator."""
-    searches = any(
-        isinstance(attack, Search) for probe in probes for attack in stages_of(probe.attack, probe.threat)
-    )
+    searches = any(stage.attack.stops_at_success for probe in probes for stage in probe_stages(probe))
     if not (searches or ood) or device_and_dtype(model)[0].type != "cpu":
         return 1
     return max(1, min(len(os.sched_getaffinity(0)), images // MIN_IMAGES_PER_WORKER))

@@ -14,13 +14,7 @@ from allrounder.cli.display import ProgressBars, print_numbers
 from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice
 from allrounder.errors import Interrupted, RunError
-from allrounder.experiments.launchers import (
-    SLURM_SCRIPT,
-    Launcher,
-    run_on_ray,
-    slurm_script,
-    submit_to_slurm,
-)
+from allrounder.experiments.launchers import SLURM_SCRIPT, Launcher, run_on_ray, slurm_script, submit_to_slurm
 from allrounder.experiments.runner import TotalProgress, collect_results, make_jobs, open_study
 from allrounder.experiments.study import Study, Trial
 from allrounder.report.study import StudyResults, format_rows, render_study

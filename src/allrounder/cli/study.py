@@ -19,17 +19,14 @@ from allrounder.errors import RunError
 StudyName = Annotated[
     str,
     typer.Argument(
-        metavar="STUDY",
-        help="A study file, or the name of a shipped study.",
-        autocompletion=complete_study,
+        metavar="STUDY", help="A study file, or the name of a shipped study.", autocompletion=complete_study
     ),
 ]
 Folder = Annotated[
     Path | None, typer.Option("--out", help="The folder of the study. Default: runs/studies/NAME.")
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="Trainings at once, each with one thread. Default: one per core."),
+    int | None, typer.Option(min=1, help="Trainings at once, each with one thread. Default: one per core.")
 ]
 LauncherName = Annotated[str, typer.Option(help="local, slurm or ray.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the trainings, and run none.")]
@@ -90,9 +87,7 @@ def table(
     study: Annotated[
         str,
         typer.Argument(
-            metavar="STUDY_OR_FOLDER",
-            help="A study, or the folder it ran in.",
-            autocompletion=complete_study,
+            metavar="STUDY_OR_FOLDER", help="A study, or the folder it ran in.", autocompletion=complete_study
         ),
     ],
     folder: Folder = None,

@@ -17,12 +17,7 @@ from allrounder.training.trainer import train
 
 
 def run_training(
-    source: str,
-    overrides: Sequence[str],
-    out: Path | None,
-    resume: bool,
-    threads: int | None,
-    workers: int,
+    source: str, overrides: Sequence[str], out: Path | None, resume: bool, threads: int | None, workers: int
 ) -> int:
     """Train a recipe; return the exit code."""
     recipe = Recipe.load(source, overrides)

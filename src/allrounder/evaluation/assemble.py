@@ -22,7 +22,7 @@ from allrounder.report.outcome import NATURAL, Facts, Outcome
 from allrounder.system.files import temporary_path
 from allrounder.types import Labels
 
-PER_PROBE_FACTS = ("stages", "settings", "attacks", "ood")
+PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood")
 """Facts with an entry for every probe, or for every set of corrupted images."""
 
 
@@ -158,5 +158,6 @@ def probe_facts(probes: Sequence[Probe], rows: Labels) -> dict[str, Any]:
         "rows": digest_rows(rows),
         "stages": {name: [attack.label() for attack in attacks] for name, attacks in stages.items()},
         "settings": {name: [str(attack) for attack in attacks] for name, attacks in stages.items()},
+        "white_box": {name: [attack.is_white_box for attack in attacks] for name, attacks in stages.items()},
         "questions": [question for question in questions if question is not None],
     }

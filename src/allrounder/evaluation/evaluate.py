@@ -11,11 +11,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 
-from allrounder.config.fields import did_you_mean
 from allrounder.data.base import Array, Split
 from allrounder.data.inputs.coerce import DataLike, as_split
 from allrounder.data.splits import stratified_indices
@@ -30,6 +29,7 @@ from allrounder.evaluation.assemble import (
 from allrounder.evaluation.distributed import check_rank_options
 from allrounder.evaluation.identity import fingerprint_model_and_data
 from allrounder.evaluation.job import EvaluationJob
+from allrounder.evaluation.options import EvalOptions, PreflightMode, check_choice, check_positive
 from allrounder.evaluation.preflight import doctor
 from allrounder.evaluation.probes import Eps, Probe, select_probes
 from allrounder.evaluation.shifts import CorruptionEval
@@ -51,7 +51,6 @@ PREFLIGHT_IMAGES = 16
 BUDGETS: dict[str, int | None] = {"smoke": 20, "quick": 200, "standard": 1000, "full": None}
 """Images of an evaluation. A budget never shortens an attack: with fewer steps it would be another attack."""
 BudgetName: TypeAlias = Literal["smoke", "quick", "standard", "full"]
-PreflightMode: TypeAlias = Literal["stop", "note", "skip"]
 
 
 def evaluate(
@@ -64,66 +63,58 @@ def evaluate(
     eps: Eps | Sequence[Eps] | None = None,
     threats: Sequence[Threat | str] = (),
     attacks: Sequence[str] = (),
-    out: str | Path | None = None,
-    seed: int = 0,
-    budget: BudgetName = "full",
-    n: int | None = None,
-    batch_size: int | None = None,
-    workers: int = 1,
-    keep_examples: bool = False,
-    check: PreflightMode = "stop",
-    about: Facts | None = None,
     ood: str | Sequence[str] = (),
-    ood_data: str | Path | None = None,
-    world: World | None = None,
+    n: int | None = None,
+    budget: BudgetName = "full",
+    seed: int = 0,
+    out: str | Path | None = None,
+    workers: int = 1,
     progress: ProgressCallback = lambda event: None,
+    options: EvalOptions = EvalOptions(),
 ) -> Outcome:
     """Evaluate any callable from images in [0, 1] to logits; only correctly classified images are attacked.
 
     The data is a dataset (its test split), a split, images and labels, or a loader of such batches; `n` or
     `budget` selects a class-balanced subset. What to run is given as probes, as attacks under threats, or as
-    a norm with one or several eps; without a named attack it is AutoAttack.
+    a norm with one or several eps; without a named attack it is AutoAttack. `ood` adds corruptions and
+    perturbations, such as "c:5,p".
 
     With a folder `out`, results are stored per image and attack: call again after an interruption, or with
     more images or attacks, and no attack is run twice. Returns only the probes of this call; the outcome file
-    in `out` accumulates all probes ever run on the same images. `keep_examples` saves the images that fool
-    the network.
+    in `out` accumulates all probes ever run on the same images.
 
     `workers` are processes with one thread each; any number gives the outcome of one thread in this process.
-    Processes started by torchrun share the images if each gives its `world`; only rank 0 writes. On severe
-    findings of the preflight, `check` "stop" raises, "note" records them, "skip" runs no preflight. `about`
-    is added to the facts. `ood` adds corruptions and perturbations, such as "c:5,p", from `ood_data` or
-    generated.
     """
-    world = world or World.single_process()
-    _check_options(budget, check, batch_size, workers, lacks_folder=keep_examples and out is None)
-    check_rank_options(world, workers, keep_examples)
+    world = options.world
+    check_choice("budget", budget, tuple(BUDGETS))
+    check_positive("workers", workers)
+    if options.keep_examples and out is None:
+        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
+    check_rank_options(world, workers, options.keep_examples)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
-    corruptions = CorruptionEval.prepare(ood, split, ood_data)
+    corruptions = CorruptionEval.prepare(ood, split, options.ood_data)
     check_picklable(workers, network=model, data=split, probes=selected)
     rows = select_rows(split, BUDGETS[budget] if n is None else n, seed)
-    size = batch_size or default_batch_size(model, split)
+    size = options.batch_size or default_batch_size(model, split)
     settings = {"seed": seed, "batch_size": size, "threads": 1 if workers > 1 else torch.get_num_threads()}
     facts = {**settings, "budget": budget if n is None else f"{n} images", **probe_facts(selected, rows)}
     lasting = out is not None
-    fingerprint, findings = _examine(model, split, rows, selected, check, lasting or workers * world.size > 1)
+    shared = lasting or workers * world.size > 1
+    fingerprint, findings = _examine(model, split, rows, selected, options.check, shared)
     facts |= {**findings, **corruptions.facts()}
     world.assert_equal_across_ranks("the evaluation", {**fingerprint, **facts})
-    plan = {**fingerprint, **settings, "examples": keep_examples}
+    plan = {**fingerprint, **settings, "examples": options.keep_examples}
     with ExitStack() as stack:
         folder = _open_folder(stack, out if world.is_main else None, workers, plan)
-        job = EvaluationJob(model, split, selected, seed, size, keep_examples, folder, lasting, corruptions)
-        return _run_and_save(job, rows, {**(about or {}), **facts}, workers, world, progress)
+        job = EvaluationJob(
+            model, split, selected, seed, size, options.keep_examples, folder, lasting, corruptions
+        )
+        return _run_and_save(job, rows, {**options.about, **facts}, workers, world, progress)
 
 
 def _examine(
-    model: Classifier,
-    split: Split,
-    rows: Labels,
-    probes: Sequence[Probe],
-    check: PreflightMode,
-    shared: bool,
+    model: Classifier, split: Split, rows: Labels, probes: Sequence[Probe], check: PreflightMode, shared: bool
 ) -> tuple[Facts, Facts]:
     """Run the preflight and fingerprint the model and the data; return the fingerprint and all facts.
 
@@ -170,20 +161,6 @@ def _save_outcome(outcome: Outcome, folder: Path) -> None:
     combined.save(folder / OUTCOME_FILE)
 
 
-def _check_options(
-    budget: str, check: str, batch_size: int | None, workers: int, *, lacks_folder: bool
-) -> None:
-    if lacks_folder:
-        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
-    for name, got, known in (("budget", budget, list(BUDGETS)), ("check", check, get_args(PreflightMode))):
-        if got not in known:
-            expected = f"{', '.join(known)}{did_you_mean(got, known)}"
-            raise ValueError(f"{name}: got {got!r}, expected one of {expected}")
-    for name, number in (("batch_size", batch_size), ("workers", workers)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name}: got {number}, expected 1 or more")
-
-
 def default_batch_size(model: Classifier, split: Split) -> int:
     """The batch size that BATCH_SIZES gives for the images of a split and the device of a network."""
     image_size = split.fetch(torch.arange(1)).numel()
@@ -209,8 +186,5 @@ def run_preflight(
         diagnosis.raise_if_bad()
     facts: dict[str, Any] = {"findings": [str(finding) for finding in diagnosis.findings]}
     if diagnosis.classes is not None:
-        facts |= {
-            "classes": diagnosis.classes,
-            "attacks": describe_budgets(probes, diagnosis.classes),
-        }
+        facts |= {"classes": diagnosis.classes, "attacks": describe_budgets(probes, diagnosis.classes)}
     return facts

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from allrounder.attacks.autoattack import stages_of
 from allrounder.attacks.base import Attack
-from allrounder.attacks.search.base import Search
 from allrounder.evaluation.probes import Probe
 from allrounder.rng import Rng
 
@@ -31,14 +29,14 @@ class AttackStage:
 
     def key(self) -> str:
         """The key of its results in a `ResultStore`."""
-        if isinstance(self.attack, Search):
-            return f"{self.attack.address()}@{self.probe.threat}"
+        if (address := self.attack.address()) is not None:
+            return f"{address}@{self.probe.threat}"
         return f"{self.attack} as {self.probe}" + (f" stage {self.number}" if self.number else "")
 
     def rng(self, rng: Rng) -> Rng:
         """The random numbers of this stage, derived from those of the evaluation."""
-        if isinstance(self.attack, Search):
-            return rng.fold_in("search", self.attack.address(), str(self.probe.threat))
+        if (address := self.attack.address()) is not None:
+            return rng.fold_in("search", address, str(self.probe.threat))
         return rng.fold_in("probe", str(self.probe), *(("stage", self.number) if self.number else ()))
 
     def label(self) -> str:
@@ -50,16 +48,13 @@ class AttackStage:
     def batch_width(self, classes: int, image_size: int, batch_size: int) -> int:
         """Images per forward pass, for images of `image_size` values.
 
-        Twice the batch size where images are small and the attack can fill idle slots: with other rounds, or
-        by looking ahead.
+        Twice the batch size where images are small and the attack can fill idle slots.
         """
-        if not isinstance(self.attack, Search):
-            return batch_size
-        fills_slots = self.attack.num_rounds(classes) > 1 or not any(self.attack.needs_grad_cycle)
-        return 2 * batch_size if fills_slots and image_size <= SMALL_IMAGE else batch_size
+        doubled = image_size <= SMALL_IMAGE and self.attack.fills_idle_slots(classes)
+        return 2 * batch_size if doubled else batch_size
 
 
 def probe_stages(probe: Probe) -> tuple[AttackStage, ...]:
     """The stages of a probe, in the order in which they run."""
-    attacks = stages_of(probe.attack, probe.threat)
+    attacks = probe.attack.stages(probe.threat.norm)
     return tuple(AttackStage(probe, attack, number) for number, attack in enumerate(attacks))

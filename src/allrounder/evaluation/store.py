@@ -5,7 +5,7 @@ and on nothing else: not on the other images or attacks, and not on the process 
 serves any number of images and attacks, and a later call reuses the results of earlier ones.
 
     plan.json                           what all results in the folder have in common, and the format version
-    lines/ATTACK-DIGEST/ROW.safetensors shards: the results of some images each, named by their first row
+    results/ATTACK-DIGEST/ROW.safetensors shards: the results of some images each, named by their first row
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import final
 
 from allrounder.errors import RunError
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.experiments import manifest as manifests
 from allrounder.experiments.manifest import STUDY_FILE, Manifest, TrialEntry
 from allrounder.experiments.signatures import evaluation_folder, load_outcome, make_signature, signature_file
@@ -160,10 +161,9 @@ def _evaluate_weights(
         n=images,
         budget="full",
         out=out,
-        # A training that failed to learn is a result too; the findings are printed below the table.
-        check="note",
-        about=about,
         progress=lambda event: send(replace(event, name=name, stage=event.stage or "evaluation")),
+        # A training that failed to learn is a result too; the findings are printed below the table.
+        options=EvalOptions(check="note", about=about),
     )
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.inference.fold import Folded
 from allrounder.models.layers import TensorOrProxy
@@ -119,8 +120,8 @@ class WinogradConv(nn.Conv2d):
         self.forward_filters = transform_filters(weight)
         self.backward_filters = transform_filters(weight.flip(2, 3).transpose(0, 1))
 
+    @override
     def forward(self, input: TensorOrProxy) -> TensorOrProxy:
-        """Compute the convolution."""
         y = cast(Tensor, _WinogradFunction.apply(input, self.forward_filters, self.backward_filters))
         return y if self.bias is None else y + self.bias[:, None, None]
 
@@ -200,8 +201,8 @@ class StemConv(nn.Conv2d):
         rows = self.weight.detach().permute(1, 2, 3, 0).reshape(-1, layer.out_channels)
         self.backward_filters = rows.contiguous()
 
+    @override
     def forward(self, input: TensorOrProxy) -> TensorOrProxy:
-        """Compute the convolution."""
         return cast(Tensor, _StemFunction.apply(input, self))
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, final
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from allrounder.config.fields import FiniteFloat, PositiveFloat, frozen_config
 from allrounder.errors import RecipeError
@@ -38,9 +39,8 @@ class Architecture(ModelSpec):
         Field(description="Deviation per channel that images are divided by; empty for none."),
     ] = ()
 
+    @override
     def build(self, classes: int, shape: Shape) -> nn.Module:
-        """Build a network from images (n, c, h, w) in [0, 1] to logits (n, k), initialised by the global
-        generator."""
         if classes < 1:
             raise ValueError(f"model: got {classes} classes, expected 1 or more")
         if min(shape) < 1:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn import functional as F
+from typing_extensions import override
 
 if TYPE_CHECKING:
     TensorOrProxy: TypeAlias = Tensor
@@ -35,8 +36,8 @@ def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1) -> nn.Conv2d
 class StridedConv1x1(nn.Conv2d):
     """A strided 1x1 convolution, computed without a stride on the pixels that it uses."""
 
+    @override
     def forward(self, input: TensorOrProxy) -> TensorOrProxy:
-        """Return the convolution of the input."""
         down, right = self.stride
         return F.conv2d(input[:, :, ::down, ::right], self.weight, self.bias)
 

@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.models.layers import TensorOrProxy
 
@@ -26,8 +27,8 @@ class Normalise(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the normalised images."""
         return (x - self.mean) / self.std
 
 

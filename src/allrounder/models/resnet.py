@@ -9,6 +9,7 @@ from typing import Literal, final
 
 from torch import nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from allrounder.config.fields import Flag, PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
@@ -30,8 +31,8 @@ class BasicBlock(nn.Module):
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the output of the block."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = self.bn2(self.conv2(out)) + self.shortcut(x)
         return F.relu(out, inplace=True)
@@ -55,8 +56,8 @@ class ResNet(nn.Module):
         self.linear = nn.Linear(8 * width, classes)
         init_uniform_(self)
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the logits of images."""
         x = F.relu(self.bn1(self.conv1(self.normalise(x))), inplace=True)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.linear(global_avg_pool(x))
@@ -111,8 +112,8 @@ class PreActResNet(nn.Module):
         self.linear = nn.Linear(8 * width, classes)
         init_uniform_(self)
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the logits of images."""
         x = self.layer2(self.layer1(self.conv1(self.normalise(x))))
         x = self.layer4(self.layer3(x))
         if self.bn is not None:
@@ -132,8 +133,8 @@ class ResNet18(Architecture):
     width: PositiveInt = 64
     """Channels of the first stage; every later stage doubles them."""
 
+    @override
     def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
         return ResNet(normalise, shape[0], self.width, (2, 2, 2, 2), classes)
 
 
@@ -149,8 +150,8 @@ class ResNet34(Architecture):
     width: PositiveInt = 64
     """Channels of the first stage; every later stage doubles them."""
 
+    @override
     def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
         return ResNet(normalise, shape[0], self.width, (3, 4, 6, 3), classes)
 
 
@@ -175,6 +176,6 @@ class PreActResNet18(Architecture):
     RobustBench. The parameter names are the same, so a file of weights does not show which variant it belongs
     to."""
 
+    @override
     def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
         return PreActResNet(self, normalise, shape[0], classes)

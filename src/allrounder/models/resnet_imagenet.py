@@ -9,6 +9,7 @@ from typing import final
 
 from torch import nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from allrounder.config.fields import PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
@@ -32,8 +33,8 @@ class Bottleneck(nn.Module):
         if stride != 1 or inputs != outputs:
             self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the output of the block."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         out = F.relu(self.bn2(self.conv2(out)), inplace=True)
         out = self.bn3(self.conv3(out)) + (x if self.downsample is None else self.downsample(x))
@@ -62,8 +63,8 @@ class ImageNetResNet(nn.Module):
         self.fc = nn.Linear(8 * wide, classes)
         init_normal_(self)
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the logits of images."""
         x = F.relu(self.bn1(self.conv1(self.normalise(x))), inplace=True)
         x = self.layer2(self.layer1(F.max_pool2d(x, 3, stride=2, padding=1)))
         return self.fc(global_avg_pool(self.layer4(self.layer3(x))))
@@ -82,8 +83,8 @@ class ResNet50(Architecture):
     width: PositiveInt = 64
     """Channels of the stem; the stages have 4, 8, 16 and 32 times as many."""
 
+    @override
     def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
         return ImageNetResNet(normalise, shape[0], self.width, 1, classes)
 
 
@@ -100,6 +101,6 @@ class WideResNet50(Architecture):
     width: PositiveInt = 64
     """Channels of the stem; the stages have 4, 8, 16 and 32 times as many."""
 
+    @override
     def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
         return ImageNetResNet(normalise, shape[0], self.width, 2, classes)

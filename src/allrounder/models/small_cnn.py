@@ -6,6 +6,7 @@ from typing import final
 
 from torch import nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from allrounder.config.fields import PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
@@ -29,8 +30,8 @@ class SmallCnnNetwork(nn.Module):
         self.linear = nn.Linear(16 * width, classes)
         init_uniform_(self)
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the logits of images."""
         x = F.relu(self.bn1(self.conv1(self.normalise(x))), inplace=True)
         x = F.relu(self.bn2(self.conv2(x)), inplace=True)
         x = F.relu(self.bn3(self.conv3(x)), inplace=True)
@@ -50,6 +51,6 @@ class SmallCnn(Architecture):
     width: PositiveInt = 16
     """Channels of the first convolution; the others have 2, 4 and 4 times as many."""
 
+    @override
     def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
         return SmallCnnNetwork(normalise, shape[0], self.width, classes)

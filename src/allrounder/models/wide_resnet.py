@@ -11,6 +11,7 @@ from typing import Literal, final
 
 from torch import nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from allrounder.config.fields import PositiveInt, Share, frozen_config
 from allrounder.models.base import Architecture, Shape
@@ -69,8 +70,8 @@ class WideResNetNetwork(nn.Module):
         init_normal_(self)
         nn.init.zeros_(self.fc.bias)
 
+    @override
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the logits of images."""
         x = self.block3(self.block2(self.block1(self.conv1(self.normalise(x)))))
         return self.fc(global_avg_pool(F.relu(self.bn1(x), inplace=True)))
 
@@ -113,6 +114,6 @@ class WideResNet(Architecture):
             )
         return blocks
 
+    @override
     def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
         return WideResNetNetwork(self, normalise, shape[0], classes)

@@ -39,8 +39,10 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 
 EXAMPLE_THREATS: dict[str, Any] = {
-    **{"threat": "Linf:8/255", "against": ["Linf:8/255", "L2:128/255"]},
-    **{"source": "Linf:8/255", "target": "L2:128/255"},
+    "threat": "Linf:8/255",
+    "against": ["Linf:8/255", "L2:128/255"],
+    "source": "Linf:8/255",
+    "target": "L2:128/255",
 }
 """Values of required fields with which objectives are listed: the threats of the papers on CIFAR-10."""
 

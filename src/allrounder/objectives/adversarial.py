@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, final
 
 from torch import nn
+from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult, perturb
@@ -47,16 +48,16 @@ class Adversarial(Objective):
     def __post_init__(self) -> None:
         self.attack.check_supports(self.threat)
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """The threat, or those of the union."""
         return self.threat.threats if isinstance(self.threat, AnyOf) else (self.threat,)
 
+    @override
     def craft_passes(self) -> Passes:
-        """The passes of the attack."""
         return self.attack.passes_under(len(self.threats()))
 
+    @override
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
-        """Attack the current network on hard labels."""
         rng = ctx.rng.fold_in("attack")
         return perturb(self.attack, model, batch.x, batch.y, self.threat, rng, norm_layers=self.norm_layers)
 

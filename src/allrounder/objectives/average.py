@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult, perturb
@@ -40,8 +41,8 @@ class Average(Objective):
         for threat in self.against:
             self.attack.check_supports(threat)
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """The threats it averages over."""
         return self.against
 
     def craft_passes(self) -> Passes:

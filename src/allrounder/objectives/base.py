@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, cast
 import torch.nn.functional as F
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, WithJsonSchema
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult, perturb
 from allrounder.threats.norms import ALL_NORMS, Norm
@@ -105,12 +106,12 @@ class SingleThreatObjective(Objective):
     def __post_init__(self) -> None:
         self.attack.check_supports(self.threat)
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """The threat."""
         return (self.threat,)
 
+    @override
     def craft_passes(self) -> Passes:
-        """The passes of the attack."""
         return self.attack.passes()
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult | None:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.attacks.apgd_train import ApgdTrain
 from allrounder.attacks.base import AttackResult, perturb
@@ -39,8 +40,8 @@ class Eat(Objective):
     norm_layers: BatchNormMode = "eval"
     """Batch-norm while crafting."""
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """The threats it chooses from."""
         return self.against
 
     def craft_passes(self) -> Passes:

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, final
 
 from pydantic import AfterValidator
 from torch import nn
+from typing_extensions import override
 
 from allrounder.attacks.base import AttackResult, perturb
 from allrounder.attacks.early_stop_pgd import EarlyStopPgd
@@ -92,8 +93,8 @@ class Fat(Objective):
         """The attack, or the default of the variant, with tau = 0."""
         return VARIANT_DEFAULTS[self.variant][0] if self.attack is None else self.attack
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """The threat."""
         return (self.threat,)
 
     def craft_passes(self) -> Passes:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.attacks.apgd_train import ApgdTrain
 from allrounder.attacks.base import AttackResult, perturb
@@ -52,12 +53,12 @@ class LogitPairing(Objective):
             message = f"expected a threat other than the source, got {self.source} twice; change one of them"
             raise_field_errors(self, [(("target",), message)])
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """Source and target."""
         return (self.source, self.target)
 
+    @override
     def craft_passes(self) -> Passes:
-        """The passes of two attacks."""
         return self.attack.passes() * 2
 
     def loss_passes(self) -> Passes:

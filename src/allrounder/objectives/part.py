@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.attacks.base import AttackResult, perturb
 from allrounder.attacks.pgd import Pgd
@@ -64,8 +65,8 @@ class Part(Objective):
             message = f"got {self.threat}, expected an Linf threat for budgets per pixel, such as Linf:8/255"
             raise_field_errors(self, [(("threat",), message)])
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """The threat."""
         return (self.threat,)
 
     def craft_passes(self) -> Passes:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult, perturb
@@ -60,20 +61,20 @@ class Score(Objective):
         """The attack, or the default of the variant."""
         return VARIANT_DEFAULTS[self.variant][0] if self.attack is None else self.attack
 
+    @override
     def threats(self) -> tuple[Threat, ...]:
-        """The threat."""
         return (self.threat,)
 
+    @override
     def craft_passes(self) -> Passes:
-        """The passes of the attack."""
         return self.effective_attack.passes()
 
     def loss_passes(self) -> Passes:
         """One forward and backward for crafted images and, in trades-lse, one for natural images."""
         return Passes(1, 1) * (2 if self.variant == "trades-lse" else 1)
 
+    @override
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
-        """Attack the current network on hard labels."""
         mode = VARIANT_DEFAULTS[self.variant][1] if self.norm_layers is None else self.norm_layers
         rng = ctx.rng.fold_in("attack")
         return perturb(self.effective_attack, model, batch.x, batch.y, self.threat, rng, norm_layers=mode)

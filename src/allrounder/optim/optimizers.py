@@ -9,6 +9,7 @@ from typing import Annotated, Literal, final
 import torch
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from allrounder.config.fields import (
     FiniteFloat,
@@ -41,10 +42,7 @@ class Sgd(Optimizer):
     momentum: Share = 0.9
     weight_decay: NonNegativeFloat = 0.0
     nesterov: Flag = False
-    # Not written to recipes by default, so that older recipes keep their fingerprint.
-    decay_on: Annotated[
-        Literal["all", "weights"], Field(exclude_if=lambda decay_on: decay_on == "all")  # pyright: ignore[reportUnknownLambdaType]
-    ] = "all"
+    decay_on: Literal["all", "weights"] = "all"
     """What weight decay applies to: all parameters, or only those of more than one dimension, without biases
     and batch-norm scales."""
 
@@ -80,8 +78,8 @@ class Adam(Optimizer):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
 
+    @override
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """torch.optim.Adam."""
         listed = list(parameters)
         return torch.optim.Adam(
             listed,
@@ -102,8 +100,8 @@ class AdamW(Optimizer):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 1e-2
 
+    @override
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """torch.optim.AdamW."""
         listed = list(parameters)
         return torch.optim.AdamW(
             listed,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, final
 
+from typing_extensions import override
+
 from allrounder.config.fields import NonEmpty, frozen_config
 
 STAGES_DIR = "stages"
@@ -41,8 +43,8 @@ class FromRun(Init):
     which: str = "global"
     """global, best, last, or a learner's name."""
 
+    @override
     def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
-        """Return that run."""
         return [(Path(self.run), self.which)]
 
 
@@ -56,8 +58,8 @@ class Soup(Init):
     which: str = "global"
     """global, best, last, or a learner's name."""
 
+    @override
     def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
-        """Return those runs."""
         return [(Path(run), self.which) for run in self.runs]
 
 
@@ -75,8 +77,8 @@ class FromStages(Init):
     which: str = "global"
     """global, best, last, or a learner's name."""
 
+    @override
     def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
-        """Return the run folders of those stages."""
         return [(parent / stage, self.which) for stage in self.stages]
 
 

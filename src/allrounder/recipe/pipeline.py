@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
+from typing_extensions import override
 
 from allrounder.config.fields import FiniteFloat, NonEmpty, PositiveFloat, PositiveInt, Ratio, frozen_config
 from allrounder.config.time import Time
@@ -108,8 +109,8 @@ class ModeConnectivity(Pipeline):
     which: Which = "last"
     """Which weights of the end points are used."""
 
+    @override
     def stages(self) -> tuple[Stage, ...]:
-        """Return the end points."""
         return self.end
 
     def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
@@ -167,12 +168,12 @@ class WeightSoup(Pipeline):
     which: Which = "last"
     """Which weights of the base the members start from."""
 
+    @override
     def stages(self) -> tuple[Stage, ...]:
-        """Return the base."""
         return (self.base,)
 
+    @override
     def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
-        """Return the names of the members."""
         return tuple(task.name for task in tasks)
 
     def stage_overrides(
@@ -223,8 +224,8 @@ class SelfTraining(Pipeline):
     which: Which = "last"
     """Which weights of the teacher predict the labels."""
 
+    @override
     def stages(self) -> tuple[Stage, ...]:
-        """Return the teacher."""
         return (self.teacher,)
 
     def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:

@@ -16,8 +16,6 @@ from allrounder.report.outcome import NATURAL, Outcome
 RobustByAttack: TypeAlias = Mapping[str, NDArray[np.bool_]]
 """Which images are robust under each attack of one threat."""
 
-WHITE_BOX_PREFIXES = ("apgd", "pgd", "fab", "mim", "cw")
-"""How the names of gradient attacks begin."""
 MORE_STEPS_TOLERANCE = 1.0
 """Percentage points that an accuracy may fall with more steps of the same attack."""
 APGD_TOLERANCE = 5.0
@@ -33,21 +31,25 @@ FINDING_FLAGS = {
 def compute_flags(outcome: Outcome) -> list[str]:
     """Warnings about the numbers of an outcome, one sentence each; empty if there is no doubt.
 
-    Uses the probes "attack@threat", threat by threat, and two facts if they are there: "findings", texts that
-    begin with the kind of a finding, such as "random: ...", and "questions" about budgets.
+    Uses the probes "attack@threat", threat by threat, and three facts if they are there: "white_box", whether
+    each stage of a probe uses gradients of the network; "findings", texts that begin with the kind of a
+    finding, such as "random: ..."; and "questions" about budgets.
     """
     by_threat: dict[str, dict[str, NDArray[np.bool_]]] = defaultdict(dict)
     for name, predicted in outcome.predicted.items():
         attack, _, threat = name.partition("@")
         if name != NATURAL and len(outcome) and parse_shift_id(name) is None:
             by_threat[threat][attack] = predicted == outcome.label
-    checks = (_flag_black_box_wins, _flag_not_converged, _flag_fixed_steps)
-    flags = [
-        f"{threat}: {flag}"
-        for threat, robust in by_threat.items()
-        for check in checks
-        for flag in check(robust)
-    ]
+    white_box = outcome.facts.get("white_box", {})
+    flags: list[str] = []
+    for threat, robust in by_threat.items():
+        kinds = {attack: set(white_box.get(f"{attack}@{threat}", ())) for attack in robust}
+        white, black = (
+            {attack: mask for attack, mask in robust.items() if kinds[attack] == {is_white}}
+            for is_white in (True, False)
+        )
+        found = _flag_black_box_wins(white, black) + _flag_not_converged(robust) + _flag_fixed_steps(robust)
+        flags += [f"{threat}: {flag}" for flag in found]
     flags += [flag for name in outcome.stage for flag in _flag_black_box_stage(outcome, name)]
     for text in map(str, outcome.facts.get("findings", ())):
         kind, _, message = text.partition(": ")
@@ -56,43 +58,44 @@ def compute_flags(outcome: Outcome) -> list[str]:
     return flags + [str(question) for question in outcome.facts.get("questions", ())]
 
 
-def _flag_black_box_wins(robust: RobustByAttack) -> list[str]:
-    """Square, which uses no gradient, should fool the network on no image that the others leave robust."""
-    white = {name: mask for name, mask in robust.items() if _is_white_box(name)}
+def _flag_black_box_wins(white: RobustByAttack, black: RobustByAttack) -> list[str]:
+    """An attack without gradients should fool the network on no image that white-box attacks leave robust."""
     flags: list[str] = []
-    for name, mask in robust.items():
-        if not white or not _is_square(name):
-            continue
+    for name, mask in black.items() if white else ():
         strongest = min(white, key=lambda other: int(white[other].sum()))
         survivors = np.all([*white.values()], axis=0)
         only = int((survivors & ~mask).sum())
         if mask.sum() < white[strongest].sum():
             flags.append(
-                f"{name}, which uses no gradient, leaves {_format_percent(mask)} and the white-box attacks "
-                f"leave {_format_percent(white[strongest])} ({strongest}): their gradients are masked, or "
-                f"they are too weak; the accuracy is at most {_format_percent(survivors & mask)}"
+                f"{name}, which uses no gradient of the network, leaves {_format_percent(mask)} and the "
+                f"white-box attacks leave {_format_percent(white[strongest])} ({strongest}): their gradients "
+                f"are masked, or they are too weak; the accuracy is at most "
+                f"{_format_percent(survivors & mask)}"
             )
         elif only:
             flags.append(
-                f"{name}, which uses no gradient, fools the network on {only} of {len(mask)} images that the "
-                f"white-box attacks ({', '.join(white)}) leave robust: the accuracy is at most "
+                f"{name}, which uses no gradient of the network, fools it on {only} of {len(mask)} images "
+                f"that the white-box attacks ({', '.join(white)}) leave robust: the accuracy is at most "
                 f"{_format_percent(survivors & mask)}"
             )
     return flags
 
 
 def _flag_black_box_stage(outcome: Outcome, name: str) -> list[str]:
-    """Square as a stage of a cascade should fool the network on no image that earlier stages leave robust."""
-    stages = [str(stage) for stage in outcome.facts.get("stages", {}).get(name, ())]
+    """A stage without gradients should fool the network on no image that white-box stages leave robust."""
+    stages, white_box = (outcome.facts.get(fact, {}).get(name, ()) for fact in ("stages", "white_box"))
+    before: list[str] = []
     flags: list[str] = []
-    for number, stage in enumerate(stages, start=1):
-        before = [other for other in stages[: number - 1] if _is_white_box(other)]
+    for number, (stage, is_white) in enumerate(zip(stages, white_box, strict=False), start=1):
         fooled = int((outcome.stage[name] == number).sum())
-        if before and fooled and _is_square(stage):
+        if is_white:
+            before.append(str(stage))
+        elif before and fooled:
             attack, _, threat = name.partition("@")
             flags.append(
-                f"{threat}: in {attack}, {stage}, which uses no gradient, fools the network on {fooled} of "
-                f"{len(outcome)} images that {', '.join(before)} leave robust: their gradients may be masked"
+                f"{threat}: in {attack}, {stage}, which uses no gradient of the network, fools it on "
+                f"{fooled} of {len(outcome)} images that {', '.join(before)} leave robust: their gradients "
+                "may be masked"
             )
     return flags
 
@@ -132,14 +135,6 @@ def _flag_fixed_steps(robust: RobustByAttack) -> list[str]:
         f"{apgd} leaves {_format_percent(robust[apgd])}, {drop:.1f} points below {pgd}: steps of fixed "
         f"length do not find the worst case here; do not report {pgd} alone"
     ]
-
-
-def _is_white_box(name: str) -> bool:
-    return _normalise_name(name).startswith(WHITE_BOX_PREFIXES)
-
-
-def _is_square(name: str) -> bool:
-    return _normalise_name(name).startswith("square")
 
 
 def _normalise_name(name: str) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import final
 
 import torch
+from typing_extensions import override
 
 from allrounder.config.fields import TextValue, parse_fraction
 from allrounder.threats.norms import Linf, Norm, parse_norm
@@ -55,8 +56,8 @@ class Threat(TextValue):
             raise ValueError(f"threat {raw!r}: {error}") from None
         return cls(norm, budget.strip())
 
+    @override
     def to_toml(self) -> str:
-        """The text that `parse` reads back."""
         return str(self)
 
     def __str__(self) -> str:

@@ -17,11 +17,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.attacks.base import Attack
-from allrounder.attacks.fab import Fab
 from allrounder.attacks.losses import LOSSES
 from allrounder.attacks.pgd import loss_grad
-from allrounder.attacks.search.base import Search
 from allrounder.data.base import Data, Split
 from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
@@ -280,23 +277,10 @@ class PassTimes:
     def suite_cost(self, probes: Sequence[Probe], images: int, classes: int) -> SuiteCost:
         """Return the cost of probes on `images` images; a stage that several probes share counts once."""
         attacks = {stage.key(): stage.attack for probe in probes for stage in probe_stages(probe)}
-        passes = sum((max_passes(attack, classes) for attack in attacks.values()), Passes(forwards=1))
+        passes = sum((attack.evaluation_passes(classes) for attack in attacks.values()), Passes(forwards=1))
         num_batches = -(-images // self.batch_size)
         batch_seconds = passes.forwards * self.forward + passes.backwards * self.backward
         return SuiteCost(images, passes, num_batches * batch_seconds)
-
-
-def max_passes(attack: Attack, classes: int) -> Passes:
-    """Return the passes of an attack on an image that stays robust, including the final prediction."""
-    if not isinstance(attack, Search):
-        return attack.passes() + Passes(forwards=1)
-    num_grads = classes - 1 if isinstance(attack, Fab) and attack.targets == 0 else 1
-    num_cycles = attack.num_rounds(classes) * attack.num_queries() // len(attack.needs_grad_cycle)
-    per_query = [
-        Passes(attack.num_repeats(), attack.num_repeats() * num_grads) if needs_grad else Passes(1)
-        for needs_grad in attack.needs_grad_cycle
-    ]
-    return sum(per_query, Passes()) * num_cycles + Passes(forwards=1)
 
 
 def _count_events(total: int, every: int) -> int:

@@ -93,12 +93,7 @@ class TrainingSetup:
         shards = world.shards(placement)
         learners = [
             Learner(
-                task,
-                copy_sharing_fold(network),
-                shards[task.name],
-                recipe.seed,
-                data.clock,
-                recipe.compute,
+                task, copy_sharing_fold(network), shards[task.name], recipe.seed, data.clock, recipe.compute
             )
             for task in recipe.tasks
             if task.name in shards

@@ -63,11 +63,7 @@ class Trainer:
         """The last step that was taken."""
 
     def fit(
-        self,
-        until: int | None = None,
-        *,
-        progress: Progress | None = None,
-        stop: StopRequest | None = None,
+        self, until: int | None = None, *, progress: Progress | None = None, stop: StopRequest | None = None
     ) -> None:
         """Take the steps up to `until`, by default up to the end of the run."""
         last = self.clock.total_steps if until is None else until

@@ -17,7 +17,9 @@ from torch import nn
 from allrounder.attacks import Apgd, Cascade, Fab, Pgd, Restarts, Square
 from allrounder.data.base import TensorSplit
 from allrounder.data.files.cache import CACHE_VARIABLE
+from allrounder.distributed import World
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.report.outcome import Outcome
 from allrounder.threats.threat import Threat
@@ -51,19 +53,23 @@ def summarise(outcome: Outcome) -> Result:
     return make_result(arrays, correct)
 
 
-def run_probes(probes: Sequence[Probe], model: nn.Module | None = None, **options: Any) -> Result:
+def run_probes(
+    probes: Sequence[Probe], model: nn.Module | None = None, world: World | None = None, **options: Any
+) -> Result:
     """Evaluate a small network under some probes."""
     split = options.pop("split", None) or make_split()
     network = model or make_network()
-    return summarise(evaluate(network, split, probes=probes, batch_size=LANE, check="skip", **options))
+    eval_options = EvalOptions(batch_size=LANE, check="skip", world=world or World.single_process())
+    return summarise(evaluate(network, split, probes=probes, options=eval_options, **options))
 
 
 def keep_examples(probes: Sequence[Probe], split: TensorSplit | None = None, seed: int = 0) -> Result:
     """Evaluate a small network under some probes; the digest is also one of the adversarial images."""
     with TemporaryDirectory() as folder:
         out, images = Path(folder) / "eval", split or make_split()
-        options: dict[str, Any] = {"batch_size": LANE, "check": "skip", "out": out, "keep_examples": True}
-        found = summarise(evaluate(make_network(), images, probes=probes, seed=seed, **options))
+        options = EvalOptions(batch_size=LANE, check="skip", keep_examples=True)
+        outcome = evaluate(make_network(), images, probes=probes, seed=seed, out=out, options=options)
+        found = summarise(outcome)
         files = sorted(out.glob("examples/*.safetensors"))
         kept = {f"{file.stem} {key}": tensor for file in files for key, tensor in load_file(file).items()}
     return {"losses": found["losses"], "digest": f"{found['digest']} {hash_arrays(kept)}"}
@@ -96,16 +102,17 @@ def run_wide() -> Result:
     network, (x, _) = make_wide_network(), make_images(10, 3, 8, seed=2)
     split = TensorSplit(x, network(x).argmax(1), CLASSES)
     probes = [Probe.parse("pgd-3@Linf:0.04"), Probe("apgd", Apgd(steps=5), Threat.parse("L2:0.3"))]
-    return summarise(evaluate(network, split, probes=probes, check="skip"))
+    return summarise(evaluate(network, split, probes=probes, options=EvalOptions(check="skip")))
 
 
 def run_checked() -> Result:
     """Evaluate with the checks before it, into a folder, in two calls."""
     with TemporaryDirectory() as folder:
         model, split = make_network(), make_split()
-        options: dict[str, Any] = {"batch_size": LANE, "out": Path(folder) / "eval", "check": "note"}
-        evaluate(model, split, probes=["pgd-2@Linf:0.05"], n=10, **options)
-        return summarise(evaluate(model, split, probes=["pgd-2@Linf:0.05", "pgd-3@L2:0.5"], **options))
+        out, options = Path(folder) / "eval", EvalOptions(batch_size=LANE, check="note")
+        probes = ["pgd-2@Linf:0.05", "pgd-3@L2:0.5"]
+        evaluate(model, split, probes=probes[:1], n=10, out=out, options=options)
+        return summarise(evaluate(model, split, probes=probes, out=out, options=options))
 
 
 @contextmanager
@@ -127,7 +134,9 @@ def run_corruptions(ood: str) -> Result:
         network, split = make_network(channels=3), make_split(12, 3)
         # Corrupted images are made of bytes.
         split = TensorSplit((split.images * 255).round().to(torch.uint8), split.labels, CLASSES)
-        return summarise(evaluate(network, split, batch_size=LANE, check="skip", ood=ood))
+        return summarise(
+            evaluate(network, split, ood=ood, options=EvalOptions(batch_size=LANE, check="skip"))
+        )
 
 
 CASES: dict[str, Callable[[], Result]] = {

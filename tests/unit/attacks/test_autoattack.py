@@ -8,8 +8,8 @@ from torch import nn
 
 from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Pgd, Square, parse_attack, perturb
 from allrounder.attacks.apgd_schedule import L1_SCHEDULE
-from allrounder.attacks.autoattack import stages_of
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import SUITES, Probe, suite
 from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf
@@ -60,6 +60,20 @@ def test_attacks_go_by_the_names_people_type(name: str, attack):
     assert parse_attack(name) == attack
 
 
+@pytest.mark.parametrize(("name", "expected"), [("aa", [True] * 3 + [False]), ("aa-rand", [True, True])])
+def test_only_square_uses_no_gradient(name: str, expected: list[bool]):
+    assert [stage.is_white_box for stage in parse_attack(name).stages(Linf())] == expected
+    fixed = [parse_attack(text) for text in ("pgd-20", "mim", "cw", "apgd-ce", "apgd-t", "fab", "fab-t")]
+    assert all(attack.is_white_box and attack.stages(Linf()) == (attack,) for attack in fixed)
+    assert not parse_attack("square").is_white_box
+
+
+def test_only_searches_and_cascades_stop_at_success():
+    searches = [parse_attack(name) for name in ("apgd-ce", "fab-t", "square", "aa")]
+    assert all(attack.stops_at_success for attack in (*searches, Cascade(attacks=(Pgd(),))))
+    assert not any(parse_attack(name).stops_at_success for name in ("pgd-20", "mim", "cw"))
+
+
 @pytest.mark.parametrize("name", ["aa-20", "apgd", "squares", "pgd-0"])
 def test_a_name_that_would_promise_something_else_is_refused(name: str):
     with pytest.raises(ValueError, match="unknown attack"):
@@ -101,7 +115,7 @@ def test_the_verdict_of_a_cascade_is_that_of_its_parts_together(threat: str):
     split, where = blobs(6, 60).test, Threat.parse(threat)
     whole = Probe("all", Cascade(attacks=PARTS), where)
     alone = [Probe(f"part{i}", part, where) for i, part in enumerate(PARTS)]
-    outcome = evaluate(model, split, probes=[whole, *alone], batch_size=8)
+    outcome = evaluate(model, split, probes=[whole, *alone], options=EvalOptions(batch_size=8))
     together = np.min([outcome.per_image_accuracy(p.name) for p in alone], axis=0)
     assert np.array_equal(outcome.per_image_accuracy("all"), together)
     assert 0 < outcome.accuracy("all") < outcome.accuracy()
@@ -112,9 +126,12 @@ def test_the_verdict_of_a_cascade_is_that_of_its_parts_together(threat: str):
 def test_evaluation_by_searches_repeats_and_does_not_depend_on_the_rest_of_the_split():
     model = trained()
     probe = Probe("all", Cascade(attacks=PARTS), Threat.parse("Linf:0.02"))
-    full, again = (evaluate(model, blobs(6, 60).test, probes=[probe], batch_size=8) for _ in range(2))
+    full, again = (
+        evaluate(model, blobs(6, 60).test, probes=[probe], options=EvalOptions(batch_size=8))
+        for _ in range(2)
+    )
     assert np.array_equal(full.predicted[str(probe)], again.predicted[str(probe)])
-    assert stages_of(probe.attack, probe.threat) == PARTS
+    assert probe.attack.stages(probe.threat.norm) == PARTS
 
 
 def test_autoattack_through_the_gateway_stays_in_the_ball():

@@ -12,6 +12,7 @@ from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import loss_grad
 from allrounder.data.base import TensorSplit
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.inference import fold as folding
 from allrounder.threats.threat import Threat
@@ -147,7 +148,9 @@ def test_attacks_break_through_bpda_what_rounding_hides_from_them(function, atta
     x_adv = craft(wrapped, x, y, attack=attack, threat=threat)
     assert torch.equal(wrapped(x_adv).argmax(1), 1 - y)
     split = TensorSplit(x, y, 2)
-    outcome = evaluate(wrapped, split, probes=[Probe("hook", attack, threat)], batch_size=2)
+    outcome = evaluate(
+        wrapped, split, probes=[Probe("hook", attack, threat)], options=EvalOptions(batch_size=2)
+    )
     assert outcome.accuracy() == 1 and outcome.accuracy("hook") == 0
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from allrounder.attacks import Apgd, Attack, Fab, Square
 from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.models.external import load_network
 from allrounder.threats.threat import Threat
@@ -113,7 +114,7 @@ def test_short_attacks_agree_with_the_public_ones(text: str, attacks: tuple[str,
     (x, y), model, threat = easy(), network(), Threat.parse(text)
     probes = [Probe(name, ours()[name], threat) for name in attacks]
     # A lane as wide as there are images: all passes of both sides have one shape.
-    outcome = evaluate(model, x, y, probes=probes, batch_size=len(y))
+    outcome = evaluate(model, x, y, probes=probes, options=EvalOptions(batch_size=len(y)))
     comparisons: list[Comparison] = []
     for probe in probes:
         mine = torch.from_numpy(outcome.per_image_accuracy(probe.name) > 0)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from allrounder.attacks import ATTACKS, Apgd, AutoAttack, Mim, Pgd, Restarts, Transfer, perturb
-from allrounder.attacks.autoattack import stages_of
 from allrounder.attacks.search.base import Search
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.objectives import Adversarial
 from allrounder.rng import Rng
@@ -73,7 +73,7 @@ def test_an_evaluation_crafts_on_the_source_and_judges_by_the_network(kind):
         Probe("transfer", Transfer(attack=attack, source=source, name="tiny-2"), threat),
         Probe("pgd", attack, threat),
     ]
-    outcome = evaluate(target, test, probes=probes, batch_size=len(test))
+    outcome = evaluate(target, test, probes=probes, options=EvalOptions(batch_size=len(test)))
     x, y = test.fetch(torch.arange(len(test))), test.labels
     natural = target(x).argmax(1)
     judged = target(perturb(attack, source, x, y, threat, Rng(0)).x).argmax(1)
@@ -95,7 +95,9 @@ def test_what_fools_the_source_alone_is_no_success():
             return nn.functional.one_hot(y[: len(x)], 3).float() + 0 * x.sum()
 
     probe = Probe("transfer", Transfer(attack=attack, source=source, name="fitted"), threat)
-    outcome = evaluate(Steadfast(), test, probes=[probe], batch_size=len(test), check="note")
+    outcome = evaluate(
+        Steadfast(), test, probes=[probe], options=EvalOptions(batch_size=len(test), check="note")
+    )
     assert outcome.accuracy() == outcome.accuracy("transfer") == 1
 
 
@@ -113,8 +115,9 @@ def test_source_and_network_come_back_as_they_were(norm_layers, alone):
 def test_it_is_written_by_name_and_is_one_stage_and_no_search():
     attack = Transfer(attack=Pgd(steps=7), source=network(), name="resnet-18")
     assert str(attack) == f"Transfer(attack={Pgd(steps=7)}, name='resnet-18')"
-    assert not isinstance(attack, Search) and stages_of(attack, LINF) == (attack,)
+    assert not isinstance(attack, Search) and attack.stages(LINF.norm) == (attack,)
     assert attack.sub_attacks() == (Pgd(steps=7),)
+    assert not attack.is_white_box
     assert hash(attack) == hash(Transfer(attack=Pgd(steps=7), source=attack.source, name="resnet-18"))
     with pytest.raises(AttributeError):
         setattr(attack, "name", "other")  # noqa: B010

@@ -102,9 +102,10 @@ def facts(**options: Any) -> dict[str, Any]:
 def test_facts_hold_everything_and_no_times(kept: tuple[Path, Outcome]):
     found = dict(Outcome.load(kept[0] / OUTCOME_FILE).facts)
     named = ("seed", "batch_size", "threads", "images", "budget", "stages", "settings", "attacks", "classes")
-    assert found.keys() == {*named, "questions", "findings", "flags", "network", "data", "rows"}
+    assert found.keys() == {*named, "white_box", "questions", "findings", "flags", "network", "data", "rows"}
     assert (found["seed"], found["batch_size"], found["threads"], found["images"]) == (0, BATCH_SIZE, 1, 24)
     assert found["stages"] == {str(CASCADE): ["square", "apgd-ce", "fab-t"], str(PGD): ["pgd"]}
+    assert found["white_box"] == {str(CASCADE): [False, True, True], str(PGD): [True]}
     assert found["settings"][str(CASCADE)] == [str(part) for part in PARTS]
     told = "square: 6 queries; apgd-ce: 3 steps, loss ce; fab-t: 2 steps, 1 targets"
     assert found["attacks"][str(CASCADE)] == told

@@ -14,6 +14,7 @@ from allrounder.attacks.base import AttackResult
 from allrounder.data.base import Split, Subset
 from allrounder.evaluation import runner
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.evaluation.runner import AttackRunner
 from allrounder.report.outcome import Outcome
@@ -28,6 +29,7 @@ SPLIT = blobs(train=3, test=30).test
 LINF = Threat.parse("Linf:0.1")
 PGD = Probe.parse("pgd-5@Linf:0.1")
 BATCH_SIZE = 7
+OPTIONS = EvalOptions(batch_size=BATCH_SIZE)
 MODES = (
     "training-mode: 4 modules of the network are in training mode, expected eval mode; evaluation and "
     "attacks switch modes and restore them; other code must call model.eval()"
@@ -57,7 +59,7 @@ class Spy(Attack):
 
 
 def predictions(model: nn.Module, split: Split, *probes: Probe, **options: Any) -> dict[str, list[int]]:
-    found = evaluate(model, split, probes=probes, batch_size=BATCH_SIZE, **options)
+    found = evaluate(model, split, probes=probes, options=OPTIONS, **options)
     return {name: array.tolist() for name, array in found.predicted.items()}
 
 
@@ -71,6 +73,7 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
     facts |= {
         "stages": {},
         "settings": {},
+        "white_box": {},
         "questions": [],
         "findings": [MODES],
         "flags": [],
@@ -83,7 +86,7 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
 
 def test_only_naturally_correct_images_are_attacked_and_the_others_are_not_robust():
     model, spy = network(), Spy()
-    found = evaluate(model, SPLIT, probes=[Probe("spy", spy, LINF), PGD], batch_size=BATCH_SIZE)
+    found = evaluate(model, SPLIT, probes=[Probe("spy", spy, LINF), PGD], options=OPTIONS)
     correct = np.flatnonzero(found.predicted["natural"] == found.label)
     assert 0 < len(correct) < len(SPLIT)
     assert sorted({row for rows in spy.rows for row in rows}) == correct.tolist()
@@ -95,7 +98,7 @@ def test_only_naturally_correct_images_are_attacked_and_the_others_are_not_robus
 
 def test_an_attack_sees_the_images_and_labels_of_its_rows():
     spy = Spy()
-    evaluate(network(), SPLIT, probes=[Probe("spy", spy, LINF)], batch_size=BATCH_SIZE)
+    evaluate(network(), SPLIT, probes=[Probe("spy", spy, LINF)], options=OPTIONS)
     for rows, (x, y) in zip(spy.rows, spy.seen, strict=True):
         index = torch.tensor(rows)
         assert torch.equal(x, SPLIT.fetch(index))
@@ -109,7 +112,12 @@ def test_every_pass_has_the_shape_of_one_lane():
         shapes.append(tuple(x.shape))
         return model.eval()(x)
 
-    found = evaluate(note, SPLIT, probes=[Probe("spy", spy, LINF)], batch_size=BATCH_SIZE, check="skip")
+    found = evaluate(
+        note,
+        SPLIT,
+        probes=[Probe("spy", spy, LINF)],
+        options=EvalOptions(batch_size=BATCH_SIZE, check="skip"),
+    )
     standing = int((found.predicted["natural"] == found.label).sum())
     batches = -(-len(SPLIT) // BATCH_SIZE) + -(-standing // BATCH_SIZE)
     assert standing % BATCH_SIZE and len(SPLIT) % BATCH_SIZE  # so that both ends were padded
@@ -160,7 +168,7 @@ def test_crafted_images_depend_on_nothing_but_their_row(monkeypatch: pytest.Monk
 
         with monkeypatch.context() as patch:
             patch.setattr(runner, "perturb", note)
-            evaluate(model, split, probes=[PGD], batch_size=BATCH_SIZE)
+            evaluate(model, split, probes=[PGD], options=OPTIONS)
         return found
 
     whole, part = crafted(SPLIT), crafted(Subset(SPLIT, torch.arange(13)))
@@ -233,7 +241,7 @@ def test_the_network_is_left_as_it_was(attack: Attack):
 def test_a_network_in_double_precision_is_evaluated_in_it():
     single, double = network(), network().double()
     spy = Spy()
-    found = evaluate(double, SPLIT, probes=[PGD, Probe("spy", spy, LINF)], batch_size=BATCH_SIZE)
+    found = evaluate(double, SPLIT, probes=[PGD, Probe("spy", spy, LINF)], options=OPTIONS)
     assert {x.dtype for x, _ in spy.seen} == {torch.float64}
     assert found.predicted["natural"].tolist() == predictions(single, SPLIT)["natural"]
 
@@ -251,14 +259,14 @@ def test_a_network_that_is_always_wrong_is_never_attacked():
             return torch.eye(4)[3].expand(len(x), 4)
 
     spy = Spy()
-    found = evaluate(Wrong(), SPLIT, probes=[Probe("spy", spy, LINF)], check="skip")
+    found = evaluate(Wrong(), SPLIT, probes=[Probe("spy", spy, LINF)], options=EvalOptions(check="skip"))
     assert found.accuracy() == found.accuracy("spy") == 0
     assert not spy.seen
 
 
 def test_progress_rises_to_the_number_of_images():
     told = list[ProgressEvent]()
-    found: Outcome = evaluate(network(), SPLIT, probes=[PGD], batch_size=BATCH_SIZE, progress=told.append)
+    found: Outcome = evaluate(network(), SPLIT, probes=[PGD], options=OPTIONS, progress=told.append)
     standing = int((found.predicted["natural"] == found.label).sum())
     broken = standing - int((found.predicted[str(PGD)] == found.label).sum())
     for name, total, wrong in (("natural", 30, 30 - standing), (str(PGD), standing, broken)):

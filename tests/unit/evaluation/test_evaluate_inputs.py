@@ -18,15 +18,17 @@ from torch.utils.data import DataLoader, TensorDataset
 from allrounder.attacks import Apgd, Attack, AutoAttack, Fab, Square
 from allrounder.data.base import Data, Subset
 from allrounder.data.inputs.coerce import as_split
-from allrounder.evaluation.evaluate import _check_options, evaluate
+from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.preflight import PreflightError
 from allrounder.report.outcome import Outcome
 from allrounder.rng import Rng
 from allrounder.threats.norms import Norm
-from tests.support.evaluations import BATCH_SIZE, PGD, images, trained_network
+from tests.support.evaluations import BATCH_SIZE, PGD, group_options, images, trained_network
 from tests.support.networks import blobs
 
 COUNT = 12
+OPTIONS = EvalOptions(batch_size=BATCH_SIZE)
 X, Y = images(COUNT).fetch(torch.arange(COUNT)), images(COUNT).labels
 BYTES = (255 * X).round().to(torch.uint8)
 
@@ -52,7 +54,8 @@ def same(one: Outcome, other: Outcome) -> bool:
 
 
 def go(model: Callable[[Tensor], Tensor], *data: Any, **options: Any) -> Outcome:
-    return evaluate(model, *data, **{"probes": [PGD], "batch_size": BATCH_SIZE, "check": "skip", **options})
+    options = {"probes": [PGD], "batch_size": BATCH_SIZE, "check": "skip", **options}
+    return evaluate(model, *data, **group_options(options))
 
 
 class Plain:
@@ -180,11 +183,16 @@ def test_labels_that_the_network_does_not_know_are_found_before():
 
 @pytest.mark.usefixtures("brief")
 def test_a_norm_and_a_budget_are_autoattack():
-    found = evaluate(trained_network(), X, Y, norm="Linf", eps=8 / 255, batch_size=BATCH_SIZE)
+    found = evaluate(trained_network(), X, Y, norm="Linf", eps=8 / 255, options=OPTIONS)
     assert list(found.predicted) == ["natural", "aa@Linf:8/255"]
     assert found.accuracy("aa", "Linf") == found.accuracy("aa", "Linf:8/255") == found.accuracy("aa")
     several = evaluate(
-        trained_network(), X, Y, norm="linf", eps=["0.1", 1 / 510], batch_size=BATCH_SIZE, check="skip"
+        trained_network(),
+        X,
+        Y,
+        norm="linf",
+        eps=["0.1", 1 / 510],
+        options=EvalOptions(batch_size=BATCH_SIZE, check="skip"),
     )
     assert list(several.predicted) == ["natural", "aa@Linf:0.1", f"aa@Linf:{1 / 510}"]
     assert several.facts["stages"]["aa@Linf:0.1"] == ["apgd-ce", "apgd-t", "fab-t", "square"]
@@ -195,8 +203,11 @@ def test_a_norm_and_a_budget_are_autoattack():
 
 @pytest.mark.usefixtures("brief")
 def test_the_numbers_of_an_outcome_are_there():
-    options: dict[str, Any] = {"threats": ["Linf:0.03", "L2:0.3"], "batch_size": BATCH_SIZE, "check": "skip"}
-    found, other = (evaluate(model, X, Y, **options) for model in (trained_network(), Plain()))
+    options = EvalOptions(batch_size=BATCH_SIZE, check="skip")
+    threats = ["Linf:0.03", "L2:0.3"]
+    found, other = (
+        evaluate(model, X, Y, threats=threats, options=options) for model in (trained_network(), Plain())
+    )
     assert list(found.predicted) == ["natural", "aa@Linf:0.03", "aa@L2:0.3"]
     linf, l2 = found.accuracy("aa", "Linf"), found.accuracy("aa", "L2")
     assert found.worst("aa") <= min(linf, l2) and found.mean("aa") == pytest.approx((linf + l2) / 2)
@@ -228,18 +239,18 @@ def test_the_numbers_of_an_outcome_are_there():
 )
 def test_wrong_options_are_explained(options: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said):
-        evaluate(trained_network(), X, Y, **options)
+        evaluate(trained_network(), X, Y, **group_options(options))
 
 
-@pytest.mark.parametrize(
-    ("option", "known"), [("budget", "smoke, quick, standard, full"), ("check", "stop, note, skip")]
-)
-def test_wrong_words_are_explained(option: str, known: str):
-    right = {"budget": "full", "check": "stop", "batch_size": None, "workers": 1, "lacks_folder": False}
-    _check_options(**right)  # pyright: ignore[reportArgumentType]
-    said = re.escape(f"{option}: got 'nothing', expected one of {known}")
+def test_wrong_words_are_explained():
+    # Without the types, which tests check on every call.
+    said = re.escape("budget: got 'nothing', expected one of smoke, quick, standard, full")
     with pytest.raises(ValueError, match=said):
-        _check_options(**{**right, option: "nothing"})  # pyright: ignore[reportArgumentType]
+        inspect.unwrap(evaluate)(trained_network(), X, Y, budget="nothing")  # pyright: ignore[reportArgumentType]
+    options = EvalOptions()
+    object.__setattr__(options, "check", "nothing")
+    with pytest.raises(ValueError, match=re.escape("check: got 'nothing', expected one of stop, note, skip")):
+        options.__post_init__()
 
 
 @pytest.mark.usefixtures("brief")
@@ -269,7 +280,7 @@ def linear(classes: int) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize(("classes", "eps"), [(2, 0.3), (3, 0.3), (4, 0.5), (10, 0.3), (100, 0.1)])
 def test_any_number_of_classes_goes_through_every_stage(classes: int, eps: float):
     model, x, y = linear(classes)
-    found = evaluate(model, x, y, norm="L2", eps=eps, batch_size=BATCH_SIZE)
+    found = evaluate(model, x, y, norm="L2", eps=eps, options=OPTIONS)
     probe = f"aa@L2:{eps}"
     assert found.facts["classes"] == classes
     assert found.accuracy() == 0.9 and 0 < found.accuracy("aa") < 0.9

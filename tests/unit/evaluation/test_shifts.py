@@ -25,7 +25,14 @@ from allrounder.evaluation.shifts import Shift, parse_shifts
 from allrounder.evaluation.store import RESULTS_FOLDER
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.system.progress import ProgressEvent
-from tests.support.evaluations import BATCH_SIZE, PGD, images, read_outcome_bytes, trained_network
+from tests.support.evaluations import (
+    BATCH_SIZE,
+    PGD,
+    group_options,
+    images,
+    read_outcome_bytes,
+    trained_network,
+)
 from tests.support.interruptions import Killed, Point, give_up, struck
 from tests.support.networks import Unfoldable
 from tests.unit.evaluation.test_evaluate_processes import start
@@ -45,7 +52,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def measured(out: Path | None = None, asked: str | Sequence[str] = ASKED, **options: Any) -> Outcome:
     model = options.pop("model", None) or trained_network()
-    options = {"check": "skip", "batch_size": BATCH_SIZE, **options}
+    options = group_options({"check": "skip", "batch_size": BATCH_SIZE, **options})
     return evaluate(model, images(), out=out, ood=asked, **options)
 
 

@@ -19,6 +19,7 @@ from allrounder.data.batches import Batches
 from allrounder.distributed import BatchShard
 from allrounder.errors import RecipeError
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.nn import amp
 from allrounder.nn.amp import AutocastModule, allow_tf32, with_autocast
 from allrounder.objectives import Adversarial, Natural
@@ -164,9 +165,9 @@ def test_verdicts_are_in_float32_whatever_surrounds_them():
     Watched.asked = []
     split = blobs(6, 6).test
     with torch.autocast("cpu", dtype=torch.bfloat16), allow_tf32(True):
-        half = evaluate(network(Watched), split, probes=["pgd-2@Linf:0.1"], check="skip")
+        half = evaluate(network(Watched), split, probes=["pgd-2@Linf:0.1"], options=EvalOptions(check="skip"))
     assert Watched.asked and set(Watched.asked) == {(False, False)}
-    full = evaluate(network(Watched), split, probes=["pgd-2@Linf:0.1"], check="skip")
+    full = evaluate(network(Watched), split, probes=["pgd-2@Linf:0.1"], options=EvalOptions(check="skip"))
     assert half.predicted.keys() == full.predicted.keys() and len(full.predicted) == 2
     assert all((half.predicted[key] == full.predicted[key]).all() for key in full.predicted)
 

@@ -97,7 +97,8 @@ def test_doubts_about_one_threat_are_told_from_those_about_another():
 def test_the_doubts_that_are_derived_are_told():
     label = np.zeros(4, np.int64)
     probes = {"natural": label, "pgd-20@Linf:1": label, "square@Linf:1": label + 1, "pgd-20@L2:1": label}
-    derived = reliability.compute_flags(Outcome(label, probes))
+    facts = {"white_box": {"pgd-20@Linf:1": [True], "square@Linf:1": [False], "pgd-20@L2:1": [True]}}
+    derived = reliability.compute_flags(Outcome(label, probes, facts))
     found = Outcome(label, probes, {"flags": derived})
     assert len(derived) == 1
     assert stored_flags(found, "Linf:1") == derived and stored_flags(found, "L2:1") == []

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,13 @@ def outcome(facts: dict[str, object] | None = None, /, *, n: int = 200, **standi
         verdict = np.ones(n, np.int64)
         verdict[range(left) if isinstance(left, int) else left] = 0
         predicted[f"{attack.replace('_', '-')}@{norm or 'Linf'}:8/255"] = verdict
-    return Outcome(np.zeros(n, np.int64), predicted, facts or {})
+    return Outcome(np.zeros(n, np.int64), predicted, {"white_box": white_box(predicted), **(facts or {})})
+
+
+def white_box(names: Iterable[str]) -> dict[str, list[bool]]:
+    """The fact of probes, by name: square uses no gradients, and neither does the last stage of aa."""
+    kinds = {"square": [False], "aa": [True, True, True, False]}
+    return {name: kinds.get(name.partition("@")[0], [True]) for name in names if name != "natural"}
 
 
 def test_numbers_that_agree_raise_no_flags():
@@ -37,9 +45,9 @@ def test_numbers_that_agree_raise_no_flags():
 def test_square_below_the_white_box_attacks_is_flagged(white: str):
     said = compute_flags(outcome(None, square=80, **{white: 100}))
     assert said == [
-        f"Linf:8/255: square, which uses no gradient, leaves 40.00% and the white-box attacks leave 50.00% "
-        f"({white.replace('_', '-')}): their gradients are masked, or they are too weak; "
-        "the accuracy is at most 40.00%"
+        f"Linf:8/255: square, which uses no gradient of the network, leaves 40.00% and the white-box "
+        f"attacks leave 50.00% ({white.replace('_', '-')}): their gradients are masked, or they are too "
+        "weak; the accuracy is at most 40.00%"
     ]
 
 
@@ -52,7 +60,7 @@ def test_square_is_compared_with_the_best_of_the_white_box_attacks():
 def test_points_that_only_square_breaks_are_flagged():
     said = compute_flags(outcome(square=range(5, 150), pgd_20=100, apgd_t=98))
     assert said == [
-        "Linf:8/255: square, which uses no gradient, fools the network on 5 of 200 images that the "
+        "Linf:8/255: square, which uses no gradient of the network, fools it on 5 of 200 images that the "
         "white-box attacks (pgd-20, apgd-t) leave robust: the accuracy is at most 46.50%"
     ]
 
@@ -107,6 +115,15 @@ def test_questions_about_budgets_are_flags():
     assert compute_flags(outcome({"questions": [question]})) == [question]
 
 
+def test_an_outcome_without_the_fact_is_read_and_its_attacks_are_not_compared():
+    found = outcome(square=80, pgd_20=100, aa=0)
+    assert len(compute_flags(found)) == 1
+    assert compute_flags(replace(found, facts={})) == []
+    stage = {"aa@Linf:8/255": np.full(200, 4)}
+    facts = {"stages": {"aa@Linf:8/255": ["apgd-ce", "apgd-t", "fab-t", "square"]}}
+    assert compute_flags(replace(found, facts=facts, stage=stage)) == []
+
+
 def test_an_outcome_without_images_raises_no_flags():
     assert compute_flags(outcome(n=0, pgd_20=0, square=0)) == []
 
@@ -134,10 +151,10 @@ def test_queries_that_break_what_gradients_leave_standing_are_flagged_inside_a_c
     label, name = np.zeros(10, dtype=np.int64), "aa@Linf:1"
     broken_by = np.array([0, 1, 3, 3, -1, -1, -1, -1, -1, -1])
     predicted = {"natural": (broken_by == 0).astype(np.int64), name: (broken_by >= 0).astype(np.int64)}
-    facts = {"stages": {name: ["apgd-ce", "fab-t", "square"]}}
+    facts = {"stages": {name: ["apgd-ce", "fab-t", "square"]}, "white_box": {name: [True, True, False]}}
     (said,) = compute_flags(Outcome(label, predicted, facts, stage={name: broken_by}))
     assert said.startswith(
-        "Linf:1: in aa, square, which uses no gradient, fools the network on 2 of 10 images"
+        "Linf:1: in aa, square, which uses no gradient of the network, fools it on 2 of 10 images"
     )
     quiet = np.where(broken_by == 3, 2, broken_by)
     assert compute_flags(Outcome(label, predicted, facts, stage={name: quiet})) == []

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from allrounder.attacks import Apgd, AutoAttack, Fab, Pgd, Square
-from allrounder.attacks.autoattack import stages_of
 from allrounder.cli.planning import describe_plan, format_bytes, format_duration
 from allrounder.config.fields import adapter
 from allrounder.data import DATASETS
@@ -32,7 +31,6 @@ from allrounder.training.planning import (
     Plan,
     SuiteCost,
     _load_images,
-    max_passes,
     plan,
 )
 from allrounder.types import Passes
@@ -163,7 +161,7 @@ def test_a_start_from_runs_that_are_gone_can_be_planned():
     ids=lambda it: str(it) if isinstance(it, Passes) else type(it).__name__,
 )
 def test_passes_at_most(attack: Pgd, passes: Passes):
-    assert max_passes(attack, 10) == passes
+    assert attack.evaluation_passes(10) == passes
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_a_search_that_breaks_nothing_takes_the_most(attack: Apgd):
 
     x = torch.full((2, 1, 8, 8), 0.5)
     found = attack.run(sure, x, torch.zeros(2, dtype=torch.int64), LINF, Rng(0))
-    assert found.passes == max_passes(attack, 3)
+    assert found.passes == attack.evaluation_passes(3)
 
 
 def test_a_stage_that_probes_share_is_counted_once():
@@ -185,7 +183,7 @@ def test_a_stage_that_probes_share_is_counted_once():
     whole, part = Probe.of("aa", LINF), Probe.of("apgd-ce", LINF)
     both = speed.suite_cost([whole, part], 25, 10)
     assert both == speed.suite_cost([whole], 25, 10)
-    most = sum((max_passes(stage, 10) for stage in stages_of(AutoAttack(), LINF)), Passes(1))
+    most = sum((stage.evaluation_passes(10) for stage in AutoAttack().stages(LINF.norm)), Passes(1))
     assert both.passes == most
     assert both.seconds == 3 * (most.forwards + 2.0 * most.backwards), "three passes, the last not full"
 

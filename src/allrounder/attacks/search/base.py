@@ -15,6 +15,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.rng import Rng
@@ -59,18 +60,20 @@ class QueryResult:
 class Search(Attack):
     """An attack with an ask/tell interface; subclasses are final frozen values."""
 
+    stops_at_success: ClassVar[bool] = True
     needs_grad_cycle: ClassVar[tuple[bool, ...]] = (True,)
     """Whether each query of a step needs gradients; all examples of a batch are at the same query."""
 
     @abstractmethod
-    def address(self) -> str:
-        """The text that selects the random numbers of this search and names its stored results.
-
-        It is data: renaming a class or adding a field must not change it.
-        """
+    @override
+    def address(self) -> str: ...
 
     def num_repeats(self) -> int:
         """How many times each gradient query is repeated and averaged; more than once for random networks."""
+        return 1
+
+    def num_grads(self, classes: int) -> int:
+        """The number of losses that a query with gradients differentiates."""
         return 1
 
     @abstractmethod
@@ -111,6 +114,18 @@ class Search(Attack):
     def accepted(self, before: State, after: State) -> PerExampleBool:
         """Whether `tell` changed the next query; only for searches that can skip ahead."""
         raise AssertionError("only a search that can skip ahead reports accepted queries")
+
+    @override
+    def fills_idle_slots(self, classes: int) -> bool:
+        # With other rounds, or by looking ahead.
+        return self.num_rounds(classes) > 1 or not any(self.needs_grad_cycle)
+
+    @override
+    def evaluation_passes(self, classes: int) -> Passes:
+        num_cycles = self.num_rounds(classes) * self.num_queries() // len(self.needs_grad_cycle)
+        gradient = Passes(self.num_repeats(), self.num_repeats() * self.num_grads(classes))
+        per_query = [gradient if needs_grad else Passes(1) for needs_grad in self.needs_grad_cycle]
+        return sum(per_query, Passes()) * num_cycles + Passes(forwards=1)
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
         """Search all examples in one batch; keeps the first success, or the image itself without one."""

@@ -18,14 +18,7 @@ from typing import cast, final
 import torch
 from torch import Tensor
 
-from allrounder.attacks.search.base import (
-    QueryResult,
-    RoundInit,
-    Search,
-    State,
-    is_adversarial,
-    query_model,
-)
+from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State, is_adversarial, query_model
 from allrounder.attacks.search.lookahead import LookAhead
 from allrounder.errors import ThreatError
 from allrounder.rng import Rng
@@ -243,12 +236,7 @@ class SearchDriver:
         return LookAhead(self.search, self.state, occupied, self.batch_size)
 
     def _apply_answers(
-        self,
-        result: QueryResult,
-        fooled: list[bool],
-        finished: list[bool],
-        rows: list[int],
-        next_phase: int,
+        self, result: QueryResult, fooled: list[bool], finished: list[bool], rows: list[int], next_phase: int
     ) -> None:
         """Update each slot with the last row that counts for it."""
         lookahead = self.lookahead

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from allrounder.config.fields import frozen_config
 from allrounder.rng import Rng
 from allrounder.types import Batch, Images
@@ -28,8 +30,8 @@ class Augment(ABC):
 class ImageAugment(Augment):
     """An augmentation that changes every image independently and keeps its label."""
 
+    @override
     def apply(self, batch: Batch, rng: Rng) -> Batch:
-        """Return the batch with augmented images."""
         return replace(batch, x=self.augment_images(batch.x, rng))
 
     @abstractmethod
@@ -42,6 +44,6 @@ class ImageAugment(Augment):
 class NoAugment(ImageAugment):
     """Leave the images unchanged."""
 
+    @override
     def augment_images(self, x: Images, rng: Rng) -> Images:
-        """Return the images themselves."""
         return x.contiguous()

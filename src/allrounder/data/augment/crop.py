@@ -26,10 +26,7 @@ class CropFlip(ImageAugment):
     """Pixels added to each side."""
     flip: Flag = True
     """Flip left to right with probability one half."""
-    # Omitted from encoded recipes when it is "zero", so that their fingerprints stay the same.
-    padding: Annotated[
-        Literal["zero", "reflect"], Field(exclude_if=lambda padding: padding == "zero")  # pyright: ignore[reportUnknownLambdaType]
-    ] = "zero"
+    padding: Literal["zero", "reflect"] = "zero"
     """Padding mode: black, or the image reflected at its border, which must be larger than `pad`."""
 
     def augment_images(self, x: Images, rng: Rng) -> Images:

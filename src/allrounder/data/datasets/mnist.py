@@ -11,6 +11,7 @@ from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allrounder.config.fields import PathField, frozen_config
 from allrounder.data.base import Data, DataSpec, prefix_errors
@@ -37,8 +38,8 @@ class Mnist(DataSpec):
     folder: PathField = None
     """The folder with the files, compressed (.gz) or not; by default in the cache."""
 
+    @override
     def load(self) -> Data:
-        """Read the four files into memory and check them."""
         return _load("mnist", self.folder, DIGITS)
 
 
@@ -50,8 +51,8 @@ class FashionMnist(DataSpec):
     folder: PathField = None
     """The folder with the files, compressed (.gz) or not; by default in the cache."""
 
+    @override
     def load(self) -> Data:
-        """Read the four files into memory and check them."""
         return _load("fashion-mnist", self.folder, CLOTHES)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allrounder.config.fields import frozen_config
 from allrounder.data.base import Data, DataSpec, Layout, prefix_errors
@@ -32,8 +33,8 @@ class Npz(DataSpec):
     layout: Literal["auto", "nchw", "nhwc", "nhw"] = "auto"
     """The order of the image dimensions; auto detects it from 1 or 3 channels, or none."""
 
+    @override
     def load(self) -> Data:
-        """Read the file into memory and check it."""
         path = Path(self.path).expanduser()
         arrays, available = read_arrays(path, (*REQUIRED_ARRAYS, "classes"))
         missing = [name for name in REQUIRED_ARRAYS if name not in arrays]

@@ -7,6 +7,7 @@ from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allrounder.config.fields import PathField, frozen_config
 from allrounder.data.base import Data, DataSpec, prefix_errors
@@ -27,8 +28,8 @@ class Svhn(DataSpec):
     folder: PathField = None
     """The folder with the two files; by default in the cache."""
 
+    @override
     def load(self) -> Data:
-        """Read both files into memory and check them."""
         root = dataset_folder("svhn", self.folder)
         missing = [name for name in FILES if not (root / name).is_file()]
         if missing:

@@ -10,6 +10,7 @@ from torch import nn
 from allrounder.data.base import Split
 from allrounder.errors import Interrupted
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.nn.state import bezier, weights_of
 from allrounder.recipe.pipeline import CURVE_STAGE, ModeConnectivity
@@ -81,7 +82,8 @@ def curve_positions(count: int) -> list[float]:
 def _accuracies(context: PipelineContext, network: nn.Module, split: Split) -> dict[str, Any]:
     recipe = context.recipe
     probes = [Probe("validation", recipe.validation.attack, threat) for threat in recipe.selection_threats]
-    outcome = evaluate(network, split, probes=probes, seed=recipe.seed, check="skip", world=context.world)
+    options = EvalOptions(check="skip", world=context.world)
+    outcome = evaluate(network, split, probes=probes, seed=recipe.seed, options=options)
     return {
         "natural": outcome.accuracy(),
         "robust": {str(p.threat): outcome.accuracy("validation", str(p.threat)) for p in probes},

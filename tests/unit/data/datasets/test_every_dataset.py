@@ -39,7 +39,7 @@ def test_it_is_trained_on_and_evaluated(kind: str, tmp_path: Path):
         threats=["Linf:8/255"],
         attacks=["pgd-2"],
         ood="fog@c:5,rotate@p",
-        check="note",
+        options=ar.EvalOptions(check="note"),
     )
     for probe in ("natural", "pgd-2@Linf:8/255", "fog@c-generated:5", "rotate@p-generated:30"):
         assert ((outcome.predicted[probe] >= 0) & (outcome.predicted[probe] < len(data.classes))).all()

@@ -18,6 +18,7 @@ from allrounder.data.inputs.coerce import as_data, as_split
 from allrounder.data.inputs.map_dataset import MapDatasetSplit
 from allrounder.errors import DataError
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from tests.support.evaluations import BATCH_SIZE, PGD, trained_network
 from tests.support.networks import blobs
 from tests.support.trainings import SOLO, go, recipe, remains
@@ -190,8 +191,9 @@ def test_random_items_are_refused():
 
 
 def test_an_object_is_evaluated_on():
-    first = evaluate(trained_network(), X, Y, probes=[PGD], batch_size=BATCH_SIZE, check="skip")
-    found = evaluate(trained_network(), Listed(), probes=[PGD], batch_size=BATCH_SIZE, check="skip")
+    options = EvalOptions(batch_size=BATCH_SIZE, check="skip")
+    first = evaluate(trained_network(), X, Y, probes=[PGD], options=options)
+    found = evaluate(trained_network(), Listed(), probes=[PGD], options=options)
     assert found.predicted[str(PGD)].tolist() == first.predicted[str(PGD)].tolist()
 
 

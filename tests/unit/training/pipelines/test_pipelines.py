@@ -14,6 +14,7 @@ from allrounder.config.schedules import Constant
 from allrounder.data.base import Subset
 from allrounder.errors import Interrupted, RecipeError, RunError
 from allrounder.evaluation.evaluate import evaluate
+from allrounder.evaluation.options import EvalOptions
 from allrounder.experiments.study import Trial
 from allrounder.nn.state import bezier
 from allrounder.recipe.recipe import Recipe
@@ -88,7 +89,7 @@ def test_it_ends_as_a_run_like_any_other(kind: str, done):
     )
     for which in ("best", "last", run.recipe.names[0]):
         model = load(run.folder, which, model=tiny)
-        assert 0 <= evaluate(model, blobs(48), n=9, check="skip").accuracy() <= 1
+        assert 0 <= evaluate(model, blobs(48), n=9, options=EvalOptions(check="skip")).accuracy() <= 1
     assert run.weights()[1]["classes"] == ["0", "1", "2"]
     assert "score" in run.weights("best")[1]
     assert [event["event"] for event in run.metrics()].count("validation") >= 1
