@@ -54,7 +54,7 @@ def make_learner(steps: int) -> Learner:
     task = Task(name="natural", objective=Natural(), lr=Constant(value=0.01), augment=AUGMENTS["none"]())
     with Rng(0).seed_global():
         model = ResNet18().build(CLASSES, SHAPE)
-    shard = World(0, 1, torch.device("cpu")).shard_for(Placement.on_rank_zero(("natural",)), "natural")
+    shard = World(0, 1, torch.device("cpu")).shard_for(Placement({"natural": (0,)}), "natural")
     assert shard is not None
     return Learner(task, model, shard, 0, Clock(1, steps, "epoch"))
 

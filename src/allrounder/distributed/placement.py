@@ -14,11 +14,6 @@ class Placement:
 
     ranks: Mapping[str, tuple[int, ...]]
 
-    @classmethod
-    def on_rank_zero(cls, names: Sequence[str]) -> Placement:
-        """Every learner on rank 0."""
-        return cls({name: (0,) for name in names})
-
     def learners_on(self, rank: int) -> tuple[str, ...]:
         """The learners that a rank trains, alone or together with others."""
         return tuple(name for name, ranks in self.ranks.items() if rank in ranks)

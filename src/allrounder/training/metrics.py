@@ -46,10 +46,6 @@ class EpochMetrics:
         self.totals[name] = _zero_sums()
         return sums
 
-    def pop_means(self, name: str) -> dict[str, float]:
-        """Return a learner's metrics per image and reset its sums."""
-        return means(self.pop_sums(name))
-
     def _flush(self) -> None:
         """Add pending metrics in their order, one step at a time, so that lazy sums round like eager ones."""
         for name, metrics, images in self.pending:

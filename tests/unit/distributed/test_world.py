@@ -37,7 +37,7 @@ def test_one_process_is_a_world_of_one(size: str | None, monkeypatch: pytest.Mon
 
 
 def test_every_learner_sits_on_the_only_rank():
-    placement = Placement.on_rank_zero(["linf", "natural"])
+    placement = Placement({"linf": (0,), "natural": (0,)})
     assert placement.learners_on(0) == ("linf", "natural") and placement.learners_on(1) == ()
     assert placement.leader("natural") == 0
     assert WORLD.shard_for(placement, "linf") == BatchShard(0, 1)

@@ -17,19 +17,19 @@ def test_means_are_over_images_and_start_anew():
     meter.add("a", Loss(2 * weight, {"accuracy": torch.tensor(0.5)}), 3)
     meter.add("a", Loss(4 * weight, {"accuracy": torch.tensor(1.0)}), 1)
     meter.add("b", Loss(7 * weight), 2)
-    assert meter.pop_means("a") == {"loss": 2.5, "accuracy": 0.625}
-    assert meter.pop_means("b") == {"loss": 7.0, "accuracy": 0.0}
+    assert means(meter.pop_sums("a")) == {"loss": 2.5, "accuracy": 0.625}
+    assert means(meter.pop_sums("b")) == {"loss": 7.0, "accuracy": 0.0}
     meter.add("a", Loss(weight), 1)
-    assert meter.pop_means("a")["loss"] == 1.0
+    assert means(meter.pop_sums("a"))["loss"] == 1.0
 
 
 def test_a_learner_that_may_stop_itself_tells_whether_it_did():
     meter = EpochMetrics(["a"])
     for stopped, images in ((0.0, 3), (1.0, 1)):
         meter.add("a", Loss(torch.ones(()), {"stopped": torch.tensor(stopped)}), images)
-    assert meter.pop_means("a") == {"loss": 1.0, "accuracy": 0.0, "stopped": 0.25}
+    assert means(meter.pop_sums("a")) == {"loss": 1.0, "accuracy": 0.0, "stopped": 0.25}
     meter.add("a", Loss(torch.ones(())), 1)
-    assert "stopped" not in meter.pop_means("a")
+    assert "stopped" not in means(meter.pop_sums("a"))
 
 
 def test_a_number_that_only_some_steps_tell_is_a_mean_over_their_images():
@@ -50,7 +50,7 @@ def test_sums_come_back_from_json_to_the_bit():
     again.load_sums(json.loads(json.dumps(meter.sums)))
     for both in (meter, again):
         both.add("a", Loss(torch.tensor(0.1)), 3)
-    assert again.pop_means("a") == meter.pop_means("a")
+    assert means(again.pop_sums("a")) == means(meter.pop_sums("a"))
 
 
 def test_the_watch_tells_the_time_since_it_was_asked(monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,9 @@ def weights(value: float) -> dict[str, Tensor]:
 
 
 def mixer(mix: Mix, names: str, start: float = 0.0, clock: Clock | None = None) -> Mixer:
-    return Mixer(mix, Placement.on_rank_zero(list(names)), weights(start), WORLD, clock or Clock(10, 10))
+    return Mixer(
+        mix, Placement({name: (0,) for name in names}), weights(start), WORLD, clock or Clock(10, 10)
+    )
 
 
 @pytest.mark.parametrize(("curve", "winner"), [(1.0, "a"), (0.0, "b")])
@@ -47,7 +49,7 @@ def test_the_parts_add_up_to_the_monolithic_average(path: list[tuple[float, floa
     clock = Clock(len(path), 1, "step")
     total = weights(3.0)["w"].clone()
     parts = {"a": total.clone(), "b": torch.zeros_like(total)}
-    split = Mixer(Mix(shares=HALF), Placement.on_rank_zero(["a", "b"]), weights(3.0), WORLD, clock)
+    split = Mixer(Mix(shares=HALF), Placement({"a": (0,), "b": (0,)}), weights(3.0), WORLD, clock)
     for t, (a, b, decay, share) in enumerate(path, start=1):
         at = Mix(decay=Constant(value=decay), shares=Shares(lead="a", curve=Constant(value=share)))
         split.mix = at
