@@ -26,6 +26,7 @@ MAX_FUNCTION_LINES = 60
 NO_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers"}
 NO_WORDS = r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b"
 NO_SYNONYMS = r"(?i)\b(experts?|students?)\b"
+PRIVATE_WORDS = r"(?i)\b(told|said|anew|mend|whoever)\b"
 NO_PARTICIPLES = {
     *(
         "told",
@@ -107,6 +108,17 @@ def test_a_function_fits_on_one_screen():
         if (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
     ]
     assert not long
+
+
+def test_no_word_of_the_private_vocabulary_is_left():
+    texts = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml"), *(PROJECT / "docs").rglob("*.md")]
+    texts += [PROJECT / name for name in ("README.md", "CONTRIBUTING.md")]
+    wrong = {
+        path.relative_to(PROJECT).as_posix(): words
+        for path in texts
+        if (words := re.findall(PRIVATE_WORDS, path.read_text(encoding="utf-8")))
+    }
+    assert wrong == {}, "write plain English"
 
 
 def test_a_module_is_named_for_what_it_is():

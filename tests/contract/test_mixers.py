@@ -64,7 +64,7 @@ def random_weights(seed: int) -> Weights:
 
 
 def mixer(rule: MixRule, start: Weights, names: tuple[str, ...] = NAMES, **fields: float) -> Mixer:
-    return Mixer(mix_of(rule, **fields), Placement.on_rank_zero(list(names)), start, WORLD, CLOCK)
+    return Mixer(mix_of(rule, **fields), Placement({name: (0,) for name in names}), start, WORLD, CLOCK)
 
 
 def take_steps(mixer: Mixer, first: int, last: int) -> None:

@@ -299,8 +299,8 @@ class Outcome:
             content: dict[str, Any] = json.loads(metadata["outcome"])
             if (version := content.get("format")) != FORMAT_VERSION:
                 raise ValueError(
-                    f"{path}: has format version {version}, expected {FORMAT_VERSION}; it was written by another "
-                    "version of allrounder, which can read it"
+                    f"{path}: has format version {version}, expected {FORMAT_VERSION}; it was written by "
+                    "another version of allrounder, which can read it"
                 )
             arrays: dict[str, Any] = {key: opened.get_tensor(key) for key in list(opened.keys())}
         names: list[str] = content["probes"]

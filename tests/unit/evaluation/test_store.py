@@ -16,7 +16,14 @@ from torch import Tensor
 
 from allrounder.errors import RunError
 from allrounder.evaluation import store as module
-from allrounder.evaluation.store import FORMAT_VERSION, LOCK_FILE, PLAN_FILE, RESULTS_FOLDER, ResultStore, open_folder
+from allrounder.evaluation.store import (
+    FORMAT_VERSION,
+    LOCK_FILE,
+    PLAN_FILE,
+    RESULTS_FOLDER,
+    ResultStore,
+    open_folder,
+)
 from tests.support.interruptions import Killed, Point, give_up, struck
 
 IMAGES = 12
@@ -229,9 +236,8 @@ def test_a_folder_in_another_format_is_refused_and_nothing_is_changed(version: o
     plan = {**PLANNED, "format": version} if version is not None else PLANNED
     (tmp_path / PLAN_FILE).write_text(json.dumps(plan))
     before = files(tmp_path)
-    message = (
-        f"an evaluation in format {version}, this version of allrounder reads and writes format {FORMAT_VERSION};"
-    )
+    expected = f"this version of allrounder reads and writes format {FORMAT_VERSION}"
+    message = f"an evaluation in format {version}, {expected};"
     with (
         pytest.raises(RunError, match=f"{message} choose another folder, nothing was changed"),
         open_folder(tmp_path, PLANNED),

@@ -300,7 +300,9 @@ def test_a_file_in_another_format_is_refused(version: object, tmp_path: Path):
     content = json.dumps({"facts": {}, "probes": ["natural"], "format": version})
     arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
     save_file(arrays, tmp_path / "new", metadata={"outcome": content})
-    with pytest.raises(ValueError, match=f"new: has format version {version}, expected {FORMAT_VERSION}; it was"):
+    with pytest.raises(
+        ValueError, match=f"new: has format version {version}, expected {FORMAT_VERSION}; it was"
+    ):
         Outcome.load(tmp_path / "new")
 
 
