@@ -44,7 +44,7 @@ VARIANTS = {"d": "cifar10/generalist-d-nt-linf", "t": "cifar10/generalist-t"}
 CLASSES = 10
 BATCHES = 8
 EPOCHS = 1000
-"""So many that no benchmark reaches an exchange or the end of a run."""
+"""Enough that no benchmark reaches an exchange or the end of a run."""
 
 
 def model_spec(kind: str, width: int | None = None) -> ModelSpec:

@@ -36,7 +36,8 @@ from allrounder.evaluation.shifts import CorruptionEval
 from allrounder.evaluation.store import open_folder
 from allrounder.report.outcome import OUTCOME_FILE, Facts, Outcome
 from allrounder.report.reliability import compute_flags
-from allrounder.system.processes import ProgressCallback, check_picklable
+from allrounder.system.processes import check_picklable
+from allrounder.system.progress import ProgressCallback
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Labels, device_and_dtype
 

@@ -20,7 +20,8 @@ from allrounder.evaluation.stages import probe_stages
 from allrounder.evaluation.store import ResultStore
 from allrounder.report.outcome import NATURAL, Facts, Outcome
 from allrounder.report.reliability import compute_flags
-from allrounder.system.processes import ProgressCallback, ProgressEvent, run_jobs
+from allrounder.system.processes import run_jobs
+from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.system.signals import StopRequest, stop_on_signals
 from allrounder.types import Classifier, Labels
 

@@ -90,7 +90,7 @@ class ModeConnectivity(Pipeline):
     """Robust mode connectivity (RMC): the best point of a curve of networks between two trained ones.
 
     Two end points w1 and w2 are trained; then the bend c of phi(s) = (1-s)^2 w1 + 2s(1-s) c + s^2 w2, by the
-    recipe's task with the update `curve`. Points along the curve get batch-norm statistics of their own,
+    recipe's task with the update `curve`. Points along the curve get recalibrated batch-norm statistics,
     estimated on natural training images. The most robust point on held-out images is the result. The
     ensembles of the paper are not implemented. Wang, Li and Liu, 2024, Robust mode connectivity-oriented
     adversarial defense.

@@ -94,7 +94,7 @@ class Trainer:
             self.stop_if_signalled(t, stop)
 
     def global_weights(self, what: str = "the global weights") -> Weights:
-        """Return theta_g, with batch-norm statistics of its own if the recipe wants them.
+        """Return theta_g, with recalibrated batch-norm statistics if the recipe wants them.
 
         All ranks call it together; `what` describes the occasion in errors about a missing rank.
         """

@@ -293,11 +293,19 @@ def test_a_study_is_found_by_folder_name_and_file(
     shutil.copytree(folder, default_folder("mine.toml"))
     assert find_study_folder("mine.toml", None, shipped) == default_folder("mine.toml")
     demo = default_folder("embedded/demo")
-    demo.mkdir()
-    make_manifest(Study.load("embedded/demo")).save(demo)
+    open_study(Study.load("embedded/demo"), demo)
     assert find_study_folder("embedded/demo", None, shipped) == demo
     Path("embedded/demo").mkdir(parents=True)  # a folder of that name holds no study
     assert find_study_folder("embedded/demo", None, shipped) == demo
+
+
+def test_a_shipped_study_that_ran_with_other_settings_is_refused(tmp_path: Path):
+    study = Study.load("embedded/demo")
+    open_study(replace(study, sets=("epochs=1",)), tmp_path / "out")
+    with pytest.raises(RunError, match=r"embedded/demo: differs from the study that ran in .*out \(sets\)"):
+        find_study_folder("embedded/demo", tmp_path / "out", ["embedded/demo"])
+    open_study(replace(study, seeds=(0, 1)), tmp_path / "seeds")
+    assert find_study_folder("embedded/demo", tmp_path / "seeds", ["embedded/demo"]) == tmp_path / "seeds"
 
 
 def test_a_folder_of_another_study_is_refused(folder: Path, file: Path, tmp_path: Path):

@@ -51,6 +51,15 @@ def fails(name: str, send: ProgressCallback) -> None:
     raise ValueError("cannot be done")
 
 
+def fails_without_a_word(name: str, send: ProgressCallback) -> None:
+    raise ValueError
+
+
+def test_a_job_that_fails_without_a_message_has_failed():
+    with pytest.raises(RunError, match=r"1 of 1 .*\n  a: ValueError"):
+        run_jobs({"a": fails_without_a_word}, 1, lambda event: None)
+
+
 def test_every_note_arrives_in_order_and_every_job_is_done():
     told = list[ProgressEvent]()
     run_jobs({name: partial(counts, up_to=500) for name in ("a", "b", "c")}, 2, told.append)

@@ -355,6 +355,8 @@ def test_weights_that_are_not_there_are_an_error(which: str, said: str, finished
     with pytest.raises(RunError, match=said):
         finished.weights(which)
     with pytest.raises(RunError, match=said):
+        finished.weights_file(which)
+    with pytest.raises(RunError, match=said):
         load(finished.folder, which, model=tiny)
 
 

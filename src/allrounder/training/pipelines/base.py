@@ -56,7 +56,7 @@ class StageProgress:
 class PipelineContext:
     """A pipeline's run folder and data, and the function that trains a stage in a folder below it.
 
-    The run folder has no checkpoints of its own: finished stages are skipped, an unfinished one resumes from
+    The run folder has no checkpoints: finished stages are skipped, an unfinished one resumes from
     its own checkpoint, and logged decisions are not made again. All ranks train the stages. Rank 0 computes
     what follows from them, and only rank 0 has the folders.
     """

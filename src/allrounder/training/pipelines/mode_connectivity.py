@@ -42,7 +42,7 @@ def train_mode_connectivity(context: PipelineContext, pipeline: ModeConnectivity
         return first, curve.weights()[0], second
 
     def point_on_curve(position: float) -> Weights:
-        """Return phi(position) with batch-norm statistics of its own."""
+        """Return phi(position) with recalibrated batch-norm statistics."""
         rng = Rng(recipe.seed).fold_in("recalibrate")
         theta = bezier(position, *corners())
         num_images = pipeline.images or len(train)
