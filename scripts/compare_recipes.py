@@ -34,6 +34,8 @@ recipes = {name: tomllib.loads(dump(Recipe.load(name))) for name in shipped_reci
 json.dump({"package": allrounder.__file__, "recipes": recipes}, sys.stdout)
 """
 RENAMED_KEYS = {"batch": "batch_size", "program": "pipeline"}
+IMPLICIT_DEFAULTS = {"sgd": {"decay_on": "all"}, "crop-flip": {"padding": "zero"}}
+"""Defaults that dumps of b9fa471 left out, by the kind of a table."""
 RENAMED_TASK_KEYS = {"smoothing": "label_smoothing", "stream": "augment_stream"}
 
 
@@ -82,6 +84,7 @@ def modernize_stages(value: Any) -> Any:
 def modernize_task(task: Table) -> Table:
     """Write a task in the new way."""
     task = {RENAMED_TASK_KEYS.get(key, key): value for key, value in task.items()}
+    task = {key: add_defaults(value) for key, value in task.items()}
     objective = dict(task["objective"])
     match objective["kind"]:
         case "fast":  # one step of PGD
@@ -95,6 +98,16 @@ def modernize_task(task: Table) -> Table:
         case _:
             return {**task, "objective": objective}
     return {**task, "objective": {**objective, "kind": "adversarial"}}
+
+
+def add_defaults(value: Any) -> Any:
+    """Add the defaults that old dumps left out, also in nested tables."""
+    if isinstance(value, list):
+        return [add_defaults(item) for item in cast(list[Any], value)]
+    if not is_table(value):
+        return value
+    nested = {key: add_defaults(item) for key, item in value.items()}
+    return {**IMPLICIT_DEFAULTS.get(str(value.get("kind")), {}), **nested}
 
 
 def is_table(value: Any) -> TypeGuard[Table]:
