@@ -6,6 +6,8 @@ x_adv = craft(model, x, y, attack="pgd-20", threat="L2:128/255")
 from __future__ import annotations
 
 import re
+from dataclasses import fields
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -65,6 +67,8 @@ def parse_attack(text: str, norm: Norm | None = None) -> Attack:
     fixed_length = {name: attack for attack in ATTACKS.values() for name in attack.names}
     for name, attack in fixed_length.items():
         if word == _without_separators(name) and (not steps or int(steps) > 0):
+            if steps and "steps" not in {field.name for field in fields(cast(Any, attack))}:
+                raise ValueError(f"attack {text!r}: {name} has no steps, got {steps}; leave out the number")
             return adapter(attack).validate_python({"steps": int(steps)} if steps else {})
     named = named_attacks(norm or Linf())
     for name, attack in named.items():

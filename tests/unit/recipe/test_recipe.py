@@ -24,7 +24,7 @@ from allrounder.config.fields import frozen_config
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Time
 from allrounder.errors import RecipeError
-from allrounder.nn.mixing import Uniform
+from allrounder.nn.mixing import MIXES, Uniform
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optim.optimizers import Adam, Sgd
 from allrounder.recipe.mix import Exchange, Mix, Shares
@@ -148,7 +148,11 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
             "{kind='linear', at=[0, 1], to=[-0.5, 1]}",
             "expected shares in [0, 1], got -0.5 to 1",
         ),
-        ("mix.rule", "{kind='unifrom'}", 'has unknown kind "unifrom" (known: ema, uniform); did you mean'),
+        (
+            "mix.rule",
+            "{kind='unifrom'}",
+            f'has unknown kind "unifrom" (known: {", ".join(MIXES)}); did you mean',
+        ),
         ("mix.decay", "1.01", "expected a decay in [0, 1), got 1.01"),
         ("task.linf.average", "-0.1", "expected a decay in [0, 1), or false, got -0.1"),
         ("mix.exchange.start", "-1", "expected a time of at least 0 and at most the whole run, got -1"),
