@@ -105,14 +105,14 @@ def test_the_doctor_says_by_its_code_whether_an_evaluation_would_mean_something(
 
 
 FACTORY = """
-from tests.support.evaluations import taught
+from tests.support.evaluations import trained_network
 from tests.support.networks import Tiny
 
 class Mine(Tiny):
     pass
 
 def make():
-    return taught(Mine)
+    return trained_network(Mine)
 """
 
 

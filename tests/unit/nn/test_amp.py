@@ -213,7 +213,7 @@ x, y = split.fetch(torch.arange(300)), split.labels
 found = {}
 for precision in ("fp32", "bf16"):
     network = with_autocast(model, Compute(precision=precision).autocast_dtype)
-    crafted = perturb(Pgd(steps=20, step=0.1), network, x, y, Threat.read("Linf:0.2"), Rng(0)).x
+    crafted = perturb(Pgd(steps=20, step=0.1), network, x, y, Threat.parse("Linf:0.2"), Rng(0)).x
     with torch.no_grad():
         found[precision] = model(crafted).argmax(1) == y
 print(*(int(right.sum()) for right in found.values()), int((found["fp32"] != found["bf16"]).sum()))
