@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, final
 
-from torch import nn
 from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult, perturb
+from allrounder.attacks.base import Attack
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import OneOf, frozen_config
-from allrounder.objectives.base import Objective, ThreatOrUnion, cross_entropy_loss
+from allrounder.objectives.base import SingleThreatObjective, ThreatOrUnion
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
+from allrounder.types import BatchNormMode, Passes
 
 
 @final
 @frozen_config
-class Adversarial(Objective):
+class Adversarial(SingleThreatObjective):
     """Adversarial training (AT): loss = CE(f(x'), y), with x' maximising the attack's loss inside the threat.
 
     Only adversarial images enter the update. Madry et al., 2018, Towards deep learning models resistant to
@@ -46,7 +45,7 @@ class Adversarial(Objective):
     train_frozen."""
 
     def __post_init__(self) -> None:
-        self.attack.check_supports(self.threat)
+        self.attack.check_supports(self.threat)  # a union as a whole, not its members
 
     @override
     def threats(self) -> tuple[Threat, ...]:
@@ -55,13 +54,3 @@ class Adversarial(Objective):
     @override
     def craft_passes(self) -> Passes:
         return self.attack.passes_under(len(self.threats()))
-
-    @override
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
-        rng = ctx.rng.fold_in("attack")
-        return perturb(self.attack, model, batch.x, batch.y, self.threat, rng, norm_layers=self.norm_layers)
-
-    def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
-        """Cross-entropy on the crafted images."""
-        assert crafted is not None
-        return cross_entropy_loss(model(crafted.x), batch)

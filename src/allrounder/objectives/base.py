@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch.nn.functional as F
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, WithJsonSchema
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult, perturb
+from allrounder.rng import Rng
 from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import Batch, BatchNormMode, Context, Logits, Loss, Passes
+from allrounder.types import Batch, BatchNormMode, Context, Labels, Logits, Loss, Passes
 
 
 def _check_distinct(threats: tuple[Threat, ...]) -> tuple[Threat, ...]:
@@ -96,15 +97,55 @@ class Objective(ABC):
         """The loss to minimise, with the network in training mode."""
 
 
-class SingleThreatObjective(Objective):
-    """An objective that crafts with one attack under one threat; subclasses declare the fields."""
+class AttackObjective(Objective):
+    """An objective that crafts with one attack; subclasses declare the fields."""
 
-    threat: Threat
-    attack: Attack
-    norm_layers: BatchNormMode
+    attack: Any
+    """An Attack; a subclass may also allow None, for the attack of its variant."""
+    norm_layers: Any
+    """A BatchNormMode; a subclass may also allow None, for the mode of its variant."""
 
     def __post_init__(self) -> None:
-        self.attack.check_supports(self.threat)
+        for threat in self.threats():
+            self.effective_attack.check_supports(threat)
+
+    @property
+    def effective_attack(self) -> Attack:
+        """The attack, or the default of the variant."""
+        return self.attack
+
+    @property
+    def effective_norm_layers(self) -> BatchNormMode:
+        """The mode of batch-norm while crafting, or the default of the variant."""
+        return self.norm_layers
+
+    @override
+    def craft_passes(self) -> Passes:
+        return self.effective_attack.passes()
+
+    def run_attack(
+        self, attack: Attack, model: nn.Module, batch: Batch, threat: Threat | AnyOf, rng: Rng
+    ) -> AttackResult:
+        """Attack the current network on hard labels."""
+        mode = self.effective_norm_layers
+        return perturb(attack, model, batch.x, batch.y, threat, rng, norm_layers=mode)
+
+    def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
+        """Cross-entropy on the crafted images by default."""
+        assert crafted is not None
+        return cross_entropy_loss(model(crafted.x), batch)
+
+
+class SingleThreatObjective(AttackObjective):
+    """An objective that crafts with one attack under one threat; subclasses declare the fields."""
+
+    threat: Any
+    """A Threat; a subclass may also allow a union of threats."""
+
+    @property
+    def uses_crafted(self) -> bool:
+        """Whether it crafts images at all; False where their weight in the loss is zero."""
+        return True
 
     @override
     def threats(self) -> tuple[Threat, ...]:
@@ -112,21 +153,32 @@ class SingleThreatObjective(Objective):
 
     @override
     def craft_passes(self) -> Passes:
-        return self.attack.passes()
+        return super().craft_passes() if self.uses_crafted else Passes()
 
+    def attack_of_step(self, model: nn.Module, batch: Batch, ctx: Context) -> Attack:
+        """The attack with the settings of this step; by default they never change."""
+        return self.effective_attack
+
+    @override
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult | None:
-        """Attack the current network on hard labels."""
-        rng = ctx.rng.fold_in("attack")
-        return perturb(self.attack, model, batch.x, batch.y, self.threat, rng, norm_layers=self.norm_layers)
+        if not self.uses_crafted:
+            return None
+        attack = self.attack_of_step(model, batch, ctx)
+        return self.run_attack(attack, model, batch, self.threat, ctx.rng.fold_in("attack"))
+
+
+def cross_entropy(logits: Logits, batch: Batch, reduction: str = "mean") -> Tensor:
+    """Cross-entropy with the batch's targets, which are smoothed, and mixed if the images are."""
+    if batch.partner is None:
+        return F.cross_entropy(logits, batch.y, label_smoothing=batch.label_smoothing, reduction=reduction)
+    return F.cross_entropy(logits, batch.targets(logits.shape[1]), reduction=reduction)
+
+
+def accuracy(logits: Logits, labels: Labels) -> Tensor:
+    """The fraction of images whose largest logit is that of the label."""
+    return (logits.detach().argmax(1) == labels).float().mean()
 
 
 def cross_entropy_loss(logits: Logits, batch: Batch) -> Loss:
-    """Mean cross-entropy with the batch's targets, and the accuracy.
-
-    Targets are smoothed, and mixed if the images are; the accuracy counts the label with the larger weight.
-    """
-    if batch.partner is None:
-        total = F.cross_entropy(logits, batch.y, label_smoothing=batch.label_smoothing)
-    else:
-        total = F.cross_entropy(logits, batch.targets(logits.shape[1]))
-    return Loss(total, {"accuracy": (logits.detach().argmax(1) == batch.y).float().mean()})
+    """Mean cross-entropy, and the accuracy, which counts the label with the larger weight."""
+    return Loss(cross_entropy(logits, batch), {"accuracy": accuracy(logits, batch.y)})

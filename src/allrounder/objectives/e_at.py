@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from allrounder.attacks.apgd_train import ApgdTrain
-from allrounder.attacks.base import AttackResult, perturb
+from allrounder.attacks.base import AttackResult
 from allrounder.config.fields import OneOf, frozen_config
-from allrounder.objectives.base import Objective, Threats, cross_entropy_loss
+from allrounder.objectives.base import AttackObjective, Threats
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
+from allrounder.types import Batch, BatchNormMode, Context
 
 PerThreat = Int[Tensor, " p"]
 
 
 @final
 @frozen_config
-class Eat(Objective):
+class Eat(AttackObjective):
     """Extreme-norm adversarial training (E-AT): loss = CE(f(x'_p), y), with one threat p for every batch.
 
     P(p) = (1 - a_p) / sum_q (1 - a_q), where a_p is the fraction of training images, over the whole run, that
@@ -44,33 +44,22 @@ class Eat(Objective):
     def threats(self) -> tuple[Threat, ...]:
         return self.against
 
-    def craft_passes(self) -> Passes:
-        """The passes of the attack under one threat."""
-        return self.attack.passes()
-
     def memory(self) -> dict[str, Tensor]:
         """The number of training images per threat, and how many of them were not fooled."""
-        return {
-            f"eat.{name}": torch.zeros(len(self.against), dtype=torch.long) for name in ("seen", "robust")
-        }
+        size = len(self.against)
+        return {f"eat.{name}": torch.zeros(size, dtype=torch.long) for name in ("seen", "robust")}
 
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
         """Choose a threat, attack under it, and count the images that were not fooled."""
         seen, robust = ctx.memory["eat.seen"], ctx.memory["eat.robust"]
         u = ctx.rng.fold_in("threat").uniform(torch.empty(1).double())
         number = sample_threat(threat_probabilities(robust, seen), u)
-        threat = self.against[number]
         rng = ctx.rng.fold_in("attack")
-        crafted = perturb(self.attack, model, batch.x, batch.y, threat, rng, norm_layers=self.norm_layers)
+        crafted = self.run_attack(self.attack, model, batch, self.against[number], rng)
         assert crafted.ever_fooled is not None
         seen[number] += len(batch)
         robust[number] += (~crafted.ever_fooled).sum()
         return crafted
-
-    def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
-        """Cross-entropy on the crafted images."""
-        assert crafted is not None
-        return cross_entropy_loss(model(crafted.x), batch)
 
 
 def threat_probabilities(robust: PerThreat, seen: PerThreat) -> Float[Tensor, " p"]:

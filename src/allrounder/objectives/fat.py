@@ -11,12 +11,12 @@ from pydantic import AfterValidator
 from torch import nn
 from typing_extensions import override
 
-from allrounder.attacks.base import AttackResult, perturb
+from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.early_stop_pgd import EarlyStopPgd
 from allrounder.config.fields import NonNegativeFloat, OneOf, frozen_config
 from allrounder.config.schedules import Constant, Schedule, Step, order_problem
 from allrounder.config.time import Time
-from allrounder.objectives.base import Objective, cross_entropy_loss
+from allrounder.objectives.base import SingleThreatObjective, cross_entropy_loss
 from allrounder.objectives.trades import trades_loss
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
@@ -55,7 +55,7 @@ VARIANT_DEFAULTS = {
 
 @final
 @frozen_config
-class Fat(Objective):
+class Fat(SingleThreatObjective):
     """Friendly adversarial training (FAT): loss = CE(f(x'), y), with x' from PGD that stops on success.
 
     The attack stops on an image tau steps after it is first misclassified (see `EarlyStopPgd`), and tau grows
@@ -81,7 +81,7 @@ class Fat(Objective):
     """Batch-norm while crafting: eval (as released), train, or train_frozen."""
 
     def __post_init__(self) -> None:
-        self.effective_attack.check_supports(self.threat)
+        super().__post_init__()
         if self.effective_attack.tau:
             raise ValueError(
                 f"the attack's tau is {self.effective_attack.tau}, expected 0, because it follows the "
@@ -89,17 +89,9 @@ class Fat(Objective):
             )
 
     @property
-    def effective_attack(self) -> EarlyStopPgd:
-        """The attack, or the default of the variant, with tau = 0."""
-        return VARIANT_DEFAULTS[self.variant][0] if self.attack is None else self.attack
-
     @override
-    def threats(self) -> tuple[Threat, ...]:
-        return (self.threat,)
-
-    def craft_passes(self) -> Passes:
-        """The passes of the attack if no image stops early."""
-        return self.effective_attack.passes()
+    def effective_attack(self) -> EarlyStopPgd:
+        return VARIANT_DEFAULTS[self.variant][0] if self.attack is None else self.attack
 
     def loss_passes(self) -> Passes:
         """One forward and backward; two for the variant trades."""
@@ -125,18 +117,15 @@ class Fat(Objective):
         completed = (ctx.epoch - 1) * clock.steps_per_epoch if clock.pace == "epoch" else ctx.t - 1
         return int(schedule(completed, clock))
 
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
-        """Attack until the current network is fooled, and tau steps more."""
-        attack = replace(self.effective_attack, tau=self.tau_at(ctx))
-        rng = ctx.rng.fold_in("attack")
-        return perturb(attack, model, batch.x, batch.y, self.threat, rng, norm_layers=self.norm_layers)
+    @override
+    def attack_of_step(self, model: nn.Module, batch: Batch, ctx: Context) -> Attack:
+        return replace(self.effective_attack, tau=self.tau_at(ctx))
 
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """The variant's loss, and the mean number of steps per image."""
         assert crafted is not None and crafted.steps is not None
         if self.variant == "trades":
-            natural = model(batch.x)
-            loss = trades_loss(natural, model(crafted.x), batch, self.beta)
+            loss = trades_loss(model(batch.x), model(crafted.x), batch, self.beta)
         else:
             loss = cross_entropy_loss(model(crafted.x), batch)
         return Loss(loss.total, {**loss.parts, "steps": crafted.steps.float().mean()})

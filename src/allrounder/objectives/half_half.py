@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult
@@ -37,17 +38,14 @@ class HalfHalf(SingleThreatObjective):
     norm_layers: BatchNormMode = "eval"
     """Batch-norm while crafting: eval, train, or train_frozen."""
 
-    def craft_passes(self) -> Passes:
-        """The passes of the attack; none at beta = 0."""
-        return Passes() if self.beta == 0 else self.attack.passes()
+    @property
+    @override
+    def uses_crafted(self) -> bool:
+        return self.beta != 0
 
     def loss_passes(self) -> Passes:
         """Two forwards and backwards; one if one of the weights is zero."""
         return Passes(1, 1) * (1 if self.beta in (0, 1) else 2)
-
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult | None:
-        """Attack the current network on hard labels; None at beta = 0."""
-        return None if self.beta == 0 else super().craft(model, batch, ctx)
 
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """The weighted mean; the accuracy is that of natural images, if there are any."""

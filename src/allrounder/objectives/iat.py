@@ -13,7 +13,7 @@ from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import OneOf, PositiveFloat, frozen_config
 from allrounder.data.augment.mixup import symmetric_beta
-from allrounder.objectives.base import SingleThreatObjective
+from allrounder.objectives.base import SingleThreatObjective, accuracy
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Images, Loss, Passes
@@ -63,4 +63,4 @@ def mixup_loss(model: nn.Module, x: Images, batch: Batch, alpha: float, rng: Rng
     # Cross-entropy is linear in its targets, so mixed targets give mixed losses.
     total = F.cross_entropy(logits, weight * targets + (1 - weight) * targets[partner])
     labels = batch.y if weight >= 0.5 else batch.y[partner]
-    return Loss(total, {"accuracy": (logits.detach().argmax(1) == labels).float().mean()})
+    return Loss(total, {"accuracy": accuracy(logits, labels)})

@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from allrounder.attacks.apgd_train import ApgdTrain
-from allrounder.attacks.base import AttackResult, perturb
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.losses import kl
 from allrounder.config.fields import NonNegativeFloat, OneOf, frozen_config, raise_field_errors
-from allrounder.objectives.base import Objective, cross_entropy_loss
+from allrounder.objectives.base import AttackObjective, cross_entropy_loss
+from allrounder.objectives.trades import trades_loss
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Labels, Logits, Loss, Passes
 
 
 @final
 @frozen_config
-class LogitPairing(Objective):
+class LogitPairing(AttackObjective):
     """Logit pairing of two threats (RAMP): loss = CE(f(x_b), y) + lam * mean_S KL(p(x_s) || p(x_t)).
 
     x_s and x_t are crafted under the source and the target threat, x_b is the one of the two with the larger
@@ -68,15 +69,7 @@ class LogitPairing(Objective):
     def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
         """Craft x_t and x_s, and concatenate x_t, x_s and x_b."""
         target, source = [
-            perturb(
-                self.attack,
-                model,
-                batch.x,
-                batch.y,
-                threat,
-                ctx.rng.fold_in("attack", name),
-                norm_layers=self.norm_layers,
-            )
+            self.run_attack(self.attack, model, batch, threat, ctx.rng.fold_in("attack", name))
             for name, threat in (("target", self.target), ("source", self.source))
         ]
         assert target.loss is not None and source.loss is not None
@@ -90,13 +83,11 @@ class LogitPairing(Objective):
         target, source, harder = (model(x) for x in crafted.x.chunk(3))
         pairing = pairing_loss(source, target, batch.y)
         if self.variant == "plain":
-            cross_entropy = cross_entropy_loss(harder, batch)
-            total = cross_entropy.total
+            first = cross_entropy_loss(harder, batch)
         else:
-            natural = model(batch.x)
-            cross_entropy = cross_entropy_loss(natural, batch)
-            total = cross_entropy.total + self.beta * kl(natural, harder).mean()
-        return Loss(total + self.lam * pairing, {**cross_entropy.parts, "pairing": pairing.detach()})
+            first = trades_loss(model(batch.x), harder, batch, self.beta)
+        parts = {"accuracy": first.parts["accuracy"], "pairing": pairing.detach()}
+        return Loss(first.total + self.lam * pairing, parts)
 
 
 def pairing_loss(source: Logits, target: Logits, y: Labels) -> Tensor:

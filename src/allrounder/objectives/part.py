@@ -8,15 +8,14 @@ import torch
 from jaxtyping import Bool
 from pydantic import Field
 from torch import Tensor, nn
-from typing_extensions import override
 
-from allrounder.attacks.base import AttackResult, perturb
+from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.pgd import Pgd
 from allrounder.attacks.pixel_budget_pgd import PixelBudgetPgd
 from allrounder.config.fields import NonNegativeFloat, OneOf, Ratio, frozen_config, raise_field_errors
 from allrounder.config.time import Time
 from allrounder.nn.gradcam import GRAD_CAM_PASSES, grad_cam
-from allrounder.objectives.base import Objective, cross_entropy_loss
+from allrounder.objectives.base import SingleThreatObjective
 from allrounder.objectives.mart import mart_loss
 from allrounder.objectives.part_masks import MASKS, Mask
 from allrounder.objectives.trades import trades_loss
@@ -27,7 +26,7 @@ from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
 
 @final
 @frozen_config
-class Part(Objective):
+class Part(SingleThreatObjective):
     """Pixel-reweighted adversarial training (PART): less important pixels get a smaller budget.
 
     After a warm-up of plain adversarial training, every image gets a mask from its Grad-CAM map (see
@@ -65,10 +64,6 @@ class Part(Objective):
             message = f"got {self.threat}, expected an Linf threat for budgets per pixel, such as Linf:8/255"
             raise_field_errors(self, [(("threat",), message)])
 
-    @override
-    def threats(self) -> tuple[Threat, ...]:
-        return (self.threat,)
-
     def craft_passes(self) -> Passes:
         """The passes of Grad-CAM and of the attack; the warm-up has no Grad-CAM."""
         return GRAD_CAM_PASSES + self.attack.passes()
@@ -84,17 +79,12 @@ class Part(Objective):
         message = f"is {self.warmup}, so no mask is ever used in a run of {epochs} epochs; make it shorter"
         return [("warmup", message)]
 
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
-        """Attack with one budget during the warm-up, then with a budget for every pixel."""
-        rng = ctx.rng.fold_in("attack")
-        in_warmup = ctx.t <= self.warmup.to_steps(ctx.clock)
-        attack = self.attack if in_warmup else self._pixel_budget_attack(model, batch, ctx)
-        return perturb(attack, model, batch.x, batch.y, self.threat, rng, norm_layers=self.norm_layers)
-
-    def _pixel_budget_attack(self, model: nn.Module, batch: Batch, ctx: Context) -> PixelBudgetPgd:
+    def attack_of_step(self, model: nn.Module, batch: Batch, ctx: Context) -> Attack:
+        """One budget during the warm-up, then a budget for every pixel."""
+        if ctx.t <= self.warmup.to_steps(ctx.clock):
+            return self.attack
         eps = torch.tensor(self.threat.eps, dtype=batch.x.dtype, device=batch.x.device)
-        budgets = torch.where(self._masks(model, batch, ctx), eps, self.low * eps)
-        return PixelBudgetPgd(self.attack, budgets)
+        return PixelBudgetPgd(self.attack, torch.where(self._masks(model, batch, ctx), eps, self.low * eps))
 
     def _masks(self, model: nn.Module, batch: Batch, ctx: Context) -> Bool[Tensor, "n c h w"]:
         # Differs: masks are computed from this batch with the current network. Released code computes them
@@ -107,11 +97,8 @@ class Part(Objective):
 
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """The loss of adversarial training, TRADES or MART."""
-        assert crafted is not None
         if self.outer == "at":
-            return cross_entropy_loss(model(crafted.x), batch)
-        natural = model(batch.x)
-        robust = model(crafted.x)
-        if self.outer == "trades":
-            return trades_loss(natural, robust, batch, self.weight)
-        return mart_loss(natural, robust, batch, self.weight)
+            return super().loss(model, batch, crafted, ctx)
+        assert crafted is not None
+        outer_loss = trades_loss if self.outer == "trades" else mart_loss
+        return outer_loss(model(batch.x), model(crafted.x), batch, self.weight)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import OneOf, Share, frozen_config
-from allrounder.objectives.base import SingleThreatObjective
+from allrounder.objectives.base import SingleThreatObjective, accuracy, cross_entropy
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Logits, Loss, Passes, PerExample
 
@@ -57,20 +56,15 @@ class RobustSelfTraining(SingleThreatObjective):
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """Crafted images first, as released, then natural ones, each with their own batch statistics."""
         assert crafted is not None
-        robust = model(crafted.x)
-        natural = model(batch.x)
+        robust, natural = model(crafted.x), model(batch.x)
         total = (1 - self.beta) * weighted_cross_entropy(natural, batch, self.natural_weight)
         total = total + self.beta * weighted_cross_entropy(robust, batch, self.robust_weight)
-        accuracies = [(logits.detach().argmax(1) == batch.y).float().mean() for logits in (natural, robust)]
-        return Loss(total, {"accuracy": accuracies[0], "robust": accuracies[1]})
+        return Loss(total, {"accuracy": accuracy(natural, batch.y), "robust": accuracy(robust, batch.y)})
 
 
 def weighted_cross_entropy(logits: Logits, batch: Batch, weight: float) -> Tensor:
     """The weighted mean of the cross-entropy: `weight` for extra images, 1 - `weight` for the others."""
-    if batch.partner is None:
-        losses = F.cross_entropy(logits, batch.y, label_smoothing=batch.label_smoothing, reduction="none")
-    else:
-        losses = F.cross_entropy(logits, batch.targets(logits.shape[1]), reduction="none")
+    losses = cross_entropy(logits, batch, reduction="none")
     if batch.extra is None:
         return losses.mean()
     weights: PerExample = torch.where(batch.extra, losses.new_tensor(weight), losses.new_tensor(1 - weight))

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult, perturb
+from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import NonNegativeFloat, OneOf, Share, frozen_config
-from allrounder.objectives.base import Objective
+from allrounder.objectives.base import SingleThreatObjective, accuracy
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Logits, Loss, Passes, PerExample
 
@@ -26,7 +26,7 @@ VARIANT_DEFAULTS: dict[Variant, tuple[Pgd, BatchNormMode]] = {
 
 @final
 @frozen_config
-class Score(Objective):
+class Score(SingleThreatObjective):
     """Self-consistent robust error (SCORE): TRADES and AT with squared errors (LSE).
 
     With p = p(x), q = p(x') and the one-hot label e_y, the loss is the mean over the batch of
@@ -53,31 +53,19 @@ class Score(Objective):
     norm_layers: BatchNormMode | None = None
     """Batch-norm while crafting; by default as released: eval for trades-lse, train for pgd-lse."""
 
-    def __post_init__(self) -> None:
-        self.effective_attack.check_supports(self.threat)
-
     @property
+    @override
     def effective_attack(self) -> Attack:
-        """The attack, or the default of the variant."""
         return VARIANT_DEFAULTS[self.variant][0] if self.attack is None else self.attack
 
+    @property
     @override
-    def threats(self) -> tuple[Threat, ...]:
-        return (self.threat,)
-
-    @override
-    def craft_passes(self) -> Passes:
-        return self.effective_attack.passes()
+    def effective_norm_layers(self) -> BatchNormMode:
+        return VARIANT_DEFAULTS[self.variant][1] if self.norm_layers is None else self.norm_layers
 
     def loss_passes(self) -> Passes:
         """One forward and backward for crafted images and, in trades-lse, one for natural images."""
         return Passes(1, 1) * (2 if self.variant == "trades-lse" else 1)
-
-    @override
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult:
-        mode = VARIANT_DEFAULTS[self.variant][1] if self.norm_layers is None else self.norm_layers
-        rng = ctx.rng.fold_in("attack")
-        return perturb(self.effective_attack, model, batch.x, batch.y, self.threat, rng, norm_layers=mode)
 
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """The variant's errors, clipped and averaged; the accuracy is that of the logits fitted to labels."""
@@ -87,15 +75,13 @@ class Score(Objective):
             errors = self._clip(_squared_error(logits, batch), logits)
         else:
             # Crafted images first, as released: the natural images update the running statistics last.
-            robust_logits = model(crafted.x)
-            logits = model(batch.x)
+            robust_logits, logits = model(crafted.x), model(batch.x)
             drift = (robust_logits.softmax(dim=1) - logits.softmax(dim=1)).square().sum(dim=1)
             if self.clips == "robust":
                 errors = _squared_error(logits, batch) + self.beta * self._clip(drift, logits)
             else:
                 errors = self._clip(_squared_error(logits, batch) + self.beta * drift, logits)
-        correct = logits.detach().argmax(1) == batch.y
-        return Loss(errors.mean(), {"accuracy": correct.float().mean()})
+        return Loss(errors.mean(), {"accuracy": accuracy(logits, batch.y)})
 
     def _clip(self, errors: PerExample, logits: Logits) -> Tensor:
         return F.relu(errors - clip_constant(self.clip, logits.shape[1])) if self.clip else errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, final
 
 from torch import nn
+from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult
@@ -35,17 +36,14 @@ class Trades(SingleThreatObjective):
     norm_layers: BatchNormMode = "eval"
     """Batch-norm while crafting: eval (as released), train, or train_frozen."""
 
-    def craft_passes(self) -> Passes:
-        """The passes of the attack; none at beta = 0."""
-        return Passes() if self.beta == 0 else self.attack.passes()
+    @property
+    @override
+    def uses_crafted(self) -> bool:
+        return self.beta != 0
 
     def loss_passes(self) -> Passes:
         """Two forwards and backwards; one at beta = 0."""
         return Passes(1, 1) * (1 if self.beta == 0 else 2)
-
-    def craft(self, model: nn.Module, batch: Batch, ctx: Context) -> AttackResult | None:
-        """Maximise the divergence from the natural prediction; None at beta = 0."""
-        return None if self.beta == 0 else super().craft(model, batch, ctx)
 
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """Natural cross-entropy, and the weighted divergence of the crafted images."""
@@ -59,8 +57,5 @@ class Trades(SingleThreatObjective):
 
 def trades_loss(natural: Logits, robust: Logits, batch: Batch, beta: float) -> Loss:
     """CE(natural, targets) + beta KL(natural || robust); the accuracy is that of natural images."""
-    cross_entropy = cross_entropy_loss(natural, batch)
-    divergence = kl(natural, robust).mean()
-    return Loss(
-        cross_entropy.total + beta * divergence, {**cross_entropy.parts, "divergence": divergence.detach()}
-    )
+    fit, divergence = cross_entropy_loss(natural, batch), kl(natural, robust).mean()
+    return Loss(fit.total + beta * divergence, {**fit.parts, "divergence": divergence.detach()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from allrounder.optim.agr import Agr
 from allrounder.optim.awp import Awp
-from allrounder.optim.base import Descend, Update
+from allrounder.optim.base import Descend, TrainingStep, Update
 from allrounder.optim.mode_curve import ModeCurve
 from allrounder.optim.overfit_guard import CatastrophicOverfittingGuard
 from allrounder.optim.ramp_projection import GradientProjection
@@ -26,5 +26,6 @@ __all__ = [
     "Descend",
     "GradientProjection",
     "ModeCurve",
+    "TrainingStep",
     "Update",
 ]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from allrounder.config.fields import PositiveFloat, frozen_config
 from allrounder.config.time import Time
-from allrounder.objectives.base import Objective, cross_entropy_loss
+from allrounder.objectives.base import Objective
 from allrounder.objectives.natural import Natural
-from allrounder.optim.base import Descend, Update, check_finite, l2_norm, never_starts
+from allrounder.optim.base import Descend, TrainingStep, Update, l2_norm, never_starts
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Batch, Context, Loss, Passes
+from allrounder.types import Loss, Passes
 
 EPSILON = 1e-20
 
@@ -49,41 +48,25 @@ class Agr(Update):
         """A start beyond the run, or a natural objective."""
         problems = never_starts(self.start, epochs)
         if isinstance(objective, Natural):
-            problems.append(
-                ("kind", "the objective is natural, so there is nothing to reconstruct; use descend")
-            )
+            message = "the objective is natural, so there is nothing to reconstruct; use descend"
+            problems.append(("kind", message))
         return problems
 
-    def apply(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        ctx: Context,
-        allreduce_grads_: Callable[[nn.Module], None],
-    ) -> Loss:
+    def apply(self, step: TrainingStep) -> Loss:
         """Take one step; both gradients are averaged over ranks before the edit, which is not linear."""
-        if ctx.t <= self.start.to_steps(ctx.clock):
-            return Descend().apply(model, optimizer, objective, batch, ctx, allreduce_grads_)
-        crafted = objective.craft(model, batch, ctx)
-        model.train()
-        optimizer.zero_grad(set_to_none=True)
-        natural = cross_entropy_loss(model(batch.x), batch)
-        check_finite(natural)
-        natural.total.backward()
-        allreduce_grads_(model)
-        natural_grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-        optimizer.zero_grad(set_to_none=True)
-        loss = objective.loss(model, batch, crafted, ctx)
-        check_finite(loss)
-        loss.total.backward()
-        allreduce_grads_(model)
+        if step.ctx.t <= self.start.to_steps(step.ctx.clock):
+            return Descend().apply(step)
+        crafted = step.craft()
+        natural = step.natural_loss()
+        step.compute_grads_(natural)
+        natural_grads = [(parameter, parameter.grad) for parameter in step.model.parameters()]
+        loss = step.loss(crafted)
+        step.compute_grads_(loss)
         for parameter, natural_grad in natural_grads:
             if parameter.grad is not None:
                 g2 = torch.zeros_like(parameter.grad) if natural_grad is None else natural_grad
                 parameter.grad.copy_(reconstruct(parameter.grad, g2, self.clip))
-        optimizer.step()
+        step.optimizer.step()
         return Loss(loss.total, {**loss.parts, "natural": natural.total.detach()})
 
 

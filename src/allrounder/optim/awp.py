@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar, final
@@ -14,9 +14,9 @@ from allrounder.config.fields import PositiveFloat, frozen_config
 from allrounder.config.time import Time
 from allrounder.nn.modes import preserve_buffers
 from allrounder.objectives.base import Objective
-from allrounder.optim.base import Descend, Update, check_finite, l2_norm, never_starts
+from allrounder.optim.base import Descend, TrainingStep, Update, l2_norm, never_starts
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Batch, Context, Loss, Passes
+from allrounder.types import Loss, Passes
 
 EPSILON = 1e-20
 
@@ -50,45 +50,28 @@ class Awp(Update):
         """A start beyond the run."""
         return never_starts(self.start, epochs)
 
-    def apply(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        ctx: Context,
-        allreduce_grads_: Callable[[nn.Module], None],
-    ) -> Loss:
+    def apply(self, step: TrainingStep) -> Loss:
         """Take one step; the ascent gradient is averaged too, so that all ranks perturb in the same way."""
+        ctx = step.ctx
         if ctx.t <= self.start.to_steps(ctx.clock):
-            return Descend().apply(model, optimizer, objective, batch, ctx, allreduce_grads_)
-        crafted = objective.craft(model, batch, ctx)
-        model.train()
-        optimizer.zero_grad(set_to_none=True)
+            return Descend().apply(step)
+        crafted = step.craft()
         # The first pass must change neither running statistics nor the memory of the objective.
         scratch_ctx = replace(ctx, memory={name: tensor.clone() for name, tensor in ctx.memory.items()})
-        with preserve_buffers(model):
-            ascent = objective.loss(model, batch, crafted, scratch_ctx)
-            check_finite(ascent)
-            ascent.total.backward()
-        allreduce_grads_(model)
+        with preserve_buffers(step.model):
+            step.compute_grads_(replace(step, ctx=scratch_ctx).loss(crafted))
         # Differs: restored before the step, not after, so weight decay acts on w, not on w + v. ADR 0020
-        with perturb_weights(model, self.gamma):
-            optimizer.zero_grad(set_to_none=True)
-            loss = objective.loss(model, batch, crafted, ctx)
-            check_finite(loss)
-            loss.total.backward()
-        allreduce_grads_(model)
-        optimizer.step()
+        with perturb_weights(step.model, self.gamma):
+            loss = step.loss(crafted)
+            step.backward_(loss)
+        step.allreduce_grads_(step.model)
+        step.optimizer.step()
         return loss
 
 
 @contextmanager
 def perturb_weights(model: nn.Module, gamma: float) -> Generator[None]:
-    """Within the context, shift weights along their gradients by gamma times their norms.
-
-    Afterwards, also after an error, they are restored bit for bit.
-    """
+    """Shift weights along their gradients by gamma times their norms; restore every bit on exit."""
     saved = [
         (parameter, parameter.detach().clone(), parameter.grad)
         for parameter in model.parameters()

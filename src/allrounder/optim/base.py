@@ -5,17 +5,63 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
+from allrounder.attacks.base import AttackResult
 from allrounder.config.fields import frozen_config
 from allrounder.config.time import Time
 from allrounder.errors import Diverged
-from allrounder.objectives.base import Objective
+from allrounder.objectives.base import Objective, cross_entropy_loss
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Batch, Context, Loss, Passes
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TrainingStep:
+    """What one step of a learner works with, and the operations that update rules consist of."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    batch: Batch
+    ctx: Context
+    allreduce_grads_: Callable[[nn.Module], None]
+    """Averages the gradients of a module over the ranks that share the learner."""
+
+    @property
+    def starts_epoch(self) -> bool:
+        """Whether this is the first step of its epoch."""
+        return (self.ctx.t - 1) % self.ctx.clock.steps_per_epoch == 0
+
+    def craft(self) -> AttackResult | None:
+        """Craft the images to train on, then set the network to training mode."""
+        crafted = self.objective.craft(self.model, self.batch, self.ctx)
+        self.model.train()
+        return crafted
+
+    def loss(self, crafted: AttackResult | None) -> Loss:
+        """The loss of the objective at the current weights."""
+        return self.objective.loss(self.model, self.batch, crafted, self.ctx)
+
+    def natural_loss(self) -> Loss:
+        """The cross-entropy on natural images at the current weights."""
+        return cross_entropy_loss(self.model(self.batch.x), self.batch)
+
+    def backward_(self, loss: Loss) -> None:
+        """Replace the gradients by those of a loss on this rank's images; raise if it is not finite."""
+        check_finite(loss)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.total.backward()
+
+    def compute_grads_(self, loss: Loss) -> None:
+        """Replace the gradients by those of a loss, averaged over ranks; raise if it is not finite."""
+        self.backward_(loss)
+        self.allreduce_grads_(self.model)
 
 
 class Update(ABC):
@@ -24,20 +70,16 @@ class Update(ABC):
     num_init_runs: ClassVar[int | None] = None
     """How many runs a training must start from, for updates that need their weights."""
     whole_batch: ClassVar[bool] = True
-    """Whether it needs all images of a batch on one rank; false if it uses gradients only after
-    `allreduce_grads_`."""
+    """Whether it needs all images of a batch on one rank; false if it uses gradients only averaged."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """The initial state that the update carries from step to step; its names must differ from those of
-        objectives.
+        """The initial state that it carries from step to step, under names that no objective uses.
 
         `model` is the network without autocast wrapper, so that names equal those of its weights.
         """
         return {}
 
-    def set_init_(  # noqa: B027
-        self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]
-    ) -> None:
+    def set_init_(self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]) -> None:  # noqa: B027
         """Store the weights of the runs that a training starts from in the memory; no-op by default."""
 
     def has_rolled_back(self, memory: Mapping[str, Tensor]) -> bool:
@@ -60,19 +102,8 @@ class Update(ABC):
         return []
 
     @abstractmethod
-    def apply(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        ctx: Context,
-        allreduce_grads_: Callable[[nn.Module], None],
-    ) -> Loss:
-        """Craft, compute the loss, and change the weights.
-
-        `allreduce_grads_` averages the gradients of a module over the ranks that share the learner.
-        """
+    def apply(self, step: TrainingStep) -> Loss:
+        """Craft, compute the loss, and change the weights."""
 
 
 @final
@@ -82,24 +113,11 @@ class Descend(Update):
 
     whole_batch: ClassVar[bool] = False
 
-    def apply(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        ctx: Context,
-        allreduce_grads_: Callable[[nn.Module], None],
-    ) -> Loss:
+    def apply(self, step: TrainingStep) -> Loss:
         """Take one step; a loss that is not finite raises before any weight changes."""
-        crafted = objective.craft(model, batch, ctx)
-        model.train()
-        loss = objective.loss(model, batch, crafted, ctx)
-        check_finite(loss)
-        optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()
-        allreduce_grads_(model)
-        optimizer.step()
+        loss = step.loss(step.craft())
+        step.compute_grads_(loss)
+        step.optimizer.step()
         return loss
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, final
 
 import torch
@@ -12,9 +12,9 @@ from allrounder.config.fields import NonNegativeFloat, frozen_config
 from allrounder.nn.amp import unwrap
 from allrounder.nn.state import bezier, copy_, strip_prefix
 from allrounder.objectives.base import Objective
-from allrounder.optim.base import Update, check_finite
+from allrounder.optim.base import TrainingStep, Update
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Batch, Context, Loss, Weights
+from allrounder.types import Loss, Weights
 
 FIRST_PREFIX, SECOND_PREFIX = "first.", "second."
 
@@ -60,36 +60,23 @@ class ModeCurve(Update):
             end = strip_prefix(prefix, memory)
             copy_(end, {name: weights[name] for name in end})
 
-    def apply(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        ctx: Context,
-        allreduce_grads_: Callable[[nn.Module], None],
-    ) -> Loss:
+    def apply(self, step: TrainingStep) -> Loss:
         """Load phi(s) for crafting and the loss, and c again for the optimiser step."""
-        s = float(ctx.rng.fold_in("curve").uniform(torch.zeros((), dtype=torch.float64)))
+        model, memory = step.model, step.ctx.memory
+        s = float(step.ctx.rng.fold_in("curve").uniform(torch.zeros((), dtype=torch.float64)))
         params: Weights = {name: parameter.detach() for name, parameter in unwrap(model).named_parameters()}
         c = {name: tensor.clone() for name, tensor in params.items()}
-        first = strip_prefix(FIRST_PREFIX, ctx.memory)
-        second = strip_prefix(SECOND_PREFIX, ctx.memory)
-        phi = bezier(s, first, c, second)
+        phi = bezier(s, strip_prefix(FIRST_PREFIX, memory), c, strip_prefix(SECOND_PREFIX, memory))
         try:
             copy_(params, phi)
-            crafted = objective.craft(model, batch, ctx)
-            model.train()
-            loss = objective.loss(model, batch, crafted, ctx)
-            check_finite(loss)
-            optimizer.zero_grad(set_to_none=True)
-            loss.total.backward()
+            loss = step.loss(step.craft())
+            step.backward_(loss)
         finally:
             copy_(params, c)
         with torch.no_grad():
             for name, parameter in unwrap(model).named_parameters():
                 if parameter.grad is not None:
                     parameter.grad.add_(phi[name], alpha=self.weight_decay).mul_(2 * s * (1 - s))
-        allreduce_grads_(model)
-        optimizer.step()
+        step.allreduce_grads_(model)
+        step.optimizer.step()
         return loss

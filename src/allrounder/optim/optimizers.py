@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Annotated, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import torch
 from pydantic import Field
@@ -48,10 +48,8 @@ class Sgd(Optimizer):
 
     def __post_init__(self) -> None:
         if self.nesterov and self.momentum == 0:
-            raise_field_errors(
-                self,
-                [(("nesterov",), "needs momentum, got momentum = 0; set momentum, or nesterov to false")],
-            )
+            message = "needs momentum, got momentum = 0; set momentum, or nesterov to false"
+            raise_field_errors(self, [(("nesterov",), message)])
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch.optim.SGD; parameters without weight decay, if any, are in a second group."""
@@ -69,10 +67,11 @@ class Sgd(Optimizer):
         )
 
 
-@final
 @frozen_config
-class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015); its weight decay is added to the gradient."""
+class AdamFamily(Optimizer):
+    """The settings that Adam and AdamW share."""
+
+    torch_class: ClassVar[Any]
 
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
@@ -81,36 +80,26 @@ class Adam(Optimizer):
     @override
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         listed = list(parameters)
-        return torch.optim.Adam(
-            listed,
-            lr=0.0,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            **_kernel_options(listed),
-        )
+        settings = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
+        return self.torch_class(listed, lr=0.0, **settings, **_kernel_options(listed))
 
 
 @final
 @frozen_config
-class AdamW(Optimizer):
+class Adam(AdamFamily):
+    """Adam (Kingma and Ba, 2015); its weight decay is added to the gradient."""
+
+    torch_class: ClassVar[Any] = torch.optim.Adam
+
+
+@final
+@frozen_config
+class AdamW(AdamFamily):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 1e-2
+    torch_class: ClassVar[Any] = torch.optim.AdamW
 
-    @override
-    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        listed = list(parameters)
-        return torch.optim.AdamW(
-            listed,
-            lr=0.0,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            **_kernel_options(listed),
-        )
+    weight_decay: NonNegativeFloat = 1e-2
 
 
 def _kernel_options(parameters: list[nn.Parameter]) -> dict[str, bool]:

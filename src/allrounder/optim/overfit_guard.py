@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, final
 
 import torch
@@ -17,9 +17,9 @@ from allrounder.nn.amp import unwrap
 from allrounder.nn.modes import preserve_mode
 from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
 from allrounder.objectives.base import Objective
-from allrounder.optim.base import Descend, Update
+from allrounder.optim.base import Descend, TrainingStep, Update
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Batch, Context, Loss, Passes
+from allrounder.types import Loss, Passes
 
 NO_ACCURACY = -1.0
 """Stands for the accuracy before the first epoch."""
@@ -77,30 +77,22 @@ class CatastrophicOverfittingGuard(Update):
                 problems.append(("probe", str(error)))
         return problems
 
-    def apply(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        ctx: Context,
-        allreduce_grads_: Callable[[nn.Module], None],
-    ) -> Loss:
+    def apply(self, step: TrainingStep) -> Loss:
         """Take one step, and probe at the end of an epoch; no-op once stopped."""
-        state = strip_prefix("guard.", ctx.memory)
+        state = strip_prefix("guard.", step.ctx.memory)
         if bool(state["stopped"]):
             state["ended"].zero_()
             parts = {"accuracy": state["last.accuracy"].clone(), "stopped": state["stopped"].clone()}
             return Loss(state["last.loss"].clone(), parts)
-        weights = weights_of(unwrap(model))
+        weights = weights_of(unwrap(step.model))
         epoch_start = strip_prefix("weights.", state)
-        if (ctx.t - 1) % ctx.clock.steps_per_epoch == 0:  # after an exchange at the end of the epoch before
+        if step.starts_epoch:  # after an exchange at the end of the epoch before
             copy_(epoch_start, weights)
-        loss = Descend().apply(model, optimizer, objective, batch, ctx, allreduce_grads_)
-        if ctx.ends_epoch:
+        loss = Descend().apply(step)
+        if step.ctx.ends_epoch:
             state["last.loss"].copy_(loss.total.detach())
             state["last.accuracy"].copy_(loss.parts["accuracy"])
-            accuracy = group_mean(self._probe_accuracy(model, objective, batch, ctx), allreduce_grads_)
+            accuracy = self._probe_accuracy(step)
             if float(accuracy) < float(state["accuracy"]) - self.fall:
                 state["stopped"].fill_(1)
                 state["ended"].fill_(1)
@@ -109,25 +101,13 @@ class CatastrophicOverfittingGuard(Update):
                 state["accuracy"].copy_(accuracy)
         return Loss(loss.total, {**loss.parts, "stopped": state["stopped"].clone()})
 
-    def _probe_accuracy(self, model: nn.Module, objective: Objective, batch: Batch, ctx: Context) -> Tensor:
-        """The accuracy on a batch under the probe, averaged over threats."""
+    def _probe_accuracy(self, step: TrainingStep) -> Tensor:
+        """The accuracy on the batch under the probe, averaged over threats."""
+        model, batch = step.model, step.batch
         accuracies: list[Tensor] = []
-        for number, threat in enumerate(objective.threats()):
-            rng = ctx.rng.fold_in("guard", number)
+        for number, threat in enumerate(step.objective.threats()):
+            rng = step.ctx.rng.fold_in("guard", number)
             x_adv = perturb(self.probe, model, batch.x, batch.y, threat, rng).x
             with preserve_mode(model), torch.no_grad():
                 accuracies.append((model.eval()(x_adv).argmax(1) == batch.y).float().mean())
         return torch.stack(accuracies).mean()
-
-
-def group_mean(number: Tensor, allreduce_grads_: Callable[[nn.Module], None]) -> Tensor:
-    """The mean of a number over the ranks that share a learner, so that all of them stop together.
-
-    `allreduce_grads_` averages gradients, so the number travels as the gradient of a parameter.
-    """
-    carrier = nn.Module()
-    carrier.register_parameter("number", nn.Parameter(number.clone()))
-    (parameter,) = carrier.parameters()
-    parameter.grad = number.clone()
-    allreduce_grads_(carrier)
-    return parameter.grad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast, final
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from allrounder.config.fields import Share, frozen_config
 from allrounder.nn.amp import unwrap
 from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
-from allrounder.objectives.base import Objective, cross_entropy_loss
-from allrounder.optim.base import Descend, Update, check_finite, l2_norm
+from allrounder.objectives.base import Objective
+from allrounder.optim.base import Descend, TrainingStep, Update, l2_norm
 from allrounder.optim.optimizers import Optimizer, Sgd
-from allrounder.types import Batch, Context, Loss, Passes, Weights
+from allrounder.types import Loss, Passes, Weights
 
 START_PREFIX, COPY_PREFIX, MOMENTUM_PREFIX = "projected.start.", "projected.natural.", "projected.momentum."
 
@@ -63,39 +63,29 @@ class GradientProjection(Update):
         """An optimiser other than SGD, which the copy is trained with."""
         if isinstance(optimizer, Sgd):
             return []
-        got = f"got {type(optimizer).__name__.lower()}"
-        return [
-            ("kind", f'projected trains a natural copy by sgd, {got}; set optimizer = {{ kind = "sgd" }}')
-        ]
+        got = type(optimizer).__name__.lower()
+        message = f'projected trains a natural copy by sgd, got {got}; set optimizer = {{ kind = "sgd" }}'
+        return [("kind", message)]
 
-    def apply(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        ctx: Context,
-        allreduce_grads_: Callable[[nn.Module], None],
-    ) -> Loss:
+    def apply(self, step: TrainingStep) -> Loss:
         """Take a step of the learner and one of the copy, and project at the end of an epoch."""
-        weights = weights_of(unwrap(model))
-        start = strip_prefix(START_PREFIX, ctx.memory)
-        copy = strip_prefix(COPY_PREFIX, ctx.memory)
-        if (ctx.t - 1) % ctx.clock.steps_per_epoch == 0:
+        weights = weights_of(unwrap(step.model))
+        start = strip_prefix(START_PREFIX, step.ctx.memory)
+        copy = strip_prefix(COPY_PREFIX, step.ctx.memory)
+        if step.starts_epoch:
             copy_(start, weights)
             copy_(copy, weights)
-        loss = Descend().apply(model, optimizer, objective, batch, ctx, allreduce_grads_)
+        loss = Descend().apply(step)
         robust = clone(weights)
         copy_(weights, copy)
         # Differs: released code trains the copy before the robust epoch, in a separate pass over batches in
         # another order. ADR 0020
         try:
-            momentum = strip_prefix(MOMENTUM_PREFIX, ctx.memory)
-            _natural_step(model, optimizer, batch, momentum, allreduce_grads_)
+            _take_natural_step(step)
             copy_(copy, weights)
         finally:
             copy_(weights, robust)
-        if ctx.ends_epoch:
+        if step.ctx.ends_epoch:
             copy_(weights, project_weights(start, robust, copy, self.beta))
         return loss
 
@@ -119,27 +109,16 @@ def project_weights(
     return projected
 
 
-def _natural_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    momentum: Mapping[str, Tensor],
-    allreduce_grads_: Callable[[nn.Module], None],
-) -> None:
-    """A step of natural training with the model's current weights, the optimiser's settings, and `momentum`
-    instead of the optimiser's state."""
-    model.train()
-    loss = cross_entropy_loss(model(batch.x), batch)
-    check_finite(loss)
-    optimizer.zero_grad(set_to_none=True)
-    loss.total.backward()
-    allreduce_grads_(model)
-    buffers = {parameter: momentum[name] for name, parameter in unwrap(model).named_parameters()}
+def _take_natural_step(step: TrainingStep) -> None:
+    """Train the current weights naturally, with the optimiser's settings and the momentum of the copy."""
+    step.compute_grads_(step.natural_loss())
+    momentum = strip_prefix(MOMENTUM_PREFIX, step.ctx.memory)
+    buffers = {parameter: momentum[name] for name, parameter in unwrap(step.model).named_parameters()}
     with torch.no_grad():
-        for group in optimizer.param_groups:
+        for group in step.optimizer.param_groups:
             for parameter in cast(list[nn.Parameter], group["params"]):
                 _sgd_step_(parameter, buffers[parameter], group)
-    optimizer.zero_grad(set_to_none=True)
+    step.optimizer.zero_grad(set_to_none=True)
 
 
 def _sgd_step_(parameter: nn.Parameter, buffer: Tensor, group: Mapping[str, Any]) -> None:

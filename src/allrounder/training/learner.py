@@ -17,6 +17,7 @@ from allrounder.errors import Diverged, ThreatError
 from allrounder.nn.amp import allow_tf32, with_autocast
 from allrounder.nn.nonfinite import ADVICE, NonFiniteGuard
 from allrounder.nn.state import EmaUpdate, clone, copy_, strip_prefix, weights_of
+from allrounder.optim.base import TrainingStep
 from allrounder.recipe.compute import Compute
 from allrounder.recipe.task import Task
 from allrounder.rng import Rng
@@ -86,7 +87,7 @@ class Learner:
                 local_batch = shard.select(self.prepare_batch(batch, t, augmented))
                 reduce_ = partial(shard.allreduce_grads_, share=len(local_batch) / len(batch))
                 loss = task.update.apply(
-                    self.network, self.optimizer, task.objective, local_batch, ctx, reduce_
+                    TrainingStep(self.network, self.optimizer, task.objective, local_batch, ctx, reduce_)
                 )
             self.optimizer.zero_grad(set_to_none=True)
             self.nonfinite_guard.check_weights(self.params)
