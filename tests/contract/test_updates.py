@@ -21,6 +21,7 @@ from allrounder.distributed import BatchShard
 from allrounder.nn.state import weights_of
 from allrounder.objectives import Adversarial, Natural, Objective
 from allrounder.optim import UPDATES, Update
+from allrounder.optim.base import TrainingStep
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.compute import Compute
 from allrounder.recipe.task import Task
@@ -91,7 +92,7 @@ def step(
     ctx = Context(t, CLOCK, Rng(0).fold_in("task", t), held)
     optimizer = Sgd(momentum=0.9, weight_decay=1e-3).build(model.parameters())
     optimizer.param_groups[0]["lr"] = 0.05
-    return update.apply(model, optimizer, objective, given or batch(), ctx, nothing)
+    return update.apply(TrainingStep(model, optimizer, objective, given or batch(), ctx, nothing))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

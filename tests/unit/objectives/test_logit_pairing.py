@@ -56,7 +56,7 @@ def test_of_two_that_are_equally_hard_it_is_the_target(monkeypatch: pytest.Monke
         moved = (x + 0.01 * threat.eps).clamp(0, 1)
         return AttackResult(x=moved, passes=Passes(), loss=torch.ones(len(x), dtype=x.dtype))
 
-    monkeypatch.setattr("allrounder.objectives.logit_pairing.perturb", equally)
+    monkeypatch.setattr("allrounder.objectives.base.perturb", equally)
     crafted = LogitPairing(source=LINF, target=L1).craft(network(), batch(), CTX)
     target, source, harder = crafted.x.chunk(3)
     assert torch.equal(harder, target) and not torch.equal(target, source)

@@ -17,6 +17,7 @@ from allrounder.objectives import Adversarial, Natural
 from allrounder.objectives.base import cross_entropy_loss
 from allrounder.optim import Agr, Descend
 from allrounder.optim.agr import reconstruct
+from allrounder.optim.base import TrainingStep
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
@@ -52,7 +53,7 @@ def context(t: int) -> Context:
 def after(update: Agr | Descend, model: nn.Module, t: int, rate: float = 0.1) -> Loss:
     optimizer = Sgd(momentum=0.0).build(model.parameters())
     optimizer.param_groups[0]["lr"] = rate
-    return update.apply(model, optimizer, AT, batch(), context(t), lambda model: None)
+    return update.apply(TrainingStep(model, optimizer, AT, batch(), context(t), lambda model: None))
 
 
 @settings(max_examples=40, deadline=None)
@@ -147,7 +148,7 @@ def test_both_gradients_are_averaged_over_a_group_before_the_edit():
     before = copy.deepcopy(model)
     optimizer = Sgd(momentum=0.0).build(model.parameters())
     optimizer.param_groups[0]["lr"] = 1.0
-    update.apply(model, optimizer, AT, given, ctx, fake)
+    update.apply(TrainingStep(model, optimizer, AT, given, ctx, fake))
     assert len(seen) == 2
     for p, start in zip(model.parameters(), before.parameters(), strict=True):
         g = reconstruct(torch.full_like(start, 2.0), torch.full_like(start, 1.0), 0.1)

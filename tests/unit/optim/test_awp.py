@@ -15,6 +15,7 @@ from allrounder.objectives import Adversarial
 from allrounder.objectives.base import Objective
 from allrounder.optim import Awp, Descend, Update
 from allrounder.optim.awp import perturb_weights
+from allrounder.optim.base import TrainingStep
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
@@ -51,7 +52,7 @@ def after(
 ) -> Loss:
     optimizer = Sgd(momentum=0.0, weight_decay=0.01).build(model.parameters())
     optimizer.param_groups[0]["lr"] = 0.1
-    return update.apply(model, optimizer, objective, batch(), ctx or context(), reduce_)
+    return update.apply(TrainingStep(model, optimizer, objective, batch(), ctx or context(), reduce_))
 
 
 class Remembering(Objective):

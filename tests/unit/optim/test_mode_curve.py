@@ -17,6 +17,7 @@ from allrounder.errors import Diverged
 from allrounder.nn.state import average_weights, bezier, clone, copy_, weights_of
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optim import ModeCurve
+from allrounder.optim.base import TrainingStep
 from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.task import Task
 from allrounder.rng import Rng
@@ -149,9 +150,11 @@ def test_weight_decay_pulls_the_point_of_the_curve_and_not_its_bend():
 def test_a_step_that_fails_leaves_the_bend_where_it_was():
     ours = learner(robust=False)
     before = clone(weights_of(ours.model))
-    broken = batch(1)
-    broken.x.fill_(float("nan"))
+    invalid = batch(1)
+    invalid.x.fill_(float("nan"))
     ctx, task = Context(1, CLOCK, Rng(0), ours.memory), ours.task
     with pytest.raises(Diverged):
-        task.update.apply(ours.model, ours.optimizer, task.objective, broken, ctx, lambda model: None)
+        task.update.apply(
+            TrainingStep(ours.model, ours.optimizer, task.objective, invalid, ctx, lambda model: None)
+        )
     assert all(torch.equal(tensor, before[name]) for name, tensor in parameters(ours.model).items())

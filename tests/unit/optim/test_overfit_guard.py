@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from allrounder.attacks import Pgd
 from allrounder.config.schedules import Constant
@@ -16,8 +16,8 @@ from allrounder.distributed import BatchShard
 from allrounder.errors import RecipeError
 from allrounder.objectives import Adversarial, Natural
 from allrounder.optim import CatastrophicOverfittingGuard, Descend
+from allrounder.optim.base import TrainingStep
 from allrounder.optim.optimizers import Sgd
-from allrounder.optim.overfit_guard import group_mean
 from allrounder.recipe.recipe import Recipe
 from allrounder.recipe.task import Task
 from allrounder.rng import Rng
@@ -49,12 +49,10 @@ def fake_accuracies(monkeypatch: pytest.MonkeyPatch, *accuracies: float) -> list
     """Let the guard see these accuracies, one at the end of every epoch."""
     left = list(accuracies)
 
-    def next_of(
-        self: CatastrophicOverfittingGuard, model: nn.Module, objective: object, batch: Batch, ctx: Context
-    ) -> Tensor:
+    def next_accuracy(self: CatastrophicOverfittingGuard, step: TrainingStep) -> Tensor:
         return torch.tensor(left.pop(0))
 
-    monkeypatch.setattr(CatastrophicOverfittingGuard, "_probe_accuracy", next_of)
+    monkeypatch.setattr(CatastrophicOverfittingGuard, "_probe_accuracy", next_accuracy)
     return left
 
 
@@ -130,28 +128,17 @@ def test_what_it_measures_is_the_probes_accuracy_in_evaluation_mode():
     with torch.no_grad():
         right = replace(given, y=model.eval()(given.x).argmax(1))
     model.train()
-    nothing = Adversarial(threat=Threat.parse("Linf:0"))
-    assert CatastrophicOverfittingGuard()._probe_accuracy(model, nothing, right, ctx) == 1
-    assert (
-        CatastrophicOverfittingGuard()._probe_accuracy(
-            model, nothing, replace(right, y=(right.y + 1) % 3), ctx
-        )
-        == 0
-    )
-    everything = Adversarial(threat=Threat.parse("Linf:1"))
-    assert (
-        CatastrophicOverfittingGuard(probe=Pgd(steps=20))._probe_accuracy(model, everything, right, ctx) < 0.5
-    )
+    wrong = replace(right, y=(right.y + 1) % 3)
+    optimizer = Sgd().build(model.parameters())
+    weakest, strongest = (Adversarial(threat=Threat.parse(text)) for text in ("Linf:0", "Linf:1"))
+    for objective, labelled, low, high in (
+        (weakest, right, 1, 1),
+        (weakest, wrong, 0, 0),
+        (strongest, right, 0, 0.49),
+    ):
+        step = TrainingStep(model, optimizer, objective, labelled, ctx, lambda model: None)
+        assert low <= CatastrophicOverfittingGuard(probe=Pgd(steps=20))._probe_accuracy(step) <= high
     assert model.training and same(dict(model.state_dict()), state)
-
-
-def test_a_group_agrees_on_the_mean():
-    def halve(model: nn.Module) -> None:
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad /= 2
-
-    assert group_mean(torch.tensor(0.8), halve) == 0.4
 
 
 def test_a_stopped_learner_rests_in_a_mix_and_the_log_says_so(

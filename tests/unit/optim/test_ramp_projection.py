@@ -20,6 +20,7 @@ from allrounder.models.small_cnn import SmallCnn
 from allrounder.nn.state import clone, weights_of
 from allrounder.objectives import Adversarial, LogitPairing, Natural, Objective
 from allrounder.optim import Descend, GradientProjection
+from allrounder.optim.base import TrainingStep
 from allrounder.optim.optimizers import Adam, AdamW, Sgd
 from allrounder.optim.ramp_projection import project_weights
 from allrounder.recipe.recipe import Recipe
@@ -206,7 +207,7 @@ def test_it_takes_a_pair_more_than_the_objective(objective: Objective):
     def reduce_(given: nn.Module) -> None:
         reduced.append([None if p.grad is None else p.grad.clone() for p in given.parameters()])
 
-    update.apply(model, optimizer, objective, batch(1), ctx, reduce_)
+    update.apply(TrainingStep(model, optimizer, objective, batch(1), ctx, reduce_))
     expected = objective.passes() + Passes(1, 1)
     assert update.passes(objective) == expected
     assert (model.tally.forwards, model.tally.backwards) == (12 * expected.forwards, 12 * expected.backwards)
