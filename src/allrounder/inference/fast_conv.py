@@ -27,11 +27,9 @@ from allrounder.types import Images
 LOG = logging.getLogger("allrounder")
 MIN_SQUARED_NORM = 1e-30
 TOLERANCES = (1e-3, 2e-2)
-"""The largest relative differences of logits and gradients. A ReLU that rounding switches on or off changes
-the gradient more than the logits."""
+"""The largest relative differences of logits, and of gradients, which a ReLU switched by rounding changes."""
 WINOGRAD_MIN_CHANNELS, WINOGRAD_MAX_CHANNELS = 128, 512
-"""The numbers of channels for which Winograd pays off: with fewer, plain convolutions are faster; with more,
-the filters need too much memory."""
+"""With fewer channels plain convolutions are faster; with more, the filters need too much memory."""
 STEM_MAX_CHANNELS = 3
 """The largest number of input channels for which `StemConv` pays off."""
 B = ((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0), (0, -2, -1, 2, 1, 0),
@@ -45,7 +43,7 @@ Filters: TypeAlias = Float[Tensor, "36 i o"]
 
 
 def with_fast_convs(folded: Folded, like: Images) -> Folded:
-    """Return a copy of a folded network with faster layers, or the network itself if it has no such layers.
+    """A copy of a folded network with faster layers, or the network itself if none of its layers is suited.
 
     The copy is used only if its logits and gradients agree with those of the network on random images of the
     shape of `like`. These images are always the same, so the choice does not depend on the data.
@@ -55,9 +53,8 @@ def with_fast_convs(folded: Folded, like: Images) -> Folded:
         return folded
     fast = Folded(network, folded.pairs)
     x = Rng(0).fold_in("quick").uniform(like)
-    for expected, got, tolerance in zip(
-        _logits_and_grad(folded, x), _logits_and_grad(fast, x), TOLERANCES, strict=True
-    ):
+    exact, approximate = _logits_and_grad(folded, x), _logits_and_grad(fast, x)
+    for expected, got, tolerance in zip(exact, approximate, TOLERANCES, strict=True):
         squared_norm = max(float(expected.square().sum()), MIN_SQUARED_NORM)
         difference = math.sqrt(float((expected - got).square().sum()) / squared_norm)
         if not difference <= tolerance:
@@ -66,18 +63,16 @@ def with_fast_convs(folded: Folded, like: Images) -> Folded:
     return fast
 
 
-def _replace_convs(network: nn.Module) -> int:
-    """Replace convolutions by faster ones; returns how many."""
-    layers = cast(Iterable[tuple[str, nn.Module]], network.named_modules())
-    count = 0
-    for name, layer in list(layers):
-        for suits, fast_conv in FAST_CONVS:
-            if isinstance(layer, nn.Conv2d) and suits(layer):
-                parent, _, leaf = name.rpartition(".")
-                setattr(network.get_submodule(parent), leaf, fast_conv(layer))
-                count += 1
-                break
-    return count
+def _replace_convs(network: nn.Module) -> bool:
+    """Replace convolutions by faster ones; return whether there were any."""
+    layers = list(cast(Iterable[tuple[str, nn.Module]], network.named_modules()))
+    replaced = False
+    for name, conv in ((name, layer) for name, layer in layers if isinstance(layer, nn.Conv2d)):
+        if suited := [fast for suits, fast in FAST_CONVS if suits(conv)]:
+            parent, _, leaf = name.rpartition(".")
+            setattr(network.get_submodule(parent), leaf, suited[0](conv))
+            replaced = True
+    return replaced
 
 
 def _logits_and_grad(network: Folded, x: Images) -> tuple[Tensor, Tensor]:
@@ -88,13 +83,16 @@ def _logits_and_grad(network: Folded, x: Images) -> tuple[Tensor, Tensor]:
     return logits.detach(), gradient
 
 
+def _is_plain(layer: nn.Conv2d) -> bool:
+    zeros = type(layer) is nn.Conv2d and layer.padding_mode == "zeros"
+    return zeros and layer.groups == 1 and layer.dilation == (1, 1) and layer.weight.device.type == "cpu"
+
+
 def suits_winograd(layer: nn.Conv2d) -> bool:
     """Whether `WinogradConv` can replace a convolution and pays off."""
-    plain = type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and layer.groups == 1
-    small = layer.kernel_size == (3, 3) and layer.padding in ((1, 1), "same")
-    dense = layer.stride == (1, 1) == layer.dilation and layer.weight.device.type == "cpu"
+    dense = layer.kernel_size == (3, 3) and layer.stride == (1, 1) and layer.padding in ((1, 1), "same")
     fewest, most = sorted((layer.in_channels, layer.out_channels))
-    return plain and small and dense and fewest >= WINOGRAD_MIN_CHANNELS and most <= WINOGRAD_MAX_CHANNELS
+    return _is_plain(layer) and dense and fewest >= WINOGRAD_MIN_CHANNELS and most <= WINOGRAD_MAX_CHANNELS
 
 
 @final
@@ -114,8 +112,7 @@ class WinogradConv(nn.Conv2d):
     def __init__(self, layer: nn.Conv2d) -> None:
         """Use the parameters of a layer, under the same names."""
         super().__init__(layer.in_channels, layer.out_channels, 3, padding=1, bias=False, device="meta")
-        self.weight = layer.weight
-        self.bias = layer.bias
+        self.weight, self.bias = layer.weight, layer.bias
         weight = self.weight.detach()
         self.forward_filters = transform_filters(weight)
         self.backward_filters = transform_filters(weight.flip(2, 3).transpose(0, 1))
@@ -155,9 +152,8 @@ def winograd_conv(x: Images, filters: Filters) -> Float[Tensor, "n o h w"]:
     padding = (0, 0, 1, 4 * num_columns - w + 1, 1, 4 * num_rows - h + 1)
     padded = F.pad(x.permute(0, 2, 3, 1), padding)
     image, row, column, channel = padded.stride()
-    size = (6, 6, n, num_rows, num_columns, c)
     strides = (row, column, image, 4 * row, 4 * column, channel)
-    tiles = padded.as_strided(size, strides).reshape(36, -1)
+    tiles = padded.as_strided((6, 6, n, num_rows, num_columns, c), strides).reshape(36, -1)
     transformed = (_kron_square(B, x.dtype) @ tiles).view(36, n * num_rows * num_columns, c)
     products = torch.bmm(transformed, filters)
     outputs = (_kron_square(A, x.dtype) @ products.view(36, -1)).view(4, 4, n, num_rows, num_columns, o)
@@ -174,9 +170,7 @@ def _kron_square(rows: Matrix, dtype: torch.dtype) -> Tensor:
 
 def suits_stem(layer: nn.Conv2d) -> bool:
     """Whether `StemConv` can replace a convolution and pays off."""
-    plain = type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and layer.groups == 1
-    simple = layer.dilation == (1, 1) and not isinstance(layer.padding, str)
-    return plain and simple and layer.in_channels <= STEM_MAX_CHANNELS and layer.weight.device.type == "cpu"
+    return _is_plain(layer) and not isinstance(layer.padding, str) and layer.in_channels <= STEM_MAX_CHANNELS
 
 
 @final
@@ -190,16 +184,13 @@ class StemConv(nn.Conv2d):
 
     def __init__(self, layer: nn.Conv2d) -> None:
         """Use the parameters of a layer, under the same names."""
-        kernel_size = cast(tuple[int, int], layer.kernel_size)
-        geometry: Any = {"stride": layer.stride, "padding": layer.padding}
-        super().__init__(
-            layer.in_channels, layer.out_channels, kernel_size, **geometry, bias=False, device="meta"
-        )
-        self.weight = layer.weight
-        self.bias = layer.bias
+        channels = (layer.in_channels, layer.out_channels)
+        geometry: Any = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding")}
+        super().__init__(*channels, **geometry, bias=False, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
         # One row for each input channel and position in the filter.
-        rows = self.weight.detach().permute(1, 2, 3, 0).reshape(-1, layer.out_channels)
-        self.backward_filters = rows.contiguous()
+        rows = self.weight.detach().permute(1, 2, 3, 0)
+        self.backward_filters = rows.reshape(-1, layer.out_channels).contiguous()
 
     @override
     def forward(self, input: TensorOrProxy) -> TensorOrProxy:
@@ -210,8 +201,7 @@ class StemConv(nn.Conv2d):
 class _StemFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: StemConv) -> Tensor:
-        ctx.layer = layer
-        ctx.size = x.shape
+        ctx.layer, ctx.size = layer, x.shape
         return F.conv2d(x, layer.weight, layer.bias, layer.stride, cast(tuple[int, int], layer.padding))
 
     @staticmethod

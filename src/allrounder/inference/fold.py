@@ -42,8 +42,7 @@ FOLDABLE: dict[type[nn.Module], type[nn.Module]] = {
     StridedConv1x1: nn.BatchNorm2d,
     nn.Linear: nn.BatchNorm1d,
 }
-"""Layers, each with the batch-norm that it can absorb. Exact types only: a subclass may compute something
-else."""
+"""Layers, each with the batch-norm that it can absorb. Exact types only: subclasses may compute otherwise."""
 
 
 @final
@@ -55,8 +54,7 @@ class Unfoldable(Exception):
 class Folded:
     """A folded copy of a model, from images to logits; only images get gradients.
 
-    It shares no tensors with the model. The next call of `folded_copy` for the same model, or for a model of
-    the same fold group, overwrites its parameters.
+    The next call of `folded_copy` for the model, or another of its fold group, overwrites its parameters.
     """
 
     def __init__(self, network: fx.GraphModule, pairs: tuple[tuple[str, str], ...]) -> None:
@@ -64,9 +62,7 @@ class Folded:
         self.pairs = pairs
         folded = {f"{layer}.{kind}" for layer, _ in pairs for kind in ("weight", "bias")}
         self.copied = tuple((t, attrgetter(name)) for name, t in _tensors(network) if name not in folded)
-        self.folds = tuple(
-            (network.get_submodule(layer), attrgetter(layer), attrgetter(norm)) for layer, norm in pairs
-        )
+        self.folds = tuple((network.get_submodule(a), attrgetter(a), attrgetter(b)) for a, b in pairs)
 
     def __call__(self, x: Images) -> Logits:
         """Compute logits; images may have any memory format, and the gradient gets the same one."""
@@ -107,11 +103,10 @@ LOGGED_REASONS: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def folded_copy(model: nn.Module, example: Images) -> Folded | None:
-    """Return the folded copy of a model with its current parameters, or None if the model has no copy.
+    """The folded copy of a model with its current parameters, or None if the model has no copy.
 
-    The copy computes what the model computes in eval mode, whatever its mode; the model is not changed.
-    `example` gives the shape of the images. A change of modules, shapes or plain settings is detected and
-    traced again; a change inside other attributes (a list, a function) is not.
+    It computes what the model computes in eval mode. `example` gives the shape of the images. A change of
+    modules, shapes or plain settings is detected and traced again; one inside a list or function is not.
     """
     if any(getattr(module, kind) for _, module in _modules(model) for kind in HOOK_ATTRIBUTES):
         return _log_unfoldable(model, "hooks are registered on it")
@@ -121,8 +116,7 @@ def folded_copy(model: nn.Module, example: Images) -> Folded | None:
     if cached.structure != structure and cached.traces and owner is not model:
         # The model differs from its group now, so it leaves the group and gets its own copy.
         del FOLD_GROUPS[model]
-        owner = model
-        cached = CachedFold((), 0, None)
+        owner, cached = model, CachedFold((), 0, None)
     if cached.structure != structure:
         if cached.traces == MAX_TRACES:
             return _log_unfoldable(model, f"its structure changed {MAX_TRACES} times")
@@ -134,11 +128,8 @@ def folded_copy(model: nn.Module, example: Images) -> Folded | None:
 
 
 def copy_sharing_fold(model: nn.Module) -> nn.Module:
-    """Return a deep copy that shares one folded copy with the model and its other copies.
-
-    Networks that are trained together then need the memory of one folded copy. They must not craft at the
-    same time.
-    """
+    """A deep copy that shares one folded copy with the model and its other copies, to save memory. They must
+    not craft at the same time."""
     copied = copy.deepcopy(model)
     FOLD_GROUPS[copied] = FOLD_GROUPS.setdefault(model, FoldGroup())
     return copied
@@ -153,7 +144,7 @@ def _log_unfoldable(model: nn.Module, reason: str) -> None:
 
 
 def _trace_and_fold(model: nn.Module, example: Images) -> Folded | None:
-    """Make a folded copy and compare it with the model; log the reason and return None if that fails."""
+    """Fold, and compare the copy with the model; log the reason and return None if that fails."""
     try:
         # Inference tensors could not be refreshed later. A forward that draws random numbers must not change
         # the global generator.
@@ -180,8 +171,8 @@ def _fold(network: nn.Module) -> Folded:
     pairs = tuple(_foldable_pairs(traced))
     for before, after in pairs:
         # Its own copy, as its weight may be tied to another layer's.
-        layer = copy.deepcopy(traced.get_submodule(str(before.target)))
-        layer.bias = nn.Parameter(cast(Tensor, layer.weight).new_zeros(len(cast(Tensor, layer.weight))))
+        layer: Any = copy.deepcopy(traced.get_submodule(str(before.target)))
+        layer.bias = nn.Parameter(layer.weight.new_zeros(len(layer.weight)))
         parent, _, name = str(before.target).rpartition(".")
         setattr(traced.get_submodule(parent), name, layer)
         after.replace_all_uses_with(before)
@@ -199,7 +190,7 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether the trace stops at a module: also at foldable layers and at those that depend on shapes."""
+        """Also stop at foldable layers and at those that depend on shapes."""
         return type(m) in (*FOLDABLE, AdaptiveAvgPool) or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(
@@ -245,8 +236,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _structure(model: nn.Module) -> tuple[object, ...]:
-    """The properties that a trace depends on, as far as they can be compared: modules, plain settings,
-    shapes, types, devices."""
+    """The properties that a trace depends on: modules, plain settings, shapes, types, devices."""
     modules = [(name, type(module), *_settings(module)) for name, module in _modules(model)]
     return (*modules, *((name, t.shape, t.dtype, t.device) for name, t in _tensors(model)))
 
@@ -255,9 +245,8 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
     # This runs before every attack, so it allocates nothing for the many attributes that are not settings.
     for name, setting in vars(module).items():
         if isinstance(setting, tuple):
-            items = cast(tuple[object, ...], setting)
-            if all(isinstance(item, SETTING_TYPES) for item in items):
-                yield name, items
+            if all(isinstance(item, SETTING_TYPES) for item in cast(tuple[object, ...], setting)):
+                yield name, setting
         elif isinstance(setting, SETTING_TYPES) and name not in IGNORED_SETTINGS:
             yield name, setting
 
@@ -275,9 +264,7 @@ def _check_foldable(model: nn.Module) -> None:
 
 def _check_agreement(folded: Folded, model: nn.Module, example: Images) -> None:
     """Compare logits and input gradients of a model and its copy in float64, where rounding is negligible.
-
-    Batch-norm is randomised first: with its initial statistics a wrong fold would not be noticed.
-    """
+    Batch-norm is randomised first: with its initial statistics a wrong fold would not be noticed."""
     original = copy.deepcopy(model).to("cpu", torch.float64).eval()
     randomise_batchnorm_(original)
     refolded = Folded(copy.deepcopy(folded.network).to("cpu", torch.float64), folded.pairs)
@@ -304,8 +291,7 @@ def randomise_batchnorm_(model: nn.Module) -> None:
         for name, module in _modules(model):
             if isinstance(module, _BatchNorm):
                 rng = FOLD_RNG.fold_in("shake", name)
-                mean, var = module.running_mean, module.running_var
-                assert mean is not None and var is not None
+                mean, var = cast(Tensor, module.running_mean), cast(Tensor, module.running_var)
                 mean.copy_(rng.fold_in("mean").normal(mean) / 4)
                 var.copy_(rng.fold_in("var").uniform(var) / 4 + 0.1)
                 for kind, tensor in module.named_parameters(recurse=False):

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from allrounder.config.fields import FiniteFloat, PositiveFloat, frozen_config
 from allrounder.errors import RecipeError
-from allrounder.models.normalise import build_normalise
+from allrounder.models.layers import build_normalise
 
 Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
@@ -22,8 +22,7 @@ class ModelSpec(ABC):
 
     @abstractmethod
     def build(self, classes: int, shape: Shape) -> nn.Module:
-        """Build a network from images (n, c, h, w) in [0, 1] to logits (n, k), initialised by the global
-        generator."""
+        """Build a network from images in [0, 1] to logits (n, k), initialised by the global generator."""
 
 
 @frozen_config

@@ -45,8 +45,7 @@ def load_network(
 
     A factory is a callable without arguments that returns a network, or a network itself; modules are also
     searched in the current folder. `weights` is optional for a factory; `key` selects one of several state
-    dicts in a file. If the file holds normalisation constants, they are built into an architecture of this
-    package.
+    dicts in a file. Normalisation constants in the file are built into an architecture of this package.
     """
     source = str(weights)
     if ":" in spec:
@@ -72,14 +71,12 @@ def load_network(
 
 
 def parse_architecture(name: str) -> Architecture:
-    """Parse the name of an architecture in any spelling: resnet18, ResNet-18, wrn-28-10, WideResNet-34-10.
-
-    A depth that is valid only as the Generalist papers count it, as in WRN-32-10, is counted their way.
-    """
+    """Parse the name of an architecture in any spelling: resnet18, ResNet-18, wrn-28-10, WideResNet-34-10. A
+    depth that is valid only as the Generalist papers count it, as in WRN-32-10, is counted their way."""
     architectures = {kind: cls for kind, cls in MODELS.items() if issubclass(cls, Architecture)}
-    by_name = {_normalise_name(kind): cls for kind, cls in architectures.items()}
-    if _normalise_name(name) in by_name:
-        return by_name[_normalise_name(name)]()
+    for kind, cls in architectures.items():
+        if _normalise_name(name) == _normalise_name(kind):
+            return cls()
     match = re.fullmatch(WIDE_RESNET_NAME, name.lower())
     if match is None:
         hint = did_you_mean(name.lower(), architectures)
@@ -87,11 +84,9 @@ def parse_architecture(name: str) -> Architecture:
             f"{name}: no such network (known: {', '.join(architectures)}, wrn-DEPTH-WIDEN){hint}; or name a "
             'custom one as "package.module:factory"'
         )
-    depth = int(match[1])
+    depth, widen = int(match[1]), int(match[2] or 10)
     try:
-        return WideResNet(
-            depth=depth, widen=int(match[2] or 10), counting="papers" if depth % 6 == 2 else "usual"
-        )
+        return WideResNet(depth=depth, widen=widen, counting="papers" if depth % 6 == 2 else "usual")
     except ValidationError as error:
         reasons = "; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())
         raise RunError(f"{name}: no such network: {reasons}") from None
@@ -115,7 +110,7 @@ def read_weights(path: Path, key: str | None = None) -> Weights:
 
 
 def _import_network(spec: str) -> nn.Module:
-    """Import the factory "package.module:factory" and return its network."""
+    """Import "package.module:factory" and call it, unless it is a network itself."""
     module, _, path = spec.partition(":")
     with _search_current_folder():
         target: Any = _import_module(spec, module)
@@ -132,7 +127,6 @@ def _import_network(spec: str) -> nn.Module:
 
 
 def _import_module(spec: str, module: str) -> Any:
-    """Import a module; raises RunError if it, or a module that it needs, is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -147,7 +141,6 @@ def _import_module(spec: str, module: str) -> Any:
 
 
 def _call_factory(spec: str, factory: Any) -> object:
-    """Call a factory without arguments; raises RunError if it cannot be called so."""
     if not callable(factory):
         got = type(factory).__name__
         raise RunError(f"{spec}: is a {got}, expected a function or class that returns a network; name one")
@@ -155,9 +148,8 @@ def _call_factory(spec: str, factory: Any) -> object:
     try:
         inspect.signature(call).bind()
     except TypeError as error:
-        raise RunError(
-            f"{spec}: cannot be called without arguments ({error}); name a function that needs none"
-        ) from None
+        message = f"cannot be called without arguments ({error}); name a function that needs none"
+        raise RunError(f"{spec}: {message}") from None
     except ValueError:
         pass  # Some callables have no signature.
     return call()
@@ -175,7 +167,6 @@ def _search_current_folder() -> Generator[None]:
 
 
 def _read_safetensors(path: Path) -> Weights:
-    """Read a safetensors file."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -207,5 +198,5 @@ def _read_torch(path: Path) -> object:
 
 
 def _normalise_name(name: str) -> str:
-    """Return a name in lower case, without separators, and with "wrn" for wide residual networks."""
+    """A name in lower case, without separators, and with "wrn" for wide residual networks."""
     return re.sub(r"[-_ ]", "", name.lower()).replace("wideresnet", "wrn")

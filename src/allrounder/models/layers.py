@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import torch
@@ -42,15 +42,50 @@ class StridedConv1x1(nn.Conv2d):
         return F.conv2d(input[:, :, ::down, ::right], self.weight, self.bias)
 
 
-def make_stage(block: BlockFactory, inputs: int, outputs: int, count: int, stride: int) -> nn.Sequential:
-    """Build `count` blocks in sequence; the first one changes the channels and the image size."""
-    rest = [block(outputs, outputs, 1) for _ in range(count - 1)]
-    return nn.Sequential(block(inputs, outputs, stride), *rest)
+def make_stages(
+    block: BlockFactory, inputs: int, outputs: int, depths: tuple[int, ...]
+) -> Iterator[nn.Sequential]:
+    """Build stages of `depths` blocks. The first block of a stage changes the channels, to `outputs` in the
+    first stage and twice as many in each further one, and halves the image size in all but the first."""
+    for number, depth in enumerate(depths):
+        rest = [block(outputs, outputs, 1) for _ in range(depth - 1)]
+        yield nn.Sequential(block(inputs, outputs, 1 if number == 0 else 2), *rest)
+        inputs, outputs = outputs, 2 * outputs
 
 
 def global_avg_pool(x: TensorOrProxy) -> TensorOrProxy:
     """Average over all pixels, (n, c, h, w) to (n, c)."""
     return F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+@final
+class Normalise(nn.Module):
+    """(x - mean) / std per channel; the constants are not part of the state dict."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    @override
+    def forward(self, x: TensorOrProxy) -> TensorOrProxy:
+        return (x - self.mean) / self.std
+
+
+def build_normalise(mean: Sequence[float], std: Sequence[float], channels: int) -> nn.Module:
+    """Build the layer; an empty mean is 0, an empty std is 1, and nn.Identity for both empty."""
+    for name, constants in (("mean", mean), ("std", std)):
+        if constants and len(constants) != channels:
+            raise ValueError(
+                f"model.{name}: has {len(constants)} numbers, but the images have {channels} channels; "
+                "give one number per channel, or none"
+            )
+    if not mean and not std:
+        return nn.Identity()
+    return Normalise(mean or [0.0] * channels, std or [1.0] * channels)
 
 
 @final
@@ -65,8 +100,8 @@ class AdaptiveAvgPool(nn.Module):
         super().__init__()
         self.output_size = fields
 
+    @override
     def forward(self, input: TensorOrProxy) -> TensorOrProxy:
-        """Return the averages, (n, c, output_size, output_size)."""
         return cast(Tensor, _KeepMemoryFormat.apply(F.adaptive_avg_pool2d(input, self.output_size)))
 
 
@@ -91,11 +126,8 @@ class _KeepMemoryFormat(torch.autograd.Function):
 
 
 def init_uniform_(network: nn.Module) -> None:
-    """Initialise as torch does by default, but explicitly.
-
-    Weights and biases of convolutions and linear layers are U(-b, b) with b = 1 / sqrt(fan_in); batch-norm
-    scales by 1 and shifts by 0.
-    """
+    """Initialise as torch does by default: convolutions and linear layers U(-b, b) with b = 1 / sqrt(fan_in),
+    batch-norm 1 and 0."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
@@ -108,10 +140,8 @@ def init_uniform_(network: nn.Module) -> None:
 
 
 def init_normal_(network: nn.Module) -> None:
-    """Initialise convolutions of size s with N(0, 2 / (s * s * c_out)), the rest as `uniform_` does.
-
-    He et al., 2015, Delving deep into rectifiers.
-    """
+    """Initialise convolutions of size s with N(0, 2 / (s * s * c_out)), the rest as `init_uniform_` does.
+    He et al., 2015, Delving deep into rectifiers."""
     init_uniform_(network)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

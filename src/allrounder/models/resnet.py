@@ -1,19 +1,18 @@
-"""Residual networks for small images: 3x3 stem of stride 1, no max-pooling, four stages.
-
-Parameters have the names of the public CIFAR networks, so that their weights can be loaded.
-"""
+"""Residual networks for small images: 3x3 stem of stride 1, no max-pooling, four stages. Parameters have the
+names of the public CIFAR networks, so that their weights can be loaded."""
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
+from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 from typing_extensions import override
 
 from allrounder.config.fields import Flag, PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_uniform_, make_stage
+from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_uniform_, make_stages
 
 Activation = Literal["relu", "softplus"]
 Depths = tuple[int, int, int, int]
@@ -40,8 +39,7 @@ class BasicBlock(nn.Module):
 
 @final
 class ResNet(nn.Module):
-    """Stem, four stages of basic blocks with 1, 2, 4 and 8 times `width` channels, average pooling,
-    linear."""
+    """Stem, four stages of basic blocks, average pooling, linear."""
 
     last_stage = "layer4"
 
@@ -49,10 +47,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.normalise = normalise
         self.conv1, self.bn1 = conv(channels, width), nn.BatchNorm2d(width)
-        self.layer1 = make_stage(BasicBlock, width, width, depths[0], 1)
-        self.layer2 = make_stage(BasicBlock, width, 2 * width, depths[1], 2)
-        self.layer3 = make_stage(BasicBlock, 2 * width, 4 * width, depths[2], 2)
-        self.layer4 = make_stage(BasicBlock, 4 * width, 8 * width, depths[3], 2)
+        self.layer1, self.layer2, self.layer3, self.layer4 = make_stages(BasicBlock, width, width, depths)
         self.linear = nn.Linear(8 * width, classes)
         init_uniform_(self)
 
@@ -80,18 +75,15 @@ class PreActBlock(nn.Module):
         self.activation = nn.Softplus() if activation == "softplus" else nn.ReLU(inplace=True)
 
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the output; a shortcut with weights takes the first activation, or the input if it is
-        raw."""
+        """A shortcut with weights takes the first activation, or the input if it is raw."""
         out = self.activation(self.bn1(x))
         shortcut = x if self.shortcut is None else self.shortcut(x if self.raw_shortcut else out)
-        out = self.conv2(self.activation(self.bn2(self.conv1(out))))
-        return out + shortcut
+        return self.conv2(self.activation(self.bn2(self.conv1(out)))) + shortcut
 
 
 @final
 class PreActResNet(nn.Module):
-    """Stem, four stages of two pre-activation blocks, optional batch-norm and ReLU, average pooling,
-    linear."""
+    """Stem, four stages of two blocks, optional batch-norm and ReLU, average pooling, linear."""
 
     last_stage = "layer4"
 
@@ -104,10 +96,7 @@ class PreActResNet(nn.Module):
         width = spec.width
         self.normalise = normalise
         self.conv1 = conv(channels, width)
-        self.layer1 = make_stage(block, width, width, 2, 1)
-        self.layer2 = make_stage(block, width, 2 * width, 2, 2)
-        self.layer3 = make_stage(block, 2 * width, 4 * width, 2, 2)
-        self.layer4 = make_stage(block, 4 * width, 8 * width, 2, 2)
+        self.layer1, self.layer2, self.layer3, self.layer4 = make_stages(block, width, width, (2, 2, 2, 2))
         self.bn = nn.BatchNorm2d(8 * width) if spec.final_norm else None
         self.linear = nn.Linear(8 * width, classes)
         init_uniform_(self)
@@ -121,38 +110,43 @@ class PreActResNet(nn.Module):
         return self.linear(global_avg_pool(x))
 
 
+@frozen_config
+class BasicResNet(Architecture):
+    """A residual network of basic blocks; subclasses set the blocks per stage."""
+
+    depths: ClassVar[Depths]
+
+    width: Annotated[
+        PositiveInt, Field(description="Channels of the first stage; every later stage doubles them.")
+    ] = 64
+
+    @override
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        return ResNet(normalise, shape[0], self.width, self.depths, classes)
+
+
 @final
 @frozen_config
-class ResNet18(Architecture):
+class ResNet18(BasicResNet):
     """ResNet-18 for small images: 3x3 stem, no max-pooling, blocks 2-2-2-2; 11 million weights.
 
     Initialisation: U(-b, b) with b = 1 / sqrt(fan_in), batch-norm 1 and 0, as in the public CIFAR code.
     He et al., 2016, Deep residual learning for image recognition.
     """
 
-    width: PositiveInt = 64
-    """Channels of the first stage; every later stage doubles them."""
-
-    @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return ResNet(normalise, shape[0], self.width, (2, 2, 2, 2), classes)
+    depths: ClassVar[Depths] = (2, 2, 2, 2)
 
 
 @final
 @frozen_config
-class ResNet34(Architecture):
+class ResNet34(BasicResNet):
     """ResNet-34 for small images: 3x3 stem, no max-pooling, blocks 3-4-6-3; 21 million weights.
 
     Initialisation: U(-b, b) with b = 1 / sqrt(fan_in), batch-norm 1 and 0, as in the public CIFAR code.
     He et al., 2016, Deep residual learning for image recognition.
     """
 
-    width: PositiveInt = 64
-    """Channels of the first stage; every later stage doubles them."""
-
-    @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return ResNet(normalise, shape[0], self.width, (3, 4, 6, 3), classes)
+    depths: ClassVar[Depths] = (3, 4, 6, 3)
 
 
 @final
@@ -167,8 +161,7 @@ class PreActResNet18(Architecture):
     width: PositiveInt = 64
     """Channels of the first stage; every later stage doubles them."""
     final_norm: Flag = True
-    """Batch-norm and ReLU before the average pooling. The versions released by Generalist and MSD have
-    none."""
+    """Batch-norm and ReLU before the average pooling; Generalist and MSD released versions without."""
     activation: Activation = "relu"
     """Activation in the blocks; E-AT and RAMP used softplus. After the last batch-norm it is always ReLU."""
     raw_shortcut: Flag = False

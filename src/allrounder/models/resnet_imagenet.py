@@ -1,27 +1,25 @@
-"""Residual networks for large images: 7x7 stem of stride 2, max-pooling, bottleneck blocks 3-4-6-3.
-
-Parameter names and strides are those of the public ImageNet networks, so that their weights can be loaded.
-"""
+"""Residual networks for large images: 7x7 stem of stride 2, max-pooling, bottleneck blocks 3-4-6-3. Parameter
+names and strides are those of the public ImageNet networks, so that their weights can be loaded."""
 
 from __future__ import annotations
 
-from typing import final
+from typing import Annotated, ClassVar, final
 
+from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 from typing_extensions import override
 
 from allrounder.config.fields import PositiveInt, frozen_config
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_normal_, make_stage
+from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_normal_, make_stages
 
 EXPANSION = 4
 
 
 @final
 class Bottleneck(nn.Module):
-    """Residual block: 1x1, 3x3 (strided) and 1x1 convolutions, each followed by batch-norm, plus a
-    shortcut."""
+    """Residual block: 1x1, 3x3 (strided) and 1x1 convolutions, each with batch-norm, plus a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, widen: int) -> None:
         super().__init__()
@@ -56,10 +54,7 @@ class ImageNetResNet(nn.Module):
         wide = EXPANSION * width
         self.normalise = normalise
         self.conv1, self.bn1 = conv(channels, width, 7, 2), nn.BatchNorm2d(width)
-        self.layer1 = make_stage(block, width, wide, 3, 1)
-        self.layer2 = make_stage(block, wide, 2 * wide, 4, 2)
-        self.layer3 = make_stage(block, 2 * wide, 4 * wide, 6, 2)
-        self.layer4 = make_stage(block, 4 * wide, 8 * wide, 3, 2)
+        self.layer1, self.layer2, self.layer3, self.layer4 = make_stages(block, width, wide, (3, 4, 6, 3))
         self.fc = nn.Linear(8 * wide, classes)
         init_normal_(self)
 
@@ -70,9 +65,24 @@ class ImageNetResNet(nn.Module):
         return self.fc(global_avg_pool(self.layer4(self.layer3(x))))
 
 
+@frozen_config
+class BottleneckResNet(Architecture):
+    """A residual network of bottleneck blocks; subclasses set the width inside of blocks."""
+
+    widen: ClassVar[int]
+
+    width: Annotated[
+        PositiveInt, Field(description="Channels of the stem; the stages have 4, 8, 16 and 32 times as many.")
+    ] = 64
+
+    @override
+    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
+        return ImageNetResNet(normalise, shape[0], self.width, self.widen, classes)
+
+
 @final
 @frozen_config
-class ResNet50(Architecture):
+class ResNet50(BottleneckResNet):
     """ResNet-50 for large images: 7x7 stem, max-pooling, bottlenecks; 26 million weights.
 
     Initialisation: convolutions of size s N(0, 2 / (s * s * c_out)), batch-norm 1 and 0, linear U(-b, b) with
@@ -80,17 +90,12 @@ class ResNet50(Architecture):
     He et al., 2016, Deep residual learning for image recognition.
     """
 
-    width: PositiveInt = 64
-    """Channels of the stem; the stages have 4, 8, 16 and 32 times as many."""
-
-    @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return ImageNetResNet(normalise, shape[0], self.width, 1, classes)
+    widen: ClassVar[int] = 1
 
 
 @final
 @frozen_config
-class WideResNet50(Architecture):
+class WideResNet50(BottleneckResNet):
     """ResNet-50 for large images with bottlenecks twice as wide inside, WRN-50-2; 69 million weights.
 
     Initialisation: convolutions of size s N(0, 2 / (s * s * c_out)), batch-norm 1 and 0, linear U(-b, b) with
@@ -98,9 +103,4 @@ class WideResNet50(Architecture):
     Zagoruyko and Komodakis, 2016, Wide residual networks.
     """
 
-    width: PositiveInt = 64
-    """Channels of the stem; the stages have 4, 8, 16 and 32 times as many."""
-
-    @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return ImageNetResNet(normalise, shape[0], self.width, 2, classes)
+    widen: ClassVar[int] = 2

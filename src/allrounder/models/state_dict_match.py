@@ -5,8 +5,7 @@ rewrites brings the names of file and network to one spelling. Then every tensor
 exactly one tensor of the file, of the same shape, and no tensor of the file may be left over.
 
 Names and shapes do not identify a network completely: activations, pooling, and where a shortcut starts have
-neither. Compare the natural accuracy with the published one before trusting a network that was loaded this
-way.
+neither. Compare the natural accuracy with the published one before trusting such a network.
 """
 
 from __future__ import annotations
@@ -54,14 +53,13 @@ MAX_LISTED = 4
 
 
 def find_state_dict(raw: Mapping[str, object], *, key: str | None = None, source: str = "weights") -> Weights:
-    """Find the state dict inside a checkpoint, however it is nested.
-
-    If there are several, such as a network's and its moving average's, `key` must select one: they are
-    different networks.
-    """
+    """Find the state dict inside a checkpoint, however it is nested. If there are several, such as a
+    network's and its moving average's, `key` must select one: they are different networks."""
     state_dicts = dict(_find_state_dicts(raw, ""))
-    if key is not None and key not in state_dicts:
-        names = _summarise(state_dicts)
+    names = _summarise(state_dicts)
+    if key is not None:
+        if key in state_dicts:
+            return state_dicts[key]
         hint = did_you_mean(key, state_dicts)
         raise RunError(f'{source}: holds no weights "{key}" (there are: {names}){hint}; choose one')
     if not state_dicts:
@@ -69,15 +67,14 @@ def find_state_dict(raw: Mapping[str, object], *, key: str | None = None, source
             f"{source}: holds no weights (it has: {_summarise(raw)}), expected tensors by name; "
             "save network.state_dict()"
         )
-    if key is None and len(state_dicts) > 1:
-        names = _summarise(state_dicts)
+    if len(state_dicts) > 1:
         raise RunError(f"{source}: holds {len(state_dicts)} sets of weights ({names}); choose one by its key")
-    return state_dicts[key] if key is not None else next(iter(state_dicts.values()))
+    return next(iter(state_dicts.values()))
 
 
 def read_normalisation(raw: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
-    """Return the normalisation constants that a state dict holds, under "mean" and "std"."""
-    tensors = {_rewrite(name, REWRITE_STAGES[-1]): tensor for name, tensor in raw.items()}
+    """The normalisation constants that a state dict holds, under "mean" and "std"."""
+    tensors = {_rewrite(name): tensor for name, tensor in raw.items()}
     return {
         name.removeprefix("normalise."): tuple(cast(list[float], tensors[name].double().flatten().tolist()))
         for name in NEUTRAL_NORMALISATION
@@ -101,8 +98,8 @@ def match_state_dict(
         key=lambda match: match.num_errors,
     )
     if match.num_errors:
-        problem = match.error_message(ours, theirs)
-        raise RunError(f"{source}: does not fit {type(network).__name__}: {problem}")
+        message = match.error_message(ours, theirs)
+        raise RunError(f"{source}: does not fit {type(network).__name__}: {message}")
     _check_normalisation(match.constants, theirs, source)
     converted = {name: _convert_like(theirs[match.pairs[name]], ours[name]) for name in match.pairs}
     if not all_finite(converted):
@@ -138,11 +135,11 @@ class NameMatch:
 
     @property
     def num_errors(self) -> int:
-        """Number of tensors that do not match."""
+        """The number of tensors that do not match."""
         return len(self.missing) + len(self.unexpected) + len(self.mismatched)
 
     def error_message(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
-        """Return a message that lists what does not match and says what to do."""
+        """List what does not match and say what to do."""
         problems: list[str] = []
         if self.missing:
             hint = did_you_mean(self.missing[0], self.unexpected)
@@ -152,10 +149,9 @@ class NameMatch:
             names = _summarise(self.unexpected)
             problems.append(f"{len(self.unexpected)} of the file are left over ({names})")
         if self.mismatched:
+            pairs = [(name, theirs[self.pairs[name]], ours[name]) for name in self.mismatched]
             shapes = [
-                f"{name} is {_describe_tensor(theirs[self.pairs[name]])}, "
-                f"expected {_describe_tensor(ours[name])}"
-                for name in self.mismatched
+                f"{name} is {_describe(got)}, expected {_describe(tensor)}" for name, got, tensor in pairs
             ]
             problems.append(f"{len(self.mismatched)} have another shape ({_summarise(shapes)})")
         return (
@@ -165,8 +161,7 @@ class NameMatch:
 
 
 def _find_state_dicts(raw: Mapping[Any, object], path: str) -> Iterator[tuple[str, Weights]]:
-    """Yield every state dict with its dotted key: a mapping from names to tensors, at least one of them a
-    matrix."""
+    """Yield every mapping from names to tensors, at least one of them a matrix, with its dotted key."""
     # Optimisers store their tensors under integer keys.
     named = {name: value for name, value in raw.items() if isinstance(name, str)}
     inner = [
@@ -183,17 +178,16 @@ def _find_state_dicts(raw: Mapping[Any, object], path: str) -> Iterator[tuple[st
 
 
 def _fillable_tensors(network: nn.Module) -> Weights:
-    """Return the tensors to load: the weights, and normalisation constants even if not in the state dict."""
-    constants = {
-        name: buffer
-        for name, buffer in network.named_buffers()
-        if _rewrite(name, REWRITE_STAGES[-1]) in NEUTRAL_NORMALISATION
-    }
+    """The weights, and normalisation constants even if they are not in the state dict."""
+    constants = {name: buffer for name, buffer in network.named_buffers() if _is_normalisation(name)}
     return {**weights_of(network), **constants}
 
 
-def _rewrite(name: str, rewrites: Rewrites) -> str:
-    """Apply all rewrites to a name."""
+def _is_normalisation(name: str) -> bool:
+    return _rewrite(name) in NEUTRAL_NORMALISATION
+
+
+def _rewrite(name: str, rewrites: Rewrites = REWRITE_STAGES[-1]) -> str:
     for pattern, replacement in rewrites:
         name = re.sub(pattern, replacement, name)
     return name
@@ -205,33 +199,23 @@ def _match_names(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rewri
     our_names = {_rewrite(name, rewrites): name for name in ours}
     their_names = {_rewrite(name, rewrites): name for name in theirs}
     pairs = {name: their_names[word] for word, name in our_names.items() if word in their_names}
-    constants = {
-        word: name
-        for word, name in their_names.items()
-        if word in NEUTRAL_NORMALISATION and word not in our_names
-    }
+    file_only = {word: name for word, name in their_names.items() if word not in our_names}
+    constants = {word: name for word, name in file_only.items() if word in NEUTRAL_NORMALISATION}
     used = {*pairs.values(), *constants.values()}
-    missing = [name for name in ours if name not in pairs and not name.endswith(BATCH_COUNTER)]
-    unexpected = [name for name in theirs if name not in used]
+    unmatched = [name for name in ours if name not in pairs and not name.endswith(BATCH_COUNTER)]
+    unused = [name for name in theirs if name not in used]
     return NameMatch(
         pairs=pairs,
         # The network keeps its own constants if the file has none.
-        missing=[name for name in missing if _rewrite(name, REWRITE_STAGES[-1]) not in NEUTRAL_NORMALISATION],
-        unexpected=[
-            name for name in unexpected if not re.search(IGNORED_NAMES, _rewrite(name, REWRITE_STAGES[-1]))
-        ],
-        mismatched=[
-            name
-            for name, their_name in pairs.items()
-            if not _is_compatible(name, ours[name], theirs[their_name])
-        ],
+        missing=[name for name in unmatched if not _is_normalisation(name)],
+        unexpected=[name for name in unused if not re.search(IGNORED_NAMES, _rewrite(name))],
+        mismatched=[name for name in pairs if not _is_compatible(name, ours[name], theirs[pairs[name]])],
         constants=constants,
     )
 
 
 def _is_compatible(name: str, ours: Tensor, theirs: Tensor) -> bool:
-    """Whether a tensor of the file can be loaded into that of the network."""
-    if _rewrite(name, REWRITE_STAGES[-1]) in NEUTRAL_NORMALISATION:
+    if _is_normalisation(name):
         return theirs.numel() in (1, ours.numel())
     return ours.shape == theirs.shape and ours.is_floating_point() <= theirs.is_floating_point()
 
@@ -245,27 +229,25 @@ def _convert_like(theirs: Tensor, ours: Tensor) -> Tensor:
 
 
 def _check_normalisation(constants: Mapping[str, str], theirs: Mapping[str, Tensor], source: str) -> None:
-    """Raise RunError if the file has normalisation constants with an effect and the network has no layer for
-    them."""
+    """Raise RunError for constants of the file that have an effect and no layer in the network."""
     if all(bool(torch.all(theirs[name] == NEUTRAL_NORMALISATION[word])) for word, name in constants.items()):
         return
-    values = ", ".join(
-        f"{name} = {[round(float(number), 6) for number in theirs[name].flatten()]}"
-        for name in constants.values()
-    )
+    rounded = {
+        name: [round(float(number), 6) for number in theirs[name].flatten()] for name in constants.values()
+    }
+    values = ", ".join(f"{name} = {numbers}" for name, numbers in rounded.items())
     raise RunError(
         f"{source}: its network normalises the images ({values}), this one does not; "
         "build it with these numbers as mean and std"
     )
 
 
-def _describe_tensor(tensor: Tensor) -> str:
-    """Return the dtype and shape of a tensor."""
+def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _summarise(names: Iterable[str]) -> str:
-    """Return the first few names, and how many more there are."""
+    """The first few names, and how many more there are."""
     listed = [str(name) or "the whole file" for name in names]
     more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
     return (", ".join(listed[:MAX_LISTED]) + more) or "nothing"

@@ -1,8 +1,4 @@
-"""Wide residual networks for small images.
-
-Parameters have the names of the public code of TRADES and its successors, so that their weights can be
-loaded.
-"""
+"""Wide residual networks for small images, with the parameter names of the public code of TRADES."""
 
 from __future__ import annotations
 
@@ -15,11 +11,10 @@ from typing_extensions import override
 
 from allrounder.config.fields import PositiveInt, Share, frozen_config
 from allrounder.models.base import Architecture, Shape
-from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_normal_, make_stage
+from allrounder.models.layers import TensorOrProxy, conv, global_avg_pool, init_normal_, make_stages
 
 FIXED_LAYERS = {"usual": 4, "papers": 2}
-"""Layers outside the blocks: num_blocks = (depth - fixed) / 6, with three stages of two convolutions per
-block."""
+"""Layers outside the blocks. The three stages have (depth - fixed) / 6 blocks of two convolutions each."""
 
 
 @final
@@ -35,7 +30,7 @@ class WideBlock(nn.Module):
         self.convShortcut = None if inputs == outputs and stride == 1 else conv(inputs, outputs, 1, stride)
 
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
-        """Return the output; a shortcut with weights takes the first activation."""
+        """A shortcut with weights takes the first activation."""
         out = F.relu(self.bn1(x), inplace=True)
         shortcut = x if self.convShortcut is None else self.convShortcut(out)
         out = F.relu(self.bn2(self.conv1(out)), inplace=True)
@@ -54,17 +49,12 @@ class WideResNetNetwork(nn.Module):
         def block(inputs: int, outputs: int, stride: int) -> WideBlock:
             return WideBlock(inputs, outputs, stride, spec.dropout)
 
-        def group(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-            return nn.Sequential(
-                OrderedDict(layer=make_stage(block, inputs, outputs, spec.num_blocks(), stride))
-            )
-
         width, wide = spec.width, spec.width * spec.widen
         self.normalise = normalise
         self.conv1 = conv(channels, width)
-        self.block1 = group(width, wide, 1)
-        self.block2 = group(wide, 2 * wide, 2)
-        self.block3 = group(2 * wide, 4 * wide, 2)
+        stages = make_stages(block, width, wide, (spec.num_blocks(),) * 3)
+        # Named as in the public weights: block1.layer.0 and so on.
+        self.block1, self.block2, self.block3 = (nn.Sequential(OrderedDict(layer=stage)) for stage in stages)
         self.bn1 = nn.BatchNorm2d(4 * wide)
         self.fc = nn.Linear(4 * wide, classes)
         init_normal_(self)
@@ -106,8 +96,7 @@ class WideResNet(Architecture):
         fixed = FIXED_LAYERS[self.counting]
         blocks, remainder = divmod(self.depth - fixed, 6)
         if remainder or blocks < 1:
-            depths = sorted({fixed + 6 * max(n, 1) for n in (blocks, blocks + 1)})
-            valid = " or ".join(map(str, depths))
+            valid = " or ".join(map(str, sorted({fixed + 6 * max(n, 1) for n in (blocks, blocks + 1)})))
             raise ValueError(
                 f"depth {self.depth} gives (depth - {fixed}) / 6 = {(self.depth - fixed) / 6:.2f} blocks "
                 f'(counting = "{self.counting}"), expected a whole number; use {valid}'

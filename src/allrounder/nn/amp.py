@@ -40,8 +40,7 @@ class AutocastModule(nn.Module):
                 f"compute.precision: the network is in {network_dtype}, expected torch.float32 for autocast; "
                 "convert the network, or set compute.precision to fp32"
             )
-        self.network = network
-        self.dtype = dtype
+        self.network, self.dtype = network, dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """Images to float32 logits."""
@@ -66,10 +65,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def allow_tf32(allowed: bool) -> Generator[None]:
-    """Allow or forbid TF32 in matrix products and convolutions on CUDA within the context.
-
-    torch allows it in convolutions by default, so `False` has an effect.
-    """
+    """Allow or forbid TF32 on CUDA within the context; torch allows it in convolutions by default."""
     before = [getattr(switch, TF32_ATTRIBUTE) for switch in TF32_SWITCHES]
     for switch in TF32_SWITCHES:
         setattr(switch, TF32_ATTRIBUTE, TF32_ON if allowed else TF32_OFF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +18,20 @@ def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
     Like `torch.optim.swa_utils.update_bn`, but only batch-norm layers are in training mode, and
     `num_batches_tracked` keeps its value.
     """
+    norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    # Layers that track statistics have a counter.
     layers = [
-        layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats
+        (layer, cast(Tensor, layer.num_batches_tracked)) for layer in norms if layer.track_running_stats
     ]
-    momenta = [layer.momentum for layer in layers]
-    counters = [
-        None if layer.num_batches_tracked is None else layer.num_batches_tracked.clone() for layer in layers
-    ]
+    before = [(layer.momentum, counter.clone()) for layer, counter in layers]
     with preserve_mode(model), torch.no_grad():
         model.eval()
-        for layer in layers:
+        for layer, _ in layers:
             layer.train()
             layer.reset_running_stats()
             layer.momentum = None  # cumulative average
         for x in batches:
             model(x)
-    for layer, momentum, counter in zip(layers, momenta, counters, strict=True):
+    for (layer, counter), (momentum, count) in zip(layers, before, strict=True):
         layer.momentum = momentum
-        if counter is not None and layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.copy_(counter)
+        counter.copy_(count)

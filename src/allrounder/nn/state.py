@@ -1,7 +1,5 @@
-"""Arithmetic on state dicts: copies, sums and averages of a network's parameters and buffers.
-
-Integer buffers, such as batch-norm's counters, have no average: they are copied.
-"""
+"""Arithmetic on state dicts: copies, sums and averages of a network's parameters and buffers. Integer
+buffers, such as batch-norm's counters, have no average: they are copied."""
 
 from __future__ import annotations
 
@@ -56,17 +54,10 @@ class EmaUpdate:
         self.target = target
         self.target_floats, self.source_floats = _float_tensors(target, source)
         self.counters = [(t, source[name]) for name, t in target.items() if not t.is_floating_point()]
-        self.same_dtype = all(
-            new.dtype == old.dtype for old, new in zip(self.target_floats, self.source_floats, strict=True)
-        )
 
     def __call__(self, decay: float, share: float = 1.0) -> None:
         """Take one step."""
-        sources = self.source_floats
-        if not self.same_dtype:
-            sources = [
-                new.to(old.dtype) for old, new in zip(self.target_floats, self.source_floats, strict=True)
-            ]
+        sources = _convert(self.source_floats, self.target_floats)
         torch._foreach_mul_(self.target_floats, decay)  # pyright: ignore[reportPrivateImportUsage]
         torch._foreach_add_(self.target_floats, sources, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
         for old, new in self.counters:
@@ -77,16 +68,14 @@ def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
     """target <- target + source; integer buffers keep the target's values."""
     _check_compatible(target, source)
     targets, sources = _float_tensors(target, source)
-    torch._foreach_add_(targets, [new.to(old.dtype) for old, new in zip(targets, sources, strict=True)])  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_add_(targets, _convert(sources, targets))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def average_weights(
     members: Iterable[Mapping[str, Tensor]], shares: Sequence[float] | None = None
 ) -> Weights:
-    """The average of several networks' weights: equal, or weighted by positive shares.
-
-    Only the average and one member are held at a time. Integer buffers are those of the last member.
-    """
+    """The average of several networks' weights: equal, or weighted by positive shares. Only the average and
+    one member are held at a time. Integer buffers are those of the last member."""
     average: Weights = {}
     total = 0.0
     weights = repeat(1.0) if shares is None else shares
@@ -114,10 +103,8 @@ def bezier(
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The Euclidean distance between two networks' weights, without integer buffers."""
     _check_compatible(a, b)
-    left, right = _float_tensors(a, b)
-    return math.sqrt(
-        sum(float((x.double() - y.double()).square().sum()) for x, y in zip(left, right, strict=True))
-    )
+    pairs = zip(*_float_tensors(a, b), strict=True)
+    return math.sqrt(sum(float((x.double() - y.double()).square().sum()) for x, y in pairs))
 
 
 def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
@@ -141,6 +128,10 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _convert(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.to(other.dtype) for tensor, other in zip(tensors, like, strict=True)]
 
 
 def _float_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 from typing_extensions import override
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import OneOf, frozen_config
-from allrounder.objectives.base import SingleThreatObjective, ThreatOrUnion
+from allrounder.config.fields import frozen_config
+from allrounder.objectives.base import AnyAttack, SingleThreatObjective, ThreatOrUnion
 from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import BatchNormMode, Passes
 
@@ -39,10 +37,9 @@ class Adversarial(SingleThreatObjective):
     """The threat, or a list of threats for an attack that searches their union (worst-of, msd)."""
     # Differs: Fast-AT clips its random start to the box before the step, as released for CIFAR-10; the code
     # released for ImageNet steps from the start as drawn, and clips only what the network sees. ADR 0020
-    attack: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
+    attack: AnyAttack = Pgd(steps=10, step=0.25)
     norm_layers: BatchNormMode = "eval"
-    """Batch-norm while crafting: eval (as in the papers), train (as released for Fast-AT and MSD), or
-    train_frozen."""
+    """Batch-norm while crafting: eval (as published), train (as in Fast-AT and MSD), or train_frozen."""
 
     def __post_init__(self) -> None:
         self.attack.check_supports(self.threat)  # a union as a whole, not its members

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import OneOf, frozen_config
-from allrounder.objectives.base import AttackObjective, Threats, cross_entropy_loss
+from allrounder.config.fields import frozen_config
+from allrounder.objectives.base import AnyAttack, AttackObjective, Threats, cross_entropy_loss
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
 
@@ -32,7 +31,7 @@ class Average(AttackObjective):
 
     against: Threats
     """The threats to train against, at least two."""
-    attack: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
+    attack: AnyAttack = Pgd(steps=10, step=0.25)
     norm_layers: BatchNormMode = "eval"
     """Batch-norm while crafting."""
 

@@ -10,7 +10,9 @@ from pydantic import AfterValidator, PlainSerializer, PlainValidator, WithJsonSc
 from torch import Tensor, nn
 from typing_extensions import override
 
+from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult, perturb
+from allrounder.config.fields import OneOf
 from allrounder.rng import Rng
 from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import AnyOf, Threat
@@ -39,6 +41,8 @@ def _threat_or_union_to_toml(threat: Threat | AnyOf) -> str | list[str]:
     return threat.to_toml()
 
 
+AnyAttack = Annotated[Attack, OneOf(lambda: ATTACKS)]
+"""An attack, which a recipe writes as a table with its kind."""
 Threats = Annotated[tuple[Threat, ...], AfterValidator(_check_distinct)]
 """Two or more different threats."""
 ThreatOrUnion = Annotated[

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import nn
 from typing_extensions import override
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import OneOf, Share, frozen_config
-from allrounder.objectives.base import SingleThreatObjective, cross_entropy_loss
+from allrounder.config.fields import Share, frozen_config
+from allrounder.objectives.base import AnyAttack, SingleThreatObjective, cross_entropy_loss
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
 
@@ -29,7 +28,7 @@ class HalfHalf(SingleThreatObjective):
     reference: ClassVar[str] = "Goodfellow et al., 2015"
 
     threat: Threat
-    attack: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
+    attack: AnyAttack = Pgd(steps=10, step=0.25)
     beta: Share = 0.5
     """The weight of the crafted images."""
     forward: Literal["separate", "joint"] = "separate"

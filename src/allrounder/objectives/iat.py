@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import OneOf, PositiveFloat, frozen_config
+from allrounder.config.fields import PositiveFloat, frozen_config
 from allrounder.data.augment.mixup import symmetric_beta
-from allrounder.objectives.base import SingleThreatObjective, accuracy
+from allrounder.objectives.base import AnyAttack, SingleThreatObjective, accuracy
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Images, Loss, Passes
@@ -34,7 +33,7 @@ class Iat(SingleThreatObjective):
     whole_batch: ClassVar[bool] = True
 
     threat: Threat
-    attack: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=10, step=0.25)
+    attack: AnyAttack = Pgd(steps=10, step=0.25)
     alpha: PositiveFloat = 1.0
     """The parameter of the beta distribution: weights are near 0 or 1 for small alpha, and uniform at 1."""
     norm_layers: BatchNormMode = "eval"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import NonNegativeFloat, OneOf, frozen_config
-from allrounder.objectives.base import SingleThreatObjective, cross_entropy_loss
+from allrounder.config.fields import NonNegativeFloat, frozen_config
+from allrounder.objectives.base import AnyAttack, SingleThreatObjective, cross_entropy_loss
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Labels, Logits, Loss, Passes
 
@@ -33,7 +32,7 @@ class Mart(SingleThreatObjective):
     reference: ClassVar[str] = "Wang et al., 2020"
 
     threat: Threat
-    attack: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=10, step=0.25, start="gaussian")
+    attack: AnyAttack = Pgd(steps=10, step=0.25, start="gaussian")
     lam: NonNegativeFloat = 5.0
     """The weight of the divergence: 5 (ResNet-18) or 6 (WRN-34-10) as released."""
     norm_layers: BatchNormMode = "eval"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import OneOf, Share, frozen_config
-from allrounder.objectives.base import SingleThreatObjective, accuracy, cross_entropy
+from allrounder.config.fields import Share, frozen_config
+from allrounder.objectives.base import AnyAttack, SingleThreatObjective, accuracy, cross_entropy
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Logits, Loss, Passes, PerExample
 
@@ -32,7 +31,7 @@ class RobustSelfTraining(SingleThreatObjective):
     whole_batch: ClassVar[bool] = True
 
     threat: Threat
-    attack: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=10, step=0.25, start="gaussian")
+    attack: AnyAttack = Pgd(steps=10, step=0.25, start="gaussian")
     beta: Share = 0.5
     """The weight of the crafted images."""
     natural_weight: Share = 0.0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, final
+from typing import ClassVar, final
 
 from torch import nn
 from typing_extensions import override
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import AttackResult
 from allrounder.attacks.losses import kl
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import NonNegativeFloat, OneOf, frozen_config
-from allrounder.objectives.base import SingleThreatObjective, cross_entropy_loss
+from allrounder.config.fields import NonNegativeFloat, frozen_config
+from allrounder.objectives.base import AnyAttack, SingleThreatObjective, cross_entropy_loss
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, BatchNormMode, Context, Logits, Loss, Passes
 
@@ -30,7 +29,7 @@ class Trades(SingleThreatObjective):
     reference: ClassVar[str] = "Zhang et al., 2019"
 
     threat: Threat
-    attack: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=10, step=0.25, loss="kl", start="gaussian")
+    attack: AnyAttack = Pgd(steps=10, step=0.25, loss="kl", start="gaussian")
     beta: NonNegativeFloat = 6.0
     """The weight of the divergence."""
     norm_layers: BatchNormMode = "eval"

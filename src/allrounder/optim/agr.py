@@ -71,10 +71,8 @@ class Agr(Update):
 
 
 def reconstruct(g1: Tensor, g2: Tensor, clip: float) -> Tensor:
-    """The gradient g1 of one tensor, edited with g2 and clipped; branch-free, so that no device waits.
-
-    If g2 is zero, g1 is only clipped. (The released code divides by zero.)
-    """
+    """The gradient g1 of one tensor, edited with g2 and clipped; branch-free, so that no device waits. If g2
+    is zero, g1 is only clipped. (The released code divides by zero.)"""
     dot = (g1 * g2).sum()
     n1, n2 = l2_norm(g1), l2_norm(g2)
     cosine = dot / (n1 * n2 + EPSILON)

@@ -73,10 +73,8 @@ class Update(ABC):
     """Whether it needs all images of a batch on one rank; false if it uses gradients only averaged."""
 
     def memory(self, model: nn.Module) -> dict[str, Tensor]:
-        """The initial state that it carries from step to step, under names that no objective uses.
-
-        `model` is the network without autocast wrapper, so that names equal those of its weights.
-        """
+        """The initial state that it carries from step to step, under names that no objective uses. `model` is
+        the network without autocast wrapper, so that names equal those of its weights."""
         return {}
 
     def set_init_(self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]) -> None:  # noqa: B027
@@ -122,10 +120,8 @@ class Descend(Update):
 
 
 def check_finite(loss: Loss) -> None:
-    """Raise Diverged if the loss is not finite.
-
-    No-op on CUDA, where the check would wait for the device; there `NonFiniteGuard` checks the gradients.
-    """
+    """Raise Diverged if the loss is not finite. No-op on CUDA, where the check would wait for the device;
+    there `NonFiniteGuard` checks the gradients."""
     if loss.total.is_cuda:
         return
     total = float(loss.total.detach())

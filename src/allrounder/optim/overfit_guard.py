@@ -9,14 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from allrounder.attacks import ATTACKS
-from allrounder.attacks.base import Attack, perturb
+from allrounder.attacks.base import perturb
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import OneOf, Share, frozen_config
+from allrounder.config.fields import Share, frozen_config
 from allrounder.nn.amp import unwrap
 from allrounder.nn.modes import preserve_mode
 from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
-from allrounder.objectives.base import Objective
+from allrounder.objectives.base import AnyAttack, Objective
 from allrounder.optim.base import Descend, TrainingStep, Update
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Loss, Passes
@@ -39,7 +38,7 @@ class CatastrophicOverfittingGuard(Update):
     """
 
     # Differs: released code probes the first batch of an epoch, in training mode. ADR 0020
-    probe: Annotated[Attack, OneOf(lambda: ATTACKS)] = Pgd(steps=5)
+    probe: AnyAttack = Pgd(steps=5)
     fall: Annotated[Share, Field(gt=0)] = 0.2
     """How far accuracy may fall from one epoch to the next."""
 

@@ -94,9 +94,7 @@ def project_weights(
     start: Mapping[str, Tensor], robust: Mapping[str, Tensor], natural: Mapping[str, Tensor], beta: float
 ) -> Weights:
     """Robust progress, and natural progress as far as it points in the same direction, tensor by tensor.
-
-    Computed as a change of the robust weights, so that beta = 0 returns them bit for bit.
-    """
+    Computed as a change of the robust weights, so that beta = 0 returns them bit for bit."""
     projected: Weights = {}
     for name, w in robust.items():
         if w.dim() == 0 or not w.is_floating_point():

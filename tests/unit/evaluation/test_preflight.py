@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from allrounder.evaluation.preflight import CHECKS, Case, Diagnosis, Finding, PreflightError, doctor
 from allrounder.evaluation.preflight.inputs import check_device_and_dtype
 from allrounder.evaluation.preflight.scaling import NORMALISATION_CONSTANTS
-from allrounder.models.normalise import Normalise
+from allrounder.models.layers import Normalise
 from allrounder.models.small_cnn import SmallCnn
 
 

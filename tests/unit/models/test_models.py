@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from allrounder.errors import RecipeError
 from allrounder.models import MODELS, CustomModel
 from allrounder.models.base import Architecture
-from allrounder.models.layers import MIN_STRIDED_CHANNELS, AdaptiveAvgPool, StridedConv1x1, conv
-from allrounder.models.normalise import Normalise
+from allrounder.models.layers import MIN_STRIDED_CHANNELS, AdaptiveAvgPool, Normalise, StridedConv1x1, conv
 from allrounder.models.resnet import PreActResNet18, ResNet18, ResNet34
 from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
 from allrounder.models.small_cnn import SmallCnn

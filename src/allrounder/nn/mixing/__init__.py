@@ -1,5 +1,4 @@
-"""Mix rules: how the weights of learners become global weights; a new rule is a file here and a line in
-MIXES."""
+"""Mix rules: learners' weights become global weights; a new rule is a file here and a line in MIXES."""
 
 from __future__ import annotations
 

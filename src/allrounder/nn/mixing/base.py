@@ -27,10 +27,8 @@ class LearnerView:
         self._ema_update: EmaUpdate | None = None
 
     def ema_update_(self, average: Mapping[str, Tensor], decay: float, share: float = 1.0) -> None:
-        """average <- decay * average + (1 - decay) * share * weights.
-
-        The tensors of an average are checked and sorted only once.
-        """
+        """average <- decay * average + (1 - decay) * share * weights. The tensors of an average are checked
+        and sorted only once."""
         if self._ema_update is None or self._ema_update.target is not average:
             self._ema_update = EmaUpdate(average, self.weights)
         self._ema_update(decay, share)
