@@ -95,7 +95,7 @@ def test_before_the_first_step_the_global_weights_are_the_initial_ones(rule: Mix
 
 
 @pytest.mark.parametrize("value", [0.1, -3.7])
-def test_equal_learners_give_themselves(rule: MixRule, value: float):
+def test_equal_learners_give_their_own_weights(rule: MixRule, value: float):
     same = mixer(rule, weights(value))
     for t in range(1, 30):
         for name in NAMES:
@@ -141,7 +141,7 @@ def test_combining_changes_no_state_and_updates_change_only_the_own(rule: MixRul
     assert all(equal(mixed.state_dict(name), before[name]) for name in ("a", "c"))
 
 
-def test_a_rule_keeps_nothing_of_the_weights_that_it_is_shown(rule: MixRule):
+def test_a_rule_does_not_keep_references_to_weights(rule: MixRule):
     start, shown = random_weights(0), random_weights(7)
     mixed = mixer(rule, start)
     mixed.update("a", shown, 1)

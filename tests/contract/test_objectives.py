@@ -1,4 +1,4 @@
-"""What every objective of the table owes, whoever adds it."""
+"""What every objective of the table must do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FILLED: dict[str, Any] = {
     **{"threat": "Linf:0.1", "against": ["Linf:0.1", "L2:0.5"]},
     **{"source": "Linf:0.1", "target": "L2:0.5"},
 }
-"""What fields without a default are given here."""
+"""Values of the fields that have no default."""
 UNION = AnyOf((Threat.parse("Linf:0.1"), Threat.parse("L2:0.5")))
 FURTHER: dict[str, Objective] = {
     "fast-at": Adversarial(
@@ -81,8 +81,8 @@ def step(
     objective: Objective, model: nn.Module, given: Batch, memory: dict[str, Tensor] | None = None, t: int = 1
 ) -> tuple[Loss, dict[str, Tensor]]:
     """One evaluation of the loss and its gradients, as an update makes it."""
-    held = objective.memory() if memory is None else memory
-    ctx = Context(t, CLOCK, Rng(0).fold_in("task", t), held)
+    state = objective.memory() if memory is None else memory
+    ctx = Context(t, CLOCK, Rng(0).fold_in("task", t), state)
     crafted: AttackResult | None = objective.craft(model, given, ctx)
     model.train()
     loss = objective.loss(model, given, crafted, ctx)
@@ -131,7 +131,7 @@ def test_the_declared_passes_are_the_counted_ones(objective: Objective):
     assert model.tally.forwards % len(given) == model.tally.backwards % len(given) == 0
 
 
-def test_the_passes_of_crafting_are_told_apart(objective: Objective):
+def test_the_declared_passes_of_crafting_are_the_counted_ones(objective: Objective):
     with Rng(0).seed_global():
         model = Counting().train()
     given = replace(batch(), y=torch.zeros(12, dtype=torch.long))
@@ -143,12 +143,12 @@ def test_the_passes_of_crafting_are_told_apart(objective: Objective):
     assert counted == objective.craft_passes()
 
 
-def test_it_tells_what_lists_show(objective: Objective):
+def test_it_declares_a_reference_and_its_norms(objective: Objective):
     assert objective.reference
     assert {type(threat.norm) for threat in objective.threats()} <= objective.norms
 
 
-def test_a_step_is_deterministic_and_blind_to_ambient_randomness(objective: Objective):
+def test_a_step_is_deterministic_and_ignores_the_global_generator(objective: Objective):
     one, other = network(), network()
     first, gradients = step(objective, one, batch())
     torch.rand(7)
@@ -158,7 +158,7 @@ def test_a_step_is_deterministic_and_blind_to_ambient_randomness(objective: Obje
     assert same(one.state_dict(), other.state_dict())
 
 
-def test_the_global_generator_is_left_alone(objective: Objective):
+def test_the_global_generator_is_not_changed(objective: Objective):
     model, before = network(), torch.get_rng_state()
     step(objective, model, batch())
     assert torch.equal(torch.get_rng_state(), before)
@@ -184,7 +184,7 @@ def test_another_address_crafts_other_images_exactly_where_something_is_drawn(
     assert any(not torch.equal(images[0], other) for other in images) == bool(drawn)
 
 
-def test_the_batch_and_the_parameters_are_left_alone(objective: Objective):
+def test_the_batch_and_the_parameters_are_not_changed(objective: Objective):
     given, model = batch(), network()
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     x, y = given.x.clone(), given.y.clone()
@@ -202,7 +202,7 @@ def test_the_memory_is_tensors_that_keep_their_names_shapes_and_types(objective:
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in memory.items()} == shapes
 
 
-def test_a_restored_memory_goes_on_as_the_first_did(objective: Objective):
+def test_a_restored_memory_gives_the_same_loss(objective: Objective):
     memory = objective.memory()
     step(objective, network(), batch(), memory)
     saved = {name: tensor.clone() for name, tensor in memory.items()}
@@ -211,7 +211,7 @@ def test_a_restored_memory_goes_on_as_the_first_did(objective: Objective):
     assert torch.equal(first.total, second.total)
 
 
-def test_it_is_a_value_that_is_written_and_read_again(objective: Objective):
+def test_it_round_trips_through_a_table(objective: Objective):
     table = OneOf(lambda: OBJECTIVES)
     assert table.decode(table.encode(objective)) == objective
     assert (type(objective).__doc__ or "").strip()

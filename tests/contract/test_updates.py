@@ -1,12 +1,10 @@
-"""What every update of the table owes, with a natural and with an adversarial objective, whoever adds it."""
+"""What every update of the table must do, with a natural and with an adversarial objective."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -37,33 +35,24 @@ CLOCK = Clock(epochs=10, steps_per_epoch=4)
 LAST = CLOCK.total_steps
 """The last step of a run and of an epoch: what begins late, or ends an epoch, happens here."""
 DATA = blobs(train=12, test=6)
-FILLED: dict[str, Any] = {}
-"""What fields without a default are given here."""
 OBJECTIVES: dict[str, Objective] = {
     "natural": Natural(),
     "adversarial": Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2)),
 }
 
 
-def example(kind: str) -> Update:
-    cls: Any = UPDATES[kind]
-    missing = dataclasses.MISSING
-    open_ = [f.name for f in dataclasses.fields(cls) if f.default is missing and f.default_factory is missing]
-    return adapter(cls).validate_python({name: FILLED[name] for name in open_})
-
-
 @pytest.fixture(params=UPDATES)
 def update(request: pytest.FixtureRequest) -> Update:
-    return example(request.param)
+    return adapter(UPDATES[request.param]).validate_python({})
 
 
 @pytest.fixture(params=OBJECTIVES)
 def objective(request: pytest.FixtureRequest, update: Update) -> Objective:
-    """Those that the update takes."""
-    of = OBJECTIVES[request.param]
-    if problems := update.problems(of, Sgd(), CLOCK.epochs):
-        pytest.skip("; ".join(said for _, said in problems))
-    return of
+    """The objectives that the update supports."""
+    objective = OBJECTIVES[request.param]
+    if problems := update.problems(objective, Sgd(), CLOCK.epochs):
+        pytest.skip("; ".join(message for _, message in problems))
+    return objective
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -88,8 +77,8 @@ def step(
     given: Batch | None = None,
     t: int = LAST,
 ) -> Loss:
-    held = objective.memory() | update.memory(model) if memory is None else memory
-    ctx = Context(t, CLOCK, Rng(0).fold_in("task", t), held)
+    state = objective.memory() | update.memory(model) if memory is None else memory
+    ctx = Context(t, CLOCK, Rng(0).fold_in("task", t), state)
     optimizer = Sgd(momentum=0.9, weight_decay=1e-3).build(model.parameters())
     optimizer.param_groups[0]["lr"] = 0.05
     return update.apply(TrainingStep(model, optimizer, objective, given or batch(), ctx, nothing))
@@ -97,7 +86,7 @@ def step(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("t", [1, LAST])
-def test_a_step_moves_the_weights_and_all_stays_finite(
+def test_a_step_changes_the_weights_and_all_is_finite(
     update: Update, objective: Objective, dtype: torch.dtype, t: int
 ):
     model = network(dtype)
@@ -112,7 +101,7 @@ def test_a_step_moves_the_weights_and_all_stays_finite(
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_a_step_is_deterministic_and_blind_to_ambient_randomness(update: Update, objective: Objective):
+def test_a_step_is_deterministic_and_ignores_the_global_generator(update: Update, objective: Objective):
     one, other = network(), network()
     first = step(update, objective, one)
     torch.rand(7)
@@ -138,14 +127,14 @@ def test_the_declared_passes_are_the_counted_ones(update: Update, objective: Obj
     assert model.tally.forwards % 12 == model.tally.backwards % 12 == 0
 
 
-def test_the_batch_is_left_alone(update: Update, objective: Objective):
+def test_the_batch_is_not_changed(update: Update, objective: Objective):
     given = batch()
     x, y = given.x.clone(), given.y.clone()
     step(update, objective, network(), given=given)
     assert torch.equal(given.x, x) and torch.equal(given.y, y)
 
 
-def test_the_memory_keeps_its_names_shapes_and_types_and_does_not_meet_the_objectives(
+def test_the_memory_keeps_its_shapes_and_shares_no_name_with_the_objective(
     update: Update, objective: Objective
 ):
     model = network()
@@ -173,7 +162,7 @@ def test_a_learner_saves_and_restores_all_that_a_step_needs(update: Update, obje
     assert same(first.state_dict(), second.state_dict())
 
 
-def test_behind_casts_it_does_the_same_and_remembers_by_the_names_of_the_weights(
+def test_autocast_changes_neither_the_step_nor_the_names_of_the_memory(
     update: Update, objective: Objective, monkeypatch: pytest.MonkeyPatch
 ):
     """Autocast is taken away, so that half precision is full precision, to the bit; with an average."""
@@ -188,27 +177,27 @@ def test_behind_casts_it_does_the_same_and_remembers_by_the_names_of_the_weights
     )
     states: list[dict[str, Tensor]] = []
     for precision in ("fp32", "bf16"):
-        who = Learner(task, network(), BatchShard(), 0, CLOCK, Compute(precision=precision))
-        who.set_init([weights_of(network()) for _ in range(update.num_init_runs or 0)])
+        trained = Learner(task, network(), BatchShard(), 0, CLOCK, Compute(precision=precision))
+        trained.set_init([weights_of(network()) for _ in range(update.num_init_runs or 0)])
         for t in range(LAST - 4, LAST + 1):
-            who.step(batch(), t)
-        states.append(who.state_dict())
+            trained.step(batch(), t)
+        states.append(trained.state_dict())
     full, bf16 = states
     assert same(bf16, full)
     assert any(name.startswith("average.") for name in full)
 
 
-def test_it_is_a_value_that_is_written_and_read_again(update: Update):
+def test_it_round_trips_through_a_table(update: Update):
     table = OneOf(lambda: UPDATES)
     assert table.decode(table.encode(update)) == update
     assert (type(update).__doc__ or "").strip()
 
 
-def test_it_trains_in_a_generalist_mix_and_goes_on_to_the_bit_after_a_kill(update: Update, tmp_path: Path):
+def test_it_trains_in_a_generalist_mix_and_resumes_with_identical_weights(update: Update, tmp_path: Path):
     plain = recipe(PAIR)
     linf, natural = plain.tasks
     if problems := update.problems(linf.objective, linf.optimizer, plain.epochs):
-        pytest.skip("; ".join(said for _, said in problems))
+        pytest.skip("; ".join(message for _, message in problems))
     if update.num_init_runs:
         pytest.skip(f"starts from {update.num_init_runs} runs: see the tests of programs")
     value = replace(plain, tasks=(replace(linf, update=update), natural))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from allrounder.data.base import Data
+from allrounder.models import MODELS, ModelSpec
 
 
 class Tiny(nn.Module):
@@ -55,6 +59,17 @@ class Counting(Unfoldable):
 
             logits.register_hook(count)
         return logits
+
+
+REDUCED: dict[str, dict[str, int]] = {"wrn": {"depth": 10, "widen": 2}}
+"""Settings besides the width that make a model of the table small."""
+
+
+def small_model(kind: str, width: int = 4) -> ModelSpec:
+    """A small model of the table: with this width if it has that field, and with the fields in REDUCED."""
+    cls: Any = MODELS[kind]
+    has_width = any(field.name == "width" for field in fields(cls))
+    return cls(**({"width": width} if has_width else {}), **REDUCED.get(kind, {}))
 
 
 def tiny() -> nn.Module:

@@ -143,6 +143,7 @@ def test_the_loss_is_the_cross_entropy_at_what_was_found():
     model, (x, y) = network().train(), images()
     ctx, given = Context(1, Clock(2, 2), Rng(0), {}), Batch(x, y, torch.arange(len(x)))
     crafted = objective.craft(model, given, ctx)
+    assert crafted is not None
     assert torch.equal(
         objective.loss(model, given, crafted, ctx).total, F.cross_entropy(network().train()(crafted.x), y)
     )

@@ -29,7 +29,7 @@ def test_a_failing_attack_leaves_the_network_as_it_was(norm_layers):
 
 
 @pytest.mark.parametrize("norm_layers", ["eval", "train", "train_frozen"])
-def test_gradients_of_the_owner_are_never_touched(norm_layers):
+def test_parameter_gradients_are_not_changed(norm_layers):
     model = odd_network()
     before = state(model)
     go(Pgd(steps=2, loss="kl"), model, norm_layers=norm_layers)
@@ -39,7 +39,7 @@ def test_gradients_of_the_owner_are_never_touched(norm_layers):
     assert kept is not None and torch.equal(kept, torch.ones(4, 64)) and set(grads.values()) == {None}
 
 
-def test_running_statistics_move_in_train_alone():
+def test_running_statistics_change_only_in_train():
     moved = {}
     for norm_layers in ("eval", "train", "train_frozen"):
         model = network()
@@ -49,7 +49,7 @@ def test_running_statistics_move_in_train_alone():
     assert moved == {"eval": False, "train": True, "train_frozen": False}
 
 
-def test_buffers_that_are_replaced_are_put_back_too():
+def test_replaced_buffers_are_restored():
     class Replacing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -65,7 +65,7 @@ def test_buffers_that_are_replaced_are_put_back_too():
     assert model.seen is seen and seen == 0
 
 
-def test_the_attack_sees_the_mode_it_was_promised():
+def test_the_attack_runs_in_the_selected_mode():
     seen = []
 
     class Watching(nn.Module):

@@ -34,7 +34,7 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
-def test_a_folded_network_is_copied_with_quick_layers_and_answers_the_same(dtype: torch.dtype, close: float):
+def test_the_copy_with_fast_layers_gives_the_same_logits(dtype: torch.dtype, close: float):
     model, x = network().to(dtype), Rng(0).uniform(torch.empty(4, 3, 8, 8, dtype=dtype))
     folded = folded_copy(model, x)
     assert folded is not None
@@ -71,7 +71,7 @@ def test_without_such_layers_or_agreement_nothing_changes(monkeypatch: pytest.Mo
     ("spec", "shape", "kinds"),
     [(ResNet18(width=32), (3, 32, 32), {WinogradConv, StemConv}), (SmallCnn(), (1, 28, 28), {StemConv})],
 )
-def test_neither_place_nor_neighbours_change_a_bit(
+def test_an_image_does_not_depend_on_its_position_or_the_other_images(
     spec: Architecture, shape: tuple[int, int, int], kinds: set[type[nn.Module]]
 ):
     x = torch.rand(16, *shape, generator=torch.Generator().manual_seed(0))

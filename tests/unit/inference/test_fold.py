@@ -245,7 +245,7 @@ def test_a_model_and_its_copy_are_freed_together():
     assert len(folding.CACHED_FOLDS) < count
 
 
-def test_two_models_have_two_copies_that_answer_alike_to_the_bit():
+def test_equal_models_have_separate_copies_with_equal_logits():
     model = worn(Net())
     other = copy.deepcopy(model)
     one, two = folded_copy(model, images(1)), folded_copy(other, images(1))

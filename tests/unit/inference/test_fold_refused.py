@@ -75,7 +75,7 @@ def odd_tensor():
         (lambda: Net(conv=nn.Conv2d(5, 6, 3)), "cannot be traced: RuntimeError"),
     ],
 )
-def test_what_cannot_be_folded_is_used_as_it_is_and_said_once(make, reason, caplog):
+def test_unfoldable_networks_are_used_directly_and_logged_once(make, reason, caplog):
     model = make()
     with caplog.at_level(logging.INFO, "allrounder"):
         assert [folded_copy(model, images(1)) for _ in range(3)] == [None] * 3
@@ -84,7 +84,7 @@ def test_what_cannot_be_folded_is_used_as_it_is_and_said_once(make, reason, capl
     assert reason in caplog.text
 
 
-def test_a_model_with_hooks_is_used_as_it_is_until_they_are_gone(caplog):
+def test_a_model_is_not_folded_while_it_has_hooks(caplog):
     model = Net()
     assert folded_copy(model, images(1)) is not None
     for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
@@ -97,7 +97,7 @@ def test_a_model_with_hooks_is_used_as_it_is_until_they_are_gone(caplog):
     assert folding.CACHED_FOLDS[model].traces == 1
 
 
-def test_a_wrong_fold_is_found_even_in_a_fresh_network(monkeypatch, caplog):
+def test_a_wrong_fold_is_detected_in_a_new_network(monkeypatch, caplog):
     right = folding._fold_batchnorm_
 
     def forgets_the_mean(target, layer, norm):
@@ -111,7 +111,7 @@ def test_a_wrong_fold_is_found_even_in_a_fresh_network(monkeypatch, caplog):
     assert "logits and those of the copy differ" in caplog.text
 
 
-def test_a_wrong_layer_is_found_behind_weights_that_are_all_zero(monkeypatch):
+def test_a_wrong_layer_is_detected_behind_zero_weights(monkeypatch):
     model = Net()
     nn.init.zeros_(model.linear.weight)
     monkeypatch.setattr(folding, "_fold_batchnorm_", lambda target, layer, norm: None)
@@ -124,7 +124,7 @@ def test_tracing_a_network_that_draws_leaves_the_generator_alone():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_model_that_keeps_changing_is_used_as_it_is(caplog):
+def test_a_model_that_keeps_changing_is_not_folded(caplog):
     model = Switching()
     with caplog.at_level(logging.INFO, "allrounder"):
         copies = []

@@ -31,7 +31,7 @@ def test_values_and_gradients_are_those_of_the_plain_layer(
     with Rng(0).seed_global():
         plain = nn.Conv2d(channels, 4, kernel, stride, padding, bias=bias).double().requires_grad_(False)
     assert suits_stem(plain)
-    x, found = (
+    x, result = (
         Rng(1).normal(torch.empty(3, channels, *size, dtype=torch.float64)),
         list[tuple[Tensor, ...]](),
     )
@@ -39,9 +39,9 @@ def test_values_and_gradients_are_those_of_the_plain_layer(
         asked = x.clone().requires_grad_()
         y = layer(asked)
         towards = Rng(2).normal(torch.empty_like(y, requires_grad=False))
-        found.append((y.detach(), torch.autograd.grad((y * towards).sum(), asked)[0]))
-    assert torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-12)
+        result.append((y.detach(), torch.autograd.grad((y * towards).sum(), asked)[0]))
+    assert torch.equal(result[0][0], result[1][0])
+    torch.testing.assert_close(result[1][1], result[0][1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

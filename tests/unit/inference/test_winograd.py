@@ -26,12 +26,12 @@ def test_it_is_the_convolution(size: tuple[int, int], layout: torch.memory_forma
 def test_values_and_gradients_of_a_layer_are_those_of_the_plain_one():
     plain = nn.Conv2d(128, 130, 3, padding=1).double().requires_grad_(False)
     quick, x, towards = WinogradConv(copy.deepcopy(plain)), images(2, 128, 6, 5), images(2, 130, 6, 5)
-    found: list[tuple[Tensor, Tensor]] = []
+    result: list[tuple[Tensor, Tensor]] = []
     for layer in (plain, quick):
         asked = x.clone().requires_grad_()
         y = layer(asked)
-        found.append((y.detach(), torch.autograd.grad((y * towards).sum(), asked)[0]))
-    for one, other in zip(*found, strict=True):
+        result.append((y.detach(), torch.autograd.grad((y * towards).sum(), asked)[0]))
+    for one, other in zip(*result, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-11)
 
 

@@ -53,12 +53,12 @@ def images(shape: tuple[int, int, int]) -> torch.Tensor:
         ("wide_resnet50_2", WideResNet50()),
     ],
 )
-def test_our_architectures_go_by_the_names_people_type(name, spec):
+def test_architectures_are_found_in_any_spelling(name, spec):
     assert parse_architecture(name) == spec
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("resnet81", r'resnet81: no such network \(known: .*wrn-DEPTH-WIDEN\); did you mean "resnet18"'),
         ("given", r'given: no such network .*name a custom one as "package.module:factory"'),
@@ -66,13 +66,13 @@ def test_our_architectures_go_by_the_names_people_type(name, spec):
         ("wrn-28-0", r"wrn-28-0: no such network: .*greater than or equal to 1"),
     ],
 )
-def test_an_unknown_architecture_is_refused(name, said):
-    with pytest.raises(RunError, match=said):
+def test_an_unknown_architecture_is_refused(name, message):
+    with pytest.raises(RunError, match=message):
         parse_architecture(name)
 
 
 @pytest.mark.parametrize("name", ["own.safetensors", "own.pt", "own.pth", "own.ckpt", "own.bin"])
-def test_a_network_of_ours_is_read_from_a_file_ready_to_evaluate(tmp_path, name):
+def test_a_loaded_architecture_is_in_evaluation_mode(tmp_path, name):
     network = small()
     save = save_file if name.endswith(".safetensors") else torch.save
     save(network.state_dict(), tmp_path / name)
@@ -162,7 +162,7 @@ def test_a_factorys_network_gets_the_weights_of_a_file(module):
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("own_network:Own", r"no module own_network \(looked from .*change to its folder or install it"),
         ("own_needs:Own", r"own_needs needs absent_package, which is not installed"),
@@ -176,12 +176,12 @@ def test_a_factorys_network_gets_the_weights_of_a_file(module):
         ),
     ],
 )
-def test_a_factory_that_gives_no_network_is_refused(module, spec, said):
-    with pytest.raises(RunError, match=f"^{spec}: {said}"):
+def test_a_factory_that_gives_no_network_is_refused(module, spec, message):
+    with pytest.raises(RunError, match=f"^{spec}: {message}"):
         load_network(spec, classes=3, shape=GREY)
 
 
-def test_a_mistake_inside_a_factory_stays_its_own(module):
+def test_an_error_inside_a_factory_is_not_wrapped(module):
     with pytest.raises(KeyError, match="somebody's own mistake"):
         load_network("own_networks:broken", classes=3, shape=GREY)
 
@@ -213,10 +213,10 @@ def test_both_forms_of_torch_files_are_read_whole_or_not_at_all(tmp_path, option
         (nn.Linear(2, 2), "Linear"),
     ],
 )
-def test_a_file_that_holds_more_than_tensors_is_refused_unread(tmp_path, more, what):
+def test_a_file_that_holds_more_than_tensors_is_refused(tmp_path, more, what):
     path = write(tmp_path / "own.pt", {"state_dict": {"weight": torch.ones(2, 2)}, "more": more})
-    said = rf"holds more than tensors \(\S*{what}\), and reading it would run code: refused; ask for"
-    with pytest.raises(RunError, match=rf"own.pt: {said}.*state_dict\(\) alone"):
+    message = rf"holds more than tensors \(\S*{what}\), and reading it would run code: refused; ask for"
+    with pytest.raises(RunError, match=rf"own.pt: {message}.*state_dict\(\) alone"):
         read_weights(path)
 
 
@@ -235,7 +235,7 @@ def test_nothing_in_a_file_is_ever_run(tmp_path, monkeypatch):
     assert not Path("sprung").exists()
 
 
-def test_a_torch_that_crafted_files_can_trick_reads_safetensors_only(tmp_path, monkeypatch):
+def test_an_unsafe_torch_version_reads_only_safetensors(tmp_path, monkeypatch):
     path = write(tmp_path / "own.pt", {"weight": torch.ones(2, 2)})
     save_file({"weight": torch.ones(2, 2)}, tmp_path / "own.safetensors")
     monkeypatch.setattr(external.torch, "__version__", "2.9.1+cpu")
@@ -247,7 +247,7 @@ def test_a_torch_that_crafted_files_can_trick_reads_safetensors_only(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.pt", b"\n<!DOCTYPE html><html>", "is a web page, expected weights; the download failed"),
         ("a.safetensors", b"<HTML><body>", "is a web page"),
@@ -256,13 +256,13 @@ def test_a_torch_that_crafted_files_can_trick_reads_safetensors_only(tmp_path, m
         ("a.safetensors", b"hello", "not a safetensors file, or truncated"),
     ],
 )
-def test_a_file_that_is_something_else_is_told(tmp_path, name, content, said):
+def test_a_file_of_another_format_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(RunError, match=f"{name}: {said}"):
+    with pytest.raises(RunError, match=f"{name}: {message}"):
         read_weights(tmp_path / name)
 
 
-def test_a_file_without_named_tensors_or_none_at_all_is_told(tmp_path):
+def test_a_missing_file_or_one_without_named_tensors_is_refused(tmp_path):
     with pytest.raises(
         RunError, match=r"a.pt: holds a list, expected tensors by name; save network.state_dict"
     ):

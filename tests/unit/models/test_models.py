@@ -43,7 +43,7 @@ def images(count=2, shape=CIFAR):
 @pytest.mark.parametrize("classes", [1, 2, 13])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 33, 20), (5, 64, 64)])
 @pytest.mark.parametrize("spec", [SmallCnn, ResNet18, PreActResNet18, ResNet50])
-def test_any_width_class_count_channel_count_and_size_will_do(spec, shape, classes, width):
+def test_any_width_classes_channels_and_size_are_supported(spec, shape, classes, width):
     assert built(spec(width=width), classes, shape).eval()(images(1, shape)).shape == (1, classes)
 
 
@@ -97,7 +97,7 @@ def test_small_images_are_averaged_as_in_the_public_code():
     assert torch.allclose(model(x), expected, atol=1e-6)
 
 
-def test_the_papers_wrn_32_10_is_everyone_elses_wrn_34_10():
+def test_the_papers_wrn_32_10_is_the_usual_wrn_34_10():
     papers = WideResNet(depth=32, counting="papers")
     assert papers.num_blocks() == WideResNet(depth=34).num_blocks() == 5
     assert num_weights(papers) == num_weights(WideResNet(depth=34))
@@ -167,7 +167,7 @@ def test_shortcuts_of_preact_blocks_may_start_before_the_batch_norm():
 
 
 @pytest.mark.parametrize("spec", [ResNet18(width=4), PreActResNet18(width=3), WideResNet(depth=10, widen=1)])
-def test_thin_networks_have_no_strided_convolution_that_writes_beyond_its_memory(spec: Architecture):
+def test_narrow_networks_use_strided_conv_1x1(spec: Architecture):
     layers = [layer for layer in built(spec).modules() if isinstance(layer, nn.Conv2d)]
     strided = [layer for layer in layers if layer.kernel_size == (1, 1) and layer.stride != (1, 1)]
     assert strided and all(
@@ -183,7 +183,7 @@ def test_skipping_pixels_is_the_strided_convolution():
     assert torch.allclose(thin(x), F.conv2d(x, thin.weight, stride=2), atol=1e-6)
 
 
-def test_the_small_network_needs_as_many_multiplications_as_it_says():
+def test_the_documented_macs_of_the_small_network_are_right():
     macs = 0
 
     def count(module, inputs, output):
@@ -243,14 +243,14 @@ def test_averages_and_their_gradients_are_those_of_torch_to_the_bit(
 ):
     x = Rng(0).normal(torch.empty(3, 5, *size)).contiguous(memory_format=layout)
     direction = Rng(1).normal(torch.empty(3, 20))
-    found: list[tuple[Tensor, Tensor]] = []
+    result: list[tuple[Tensor, Tensor]] = []
     for average in (partial(F.adaptive_avg_pool2d, output_size=2), AdaptiveAvgPool(2)):
         asked = x.clone(memory_format=torch.preserve_format).requires_grad_()
         y = average(asked)
         (slope,) = torch.autograd.grad((y.flatten(1) * direction).sum(), asked)
-        found.append((y.detach(), slope))
-    assert all(map(torch.equal, *found))
-    assert found[0][1].stride() == found[1][1].stride()
+        result.append((y.detach(), slope))
+    assert all(map(torch.equal, *result))
+    assert result[0][1].stride() == result[1][1].stride()
 
 
 def test_averages_can_be_differentiated_twice_and_mapped():

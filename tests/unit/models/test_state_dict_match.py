@@ -203,7 +203,7 @@ def test_a_public_network_gives_the_same_logits_as_ours_with_its_weights(family)
     assert_same_function(theirs, ours, shape)
 
 
-def test_fit_leaves_the_network_alone_and_gives_all_its_tensors():
+def test_match_returns_all_tensors_and_does_not_change_the_network():
     network, theirs = SMALL.build(10, CIFAR), cifar().state_dict()
     before = clone(weights_of(network))
     fitted = match_state_dict(network, theirs)
@@ -214,7 +214,7 @@ def test_fit_leaves_the_network_alone_and_gives_all_its_tensors():
     "prefix", ["module.", "model.", "_orig_mod.", "module.model.", "_orig_mod.module.", "1."]
 )
 @pytest.mark.parametrize("last", ["fc", "linear"])
-def test_what_is_put_before_every_name_is_taken_off(prefix, last):
+def test_prefixes_of_wrappers_are_removed(prefix, last):
     theirs = drawn(lambda: Residual(False, "shortcut", last))
     fitted = match_state_dict(
         SMALL.build(10, CIFAR), {prefix + name: t for name, t in theirs.state_dict().items()}
@@ -234,7 +234,7 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_weights_are_found_in_what_wraps_them(wrapper):
+def test_nested_state_dicts_are_found(wrapper):
     inner = cifar().state_dict()
     assert same(find_state_dict(WRAPPERS[wrapper](inner)), dict(inner))
     assert same(match_state_dict(SMALL.build(10, CIFAR), WRAPPERS[wrapper](inner)), dict(inner))
@@ -284,7 +284,7 @@ def test_no_tensor_is_left_over_and_none_has_two_sources(name):
         match_state_dict(SMALL.build(10, CIFAR), theirs)
 
 
-def test_what_public_code_saves_and_never_runs_is_passed_over():
+def test_unused_tensors_of_public_code_are_ignored():
     plain = cifar().state_dict()
     madry = {f"module.model.{name}": tensor for name, tensor in plain.items()}
     madry |= {f"module.attacker.model.{name}": tensor for name, tensor in plain.items()}
@@ -293,18 +293,22 @@ def test_what_public_code_saves_and_never_runs_is_passed_over():
         assert same(match_state_dict(SMALL.build(10, CIFAR), theirs), dict(plain))
 
 
-def test_a_misfit_tells_the_nearest_name():
+def test_a_mismatch_suggests_the_nearest_name():
     theirs = {name.replace("layer4.1.conv2", "layer4.1.convb"): t for name, t in cifar().state_dict().items()}
-    said = (
+    missing = (
         r'missing \(layer4.1.conv2.weight; did you mean "layer4.1.convb.weight"\?\), 1 of the file are left'
     )
-    with pytest.raises(RunError, match=rf"^zoo.pt: does not fit ResNet: 1 tensors of the network are {said}"):
+    with pytest.raises(
+        RunError, match=rf"^zoo.pt: does not fit ResNet: 1 tensors of the network are {missing}"
+    ):
         match_state_dict(SMALL.build(10, CIFAR), theirs, source="zoo.pt")
 
 
-def test_a_misfit_tells_the_shapes():
-    said = r"2 have another shape \(linear.weight is float32 \(10, 32\), expected float32 \(100, 32\), linear"
-    with pytest.raises(RunError, match=rf"{said}.*number of classes that the file was made with"):
+def test_a_mismatch_lists_the_shapes():
+    shapes = (
+        r"2 have another shape \(linear.weight is float32 \(10, 32\), expected float32 \(100, 32\), linear"
+    )
+    with pytest.raises(RunError, match=rf"{shapes}.*number of classes that the file was made with"):
         match_state_dict(SMALL.build(100, CIFAR), cifar().state_dict())
     with pytest.raises(
         RunError, match=r"conv1.weight is float32 \(4, 3, 7, 7\), expected float32 \(4, 3, 3, 3\)"
@@ -327,12 +331,12 @@ CONSTANTS = [("mean", "std"), ("mu", "sigma"), ("normalize.mean", "normalize.std
 
 
 @pytest.mark.parametrize("names", [*CONSTANTS, ("module.normalizer.new_mean", "module.normalizer.new_std")])
-def test_a_normalisation_goes_into_ours(names):
+def test_normalisation_constants_are_loaded(names):
     theirs = cifar()
     raw = {f"model.{name}": t for name, t in theirs.state_dict().items()}
     raw |= {names[0]: torch.tensor(MEAN).view(1, 3, 1, 1), names[1]: torch.tensor(STD)}
-    found = read_normalisation(raw)
-    assert found["mean"] == pytest.approx(MEAN) and found["std"] == pytest.approx(STD)
+    result = read_normalisation(raw)
+    assert result["mean"] == pytest.approx(MEAN) and result["std"] == pytest.approx(STD)
     ours = ResNet18(width=WIDTH, mean=(0.5, 0.5, 0.5)).build(10, CIFAR)
     load_matched_(ours, raw)
     with torch.no_grad():
@@ -344,7 +348,7 @@ def test_a_normalisation_goes_into_ours(names):
         match_state_dict(SMALL.build(10, CIFAR), raw)
 
 
-def test_a_normalisation_that_changes_nothing_needs_no_place():
+def test_neutral_normalisation_needs_no_layer():
     raw = {**cifar().state_dict(), "mean": torch.zeros(3), "std": torch.ones(1, 3, 1, 1)}
     network = SMALL.build(10, CIFAR)
     load_matched_(network, raw)
@@ -353,7 +357,7 @@ def test_a_normalisation_that_changes_nothing_needs_no_place():
         match_state_dict(network, {**raw, "std": torch.tensor([1.0, 1.0, 0.5])})
 
 
-def test_one_constant_is_every_channels_and_two_are_a_misfit():
+def test_one_constant_applies_to_all_channels_and_two_are_a_mismatch():
     ours = ResNet18(width=WIDTH, mean=(0.5, 0.5, 0.5)).build(10, CIFAR)
     fitted = match_state_dict(ours, {**cifar().state_dict(), "mean": torch.tensor(0.25)})
     assert fitted["normalise.mean"].flatten().tolist() == [0.25] * 3
@@ -362,7 +366,7 @@ def test_one_constant_is_every_channels_and_two_are_a_misfit():
         match_state_dict(ours, {**cifar().state_dict(), "mean": torch.zeros(2)})
 
 
-def test_a_network_of_ones_own_keeps_its_names():
+def test_names_of_a_custom_network_are_not_rewritten():
     def own() -> nn.Module:
         inside = nn.ModuleDict({"1": nn.Linear(4, 4), "fc": nn.Linear(4, 4), "linear": nn.Linear(4, 4)})
         return nn.ModuleDict({"model": inside, "sub_block1": nn.Linear(2, 2)})
@@ -387,7 +391,7 @@ def test_half_precision_is_widened_and_whole_numbers_are_refused():
         )
 
 
-def test_numbers_that_are_none_are_refused():
+def test_nonfinite_numbers_are_refused():
     theirs = cifar().state_dict()
     theirs["bn1.running_var"][2] = float("nan")
     with pytest.raises(
@@ -397,10 +401,10 @@ def test_numbers_that_are_none_are_refused():
 
 
 def test_a_naturally_trained_public_network_keeps_its_accuracy():
-    found = importlib.util.find_spec("pyautoattack")
-    if found is None or found.origin is None:
+    result = importlib.util.find_spec("pyautoattack")
+    if result is None or result.origin is None:
         pytest.skip("pyautoattack, which ships a trained CIFAR-10 network, is not installed")
-    examples, head = Path(found.origin).parent / "examples", SHARED / "cifar10_test_head.npz"
+    examples, head = Path(result.origin).parent / "examples", SHARED / "cifar10_test_head.npz"
     if not head.is_file():
         pytest.skip("the first CIFAR-10 test images are not at ../shared/data/cifar10_test_head.npz")
     module = importlib.util.spec_from_file_location("public_resnet", examples / "resnet.py")

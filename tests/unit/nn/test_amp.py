@@ -64,7 +64,7 @@ def learner(task: Task, how: Compute) -> Learner:
     return Learner(task, network(), BatchShard(), 0, Clock(3, 4), how)
 
 
-def test_switches_of_torch_are_put_back_also_after_an_error():
+def test_settings_of_torch_are_restored_also_after_an_error():
     before = switched()
     for allowed in (True, False):
         with pytest.raises(KeyError), allow_tf32(allowed):
@@ -94,16 +94,16 @@ def test_images_logits_and_gradients_are_float32_and_the_inside_is_not(kind: typ
     cast, linear = with_autocast(model, torch.bfloat16), torch.nn.functional.linear
 
     def noted(*given: Any) -> Tensor:
-        found = linear(*given)
-        inside.append(found.dtype)
-        return found
+        result = linear(*given)
+        inside.append(result.dtype)
+        return result
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "linear", noted)
-        found = perturb(Pgd(steps=2), cast, x, y, LINF, Rng(0), norm_layers=norm_layers)
+        result = perturb(Pgd(steps=2), cast, x, y, LINF, Rng(0), norm_layers=norm_layers)
     # In float64 the folded copy was compared with the network.
     assert {*inside} - {torch.float64} == {torch.bfloat16}
-    assert found.x.dtype == torch.float32 and LINF.contains(x, found.x).all()
+    assert result.x.dtype == torch.float32 and LINF.contains(x, result.x).all()
     logits = cast(x)
     logits.logsumexp(1).sum().backward()
     assert logits.dtype == torch.float32
@@ -112,7 +112,7 @@ def test_images_logits_and_gradients_are_float32_and_the_inside_is_not(kind: typ
 
 
 @pytest.mark.usefixtures("able")
-def test_weights_moved_inside_a_step_are_seen_at_once():
+def test_weights_changed_within_a_step_are_used_at_once():
     model, (x, _) = network(), batch()
     cast = AutocastModule(model, torch.bfloat16)
     before = cast(x).detach()
@@ -127,8 +127,8 @@ def test_weights_moved_inside_a_step_are_seen_at_once():
 def test_a_step_in_half_precision_is_near_the_one_in_full(task: Task):
     half, full = learner(task, Compute(precision="bf16")), learner(task, Compute())
     for t in (1, 2):
-        for who in (half, full):
-            who.step(Batches(blobs(48).train, 12, Rng(0)).at(1, t), t)
+        for trained in (half, full):
+            trained.step(Batches(blobs(48).train, 12, Rng(0)).at(1, t), t)
     assert not same(half.params, full.params)
     for name, tensor in full.params.items():
         assert half.params[name].dtype == tensor.dtype
@@ -140,7 +140,7 @@ def test_a_step_in_half_precision_is_near_the_one_in_full(task: Task):
 
 
 @pytest.mark.usefixtures("able")
-def test_a_training_in_half_precision_is_killed_and_resumed_to_the_bit(tmp_path: Path):
+def test_resume_in_half_precision_gives_identical_weights(tmp_path: Path):
     asked = recipe(PAIR, BF16)
     whole = go(asked, tmp_path / "whole")
 
@@ -161,7 +161,7 @@ class Watched(Tiny):
         return super().forward(x if bool(x.sum() < 1e9) else x / 2)
 
 
-def test_verdicts_are_in_float32_whatever_surrounds_them():
+def test_evaluations_run_in_float32_inside_autocast():
     Watched.asked = []
     split = blobs(6, 6).test
     with torch.autocast("cpu", dtype=torch.bfloat16), allow_tf32(True):
@@ -183,10 +183,10 @@ def test_validations_of_a_training_in_half_precision_are_in_float32(
     def noted(*given: Any) -> Any:
         steps.extend(Watched.asked)
         Watched.asked.clear()
-        found = measure(*given)
+        result = measure(*given)
         assert Watched.asked and set(Watched.asked) == {(False, False)}
         Watched.asked.clear()
-        return found
+        return result
 
     monkeypatch.setattr(selection.ModelSelector, "measure", noted)
     go(recipe(PAIR, BF16, ("epochs = 3", "epochs = 1")), tmp_path / "run", model=Watched)

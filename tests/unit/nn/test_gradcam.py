@@ -9,21 +9,12 @@ from torch import Tensor, nn
 
 from allrounder.models import MODELS
 from allrounder.nn.amp import AutocastModule
-from allrounder.nn.gradcam import grad_cam
+from allrounder.nn.gradcam import STAGE_ATTRIBUTE, grad_cam
 from allrounder.rng import Rng
-from tests.support.networks import Tiny, same
+from tests.support.networks import Tiny, same, small_model
 
-SMALL = {
-    "small-cnn": {"width": 2},
-    "resnet18": {"width": 8},
-    "resnet34": {"width": 8},
-    "preactresnet18": {"width": 8},
-    "wrn": {"depth": 10, "widen": 1, "width": 8},
-    "resnet50": {"width": 8},
-    "wrn-50-2": {"width": 8},
-}
-STAGE = {"small-cnn": "bn4", "wrn": "block3"}
-"""The last stage, where it is not layer4."""
+RESNETS = ("resnet18", "resnet34", "preactresnet18", "resnet50", "wrn-50-2")
+LAST_STAGES = {"small-cnn": "bn4", "wrn": "block3", **dict.fromkeys(RESNETS, "layer4")}
 
 
 def images(n: int = 5, channels: int = 3, side: int = 32) -> Tensor:
@@ -32,20 +23,20 @@ def images(n: int = 5, channels: int = 3, side: int = 32) -> Tensor:
 
 def built(kind: str) -> nn.Module:
     with Rng(0).seed_global():
-        return MODELS[kind](**SMALL[kind]).build(4, (3, 32, 32))  # pyright: ignore[reportArgumentType]
+        return small_model(kind, width=8).build(4, (3, 32, 32))
 
 
 def literal(maps: Tensor, slopes: Tensor, side: int) -> Tensor:
     """One image after the other, from the maps of a stage and the slopes of the logit in them."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for a, g in zip(maps, slopes, strict=True):
         cam = sum((g[k].mean() * a[k] for k in range(len(a))), torch.zeros_like(a[0])).clamp(min=0)
         cam = (cam - cam.min()) / (cam.max() - cam.min()) if cam.max() > cam.min() else torch.zeros_like(cam)
-        found.append(F.interpolate(cam[None, None], (side, side), mode="bicubic", antialias=True)[0, 0])
-    return torch.stack(found)
+        result.append(F.interpolate(cam[None, None], (side, side), mode="bicubic", antialias=True)[0, 0])
+    return torch.stack(result)
 
 
-def test_the_map_is_the_equation():
+def test_the_map_equals_the_equation():
     with Rng(0).seed_global():
         model = Tiny().double().eval()
     x = images(5, 1, 8).double()
@@ -56,22 +47,26 @@ def test_the_map_is_the_equation():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "given"])
-def test_each_of_our_networks_says_its_last_stage(kind: str):
+def test_every_network_declares_its_last_stage(kind: str):
     model, x = built(kind).eval(), images()
-    held: list[Tensor] = []
-    hook = model.get_submodule(STAGE.get(kind, "layer4")).register_forward_hook(
-        lambda module, inputs, output: held.append(output)  # pyright: ignore[reportArgumentType]
+    stage = getattr(model, STAGE_ATTRIBUTE, None)
+    if stage is None and kind not in LAST_STAGES:
+        pytest.skip(f"{kind} declares no {STAGE_ATTRIBUTE}: it has no feature maps for Grad-CAM")
+    assert isinstance(stage, str) and stage == LAST_STAGES.get(kind, stage)
+    maps: list[Tensor] = []
+    hook = model.get_submodule(stage).register_forward_hook(
+        lambda module, inputs, output: maps.append(output)  # pyright: ignore[reportArgumentType]
     )
     logits = model(x.requires_grad_())
     hook.remove()
-    assert held[0].dim() == 4
-    (slopes,) = torch.autograd.grad(logits.max(dim=1).values.sum(), held[0])
-    expected = literal(held[0].detach(), slopes, 32)
+    assert maps[0].dim() == 4
+    (slopes,) = torch.autograd.grad(logits.max(dim=1).values.sum(), maps[0])
+    expected = literal(maps[0].detach(), slopes, 32)
     torch.testing.assert_close(grad_cam(model, x.detach()), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["wrn", "preactresnet18", "small-cnn"])
-def test_a_network_behind_casts_is_looked_at_where_it_says(kind: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_declared_stage_is_used_under_autocast(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "autocast", lambda *given, **more: torch.enable_grad())
     model, x = built(kind), images()
     assert torch.equal(grad_cam(AutocastModule(model, torch.bfloat16), x), grad_cam(model, x))
@@ -91,17 +86,17 @@ class Halved(Tiny):
         return self.linear(maps.float().tanh().flatten(1))
 
 
-def test_maps_in_half_precision_are_weighed_and_resized_in_the_type_of_the_images():
+def test_feature_maps_in_half_precision_are_converted_to_the_type_of_the_images():
     with Rng(0).seed_global():
         half, full = Halved(), Tiny()
     full.load_state_dict(half.state_dict())
     x = images(5, 1, 8)
-    found = grad_cam(half, x)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, grad_cam(full, x), rtol=0, atol=0.05)
+    result = grad_cam(half, x)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, grad_cam(full, x), rtol=0, atol=0.05)
 
 
-def test_an_image_has_its_map_whoever_its_neighbours_are():
+def test_a_map_does_not_depend_on_the_other_images():
     model, x = built("resnet18"), images()
     together = grad_cam(model, x)
     assert torch.equal(grad_cam(model, x), together)
@@ -132,7 +127,7 @@ def test_the_network_is_left_as_it_was_also_after_an_error():
     assert same(dict(model.state_dict()), state)
 
 
-def test_of_foreign_networks_the_last_maps_of_more_than_one_pixel_count():
+def test_without_a_declared_stage_the_last_maps_of_more_than_one_pixel_are_used():
     with Rng(0).seed_global():
         body = nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(4, 6, 3)
         model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).eval()
@@ -142,7 +137,7 @@ def test_of_foreign_networks_the_last_maps_of_more_than_one_pixel_count():
     torch.testing.assert_close(grad_cam(model, x), literal(maps.detach(), slopes, 32), rtol=1e-3, atol=1e-4)
 
 
-def test_a_network_without_maps_is_refused_with_what_to_do():
+def test_a_network_without_feature_maps_is_refused():
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 3))
     with pytest.raises(ValueError, match=r"no module with an output .*last_stage"):
         grad_cam(model, images())

@@ -54,7 +54,7 @@ def test_no_step_is_taken_from_the_first_bad_gradient_on(kind: type[torch.optim.
     assert watch.first_bad_step() == 2
 
 
-def test_weights_that_overflow_in_a_good_step_are_seen_too():
+def test_weights_that_overflow_in_a_finite_step_are_detected():
     weight, optimizer, watch = waiting()
     step(weight, optimizer, watch, 1, 1.0)
     watch.t = 2
@@ -63,7 +63,7 @@ def test_weights_that_overflow_in_a_good_step_are_seen_too():
     assert watch.first_bad_step() == 2
 
 
-def test_a_watch_that_need_not_wait_raises_at_once():
+def test_checks_that_are_not_deferred_raise_at_once():
     _, optimizer, _ = waiting()
     watch = NonFiniteGuard(optimizer, CPU, deferred=False)
     watch.check_weights({"w": torch.ones(2)})
@@ -74,29 +74,29 @@ def test_a_watch_that_need_not_wait_raises_at_once():
 
 def patient() -> Learner:
     """A learner as on a device: a fused optimiser and a watch that waits."""
-    who = learner(NATURAL)
-    who.optimizer = torch.optim.SGD(who.model.parameters(), lr=0.0, momentum=0.9, fused=True)
-    who.nonfinite_guard = NonFiniteGuard(who.optimizer, who.device, deferred=True)
-    return who
+    trained = learner(NATURAL)
+    trained.optimizer = torch.optim.SGD(trained.model.parameters(), lr=0.0, momentum=0.9, fused=True)
+    trained.nonfinite_guard = NonFiniteGuard(trained.optimizer, trained.device, deferred=True)
+    return trained
 
 
-def test_a_learner_says_what_it_could_not_say_when_its_log_or_its_state_is_asked_for():
-    who = walk(patient(), 1, 2)
-    who.raise_if_nonfinite()
-    before = clone({name: tensor for name, tensor in who.params.items() if "bn" not in name})
-    handle = next(who.model.parameters()).register_hook(lambda g: g * math.nan)
-    who.step(batch(3), 3)
+def test_a_learner_with_deferred_checks_raises_when_it_logs_or_saves():
+    trained = walk(patient(), 1, 2)
+    trained.raise_if_nonfinite()
+    before = clone({name: tensor for name, tensor in trained.params.items() if "bn" not in name})
+    handle = next(trained.model.parameters()).register_hook(lambda g: g * math.nan)
+    trained.step(batch(3), 3)
     handle.remove()
-    walk(who, 4, 5)
-    said = "learner natural, epoch 1, step 3: gradients or weights are not finite"
-    with pytest.raises(Diverged, match=said):
-        who.raise_if_nonfinite()
-    with pytest.raises(Diverged, match=said):
-        who.state_dict()
-    assert same({name: who.params[name] for name in before}, before)
+    walk(trained, 4, 5)
+    message = "learner natural, epoch 1, step 3: gradients or weights are not finite"
+    with pytest.raises(Diverged, match=message):
+        trained.raise_if_nonfinite()
+    with pytest.raises(Diverged, match=message):
+        trained.state_dict()
+    assert same({name: trained.params[name] for name in before}, before)
 
 
-def test_a_meter_that_waits_reads_the_same_sums_later():
+def test_deferred_metrics_equal_immediate_ones():
     at_once, later = EpochMetrics(["a"]), EpochMetrics(["a"], lazy=True)
     for number in range(1, 8):
         for meter in (at_once, later):
@@ -106,7 +106,7 @@ def test_a_meter_that_waits_reads_the_same_sums_later():
     assert means(later.pop_sums("a")) == means(at_once.pop_sums("a"))
 
 
-def test_a_meter_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+def test_deferred_metrics_are_read_after_a_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("allrounder.training.metrics.MAX_PENDING", 3)
     meter = EpochMetrics(["a"], lazy=True)
     for unread in (1, 2, 0):

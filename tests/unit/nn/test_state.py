@@ -37,14 +37,14 @@ def drawn(seed: int) -> Weights:
     }
 
 
-def test_changing_the_live_weights_changes_the_network():
+def test_weights_share_memory_with_the_network():
     model = Tiny()
     weights_of(model)["linear.bias"].fill_(7)
     assert torch.equal(model.linear.bias, torch.full((3,), 7.0))
     assert not weights_of(model)["linear.bias"].requires_grad
 
 
-def test_a_snapshot_is_independent_and_as_exact_as_its_source():
+def test_a_clone_is_independent_and_exact():
     weights = drawn(1)
     kept = clone(weights)
     assert same(kept, weights)
@@ -66,7 +66,7 @@ def test_averages_of_half_precision_weights_are_kept_in_single_precision(dtype: 
 
 
 @given(SHARE, SHARE)
-def test_blending_is_one_step_of_a_moving_average(decay: float, share: float):
+def test_ema_update_is_one_step_of_a_moving_average(decay: float, share: float):
     target, source = drawn(1), drawn(2)
     ema_update_(target, source, decay, share)
     for name in ("matrix", "scalar"):
@@ -74,7 +74,7 @@ def test_blending_is_one_step_of_a_moving_average(decay: float, share: float):
         assert torch.allclose(target[name], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_counters_are_copied_by_blending_and_kept_by_adding():
+def test_counters_are_copied_by_ema_update_and_kept_by_add():
     target = drawn(1)
     ema_update_(target, drawn(2), 0.5)
     assert target["counter"] == 2
@@ -109,20 +109,20 @@ def test_weights_of_another_network_are_refused_and_change_nothing(change, other
     assert torch.equal(target["w"], torch.zeros(4))
 
 
-def test_a_misfit_is_a_missing_name_or_another_shape():
+def test_a_mismatch_is_a_missing_name_or_another_shape():
     a = {"x": torch.zeros(2), "y": torch.zeros(3)}
     assert first_mismatch(a, {"x": torch.ones(2), "y": torch.ones(3)}) is None
     assert first_mismatch(a, {"x": torch.ones(2)}) == "y"
     assert first_mismatch(a, {"x": torch.ones(1), "y": torch.ones(3)}) == "x"
 
 
-def test_weights_under_a_prefix_lose_it():
-    found = strip_prefix("a.", {"a.x": torch.tensor(1), "b.x": torch.tensor(2), "a.a.x": torch.tensor(3)})
-    assert {name: int(tensor) for name, tensor in found.items()} == {"x": 1, "a.x": 3}
+def test_strip_prefix_selects_and_renames():
+    result = strip_prefix("a.", {"a.x": torch.tensor(1), "b.x": torch.tensor(2), "a.a.x": torch.tensor(3)})
+    assert {name: int(tensor) for name, tensor in result.items()} == {"x": 1, "a.x": 3}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_one_bad_number_is_found(bad: float):
+def test_one_nonfinite_number_is_detected(bad: float):
     weights = drawn(1)
     assert all_finite(weights)
     weights["matrix"][2, 1] = bad

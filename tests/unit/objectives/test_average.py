@@ -108,7 +108,7 @@ def test_the_worst_loss_is_at_least_that_of_every_threat_alone():
     crafted = objective.craft(model, given, ctx)
     assert crafted is not None
     model.eval()
-    found = F.cross_entropy(model(crafted.x), given.y, reduction="none")
+    result = F.cross_entropy(model(crafted.x), given.y, reduction="none")
     alone = torch.stack(
         [
             F.cross_entropy(
@@ -128,9 +128,9 @@ def test_the_worst_loss_is_at_least_that_of_every_threat_alone():
             for number, threat in enumerate(objective.threats())
         ]
     )
-    assert torch.allclose(found, alone.amax(0), atol=1e-9)
+    assert torch.allclose(result, alone.amax(0), atol=1e-9)
     assert len(set(alone.argmax(0).tolist())) > 1, "no choice is made here"
-    assert crafted.loss is not None and torch.allclose(crafted.loss, found, atol=1e-9)
+    assert crafted.loss is not None and torch.allclose(crafted.loss, result, atol=1e-9)
     assert len(crafted.x) == len(given)
 
 

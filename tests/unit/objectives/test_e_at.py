@@ -21,23 +21,18 @@ from allrounder.recipe.task import Task
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.learner import Learner
-from allrounder.types import Batch, Context, Passes
-from tests.support.networks import Tiny, blobs, same
+from allrounder.types import Context, Passes
+from tests.support.networks import Tiny, same
+from tests.support.steps import batch
 
 LINF, L1 = Threat.parse("Linf:0.1"), Threat.parse("L1:4")
 EAT = Eat(against=(LINF, L1))
-DATA = blobs()
 COUNTS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=4)
 
 
 def network() -> nn.Module:
     with Rng(0).seed_global():
         return Tiny()
-
-
-def batch() -> Batch:
-    index = torch.arange(12)
-    return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
 
 
 def context(t: int, memory: dict[str, torch.Tensor]) -> Context:
@@ -48,11 +43,11 @@ def context(t: int, memory: dict[str, torch.Tensor]) -> Context:
 @settings(max_examples=50, deadline=None)
 def test_probabilities_sum_to_one(counts: list[tuple[int, int]]):
     robust, seen = torch.tensor([(min(pair), max(pair)) for pair in counts]).unbind(1)
-    found = threat_probabilities(robust, seen)
-    assert float(found.sum()) == pytest.approx(1)
-    assert (found >= 0).all()
+    result = threat_probabilities(robust, seen)
+    assert float(result.sum()) == pytest.approx(1)
+    assert (result >= 0).all()
     if (seen == 0).any():
-        assert found.tolist() == pytest.approx([1 / len(counts)] * len(counts))
+        assert result.tolist() == pytest.approx([1 / len(counts)] * len(counts))
 
 
 @pytest.mark.parametrize(
@@ -73,10 +68,10 @@ def test_the_less_robust_threat_is_likelier_once_every_one_was_used(
 
 def test_a_number_falls_on_the_interval_of_a_threat():
     odds = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64)
-    found = [
+    result = [
         sample_threat(odds, torch.tensor([u], dtype=torch.float64)) for u in (0.0, 0.2499, 0.25, 0.9999999)
     ]
-    assert found == [0, 0, 2, 2]
+    assert result == [0, 0, 2, 2]
     # Odds that rounding leaves below one still cover everything.
     assert sample_threat(odds * (1 - 1e-6), torch.tensor([0.9999999], dtype=torch.float64)) == 2
 
@@ -92,13 +87,13 @@ def test_a_batch_is_attacked_under_one_threat_and_counted_for_it():
     memory, used = EAT.memory(), set[int]()
     for t in range(1, 9):
         before = {name: tensor.clone() for name, tensor in memory.items()}
-        found = EAT.craft(model, given, context(t, memory))
+        result = EAT.craft(model, given, context(t, memory))
         new = (memory["eat.seen"] - before["eat.seen"]).tolist()
         number = new.index(12)
         used.add(number)
         assert sum(new) == 12
         again = perturb(ApgdTrain(), model, given.x, given.y, EAT.against[number], Rng(0))
-        assert torch.equal(found.x, again.x)
+        assert torch.equal(result.x, again.x)
         assert again.ever_fooled is not None
         withstood = (memory["eat.robust"] - before["eat.robust"]).tolist()
         assert withstood[number] == int((~again.ever_fooled).sum()) and withstood[1 - number] == 0
@@ -108,9 +103,9 @@ def test_a_batch_is_attacked_under_one_threat_and_counted_for_it():
 def test_the_loss_is_the_cross_entropy_at_the_point_of_highest_loss():
     model, given = network().train(), batch()
     ctx = context(1, EAT.memory())
-    found = EAT.craft(model, given, ctx)
-    expected = F.cross_entropy(network().train()(found.x), given.y)
-    assert torch.equal(EAT.loss(model, given, found, ctx).total, expected)
+    result = EAT.craft(model, given, ctx)
+    expected = F.cross_entropy(network().train()(result.x), given.y)
+    assert torch.equal(EAT.loss(model, given, result, ctx).total, expected)
     assert EAT.passes() == Passes(12, 11)
 
 
@@ -125,8 +120,8 @@ def test_the_counters_are_saved_with_the_learner():
     again = learner()
     again.load_state_dict({name: tensor.clone() for name, tensor in straight.state_dict().items()})
     assert int(again.memory["eat.seen"].sum()) == 36
-    for who in (straight, again):
-        who.step(batch(), 4)
+    for trained in (straight, again):
+        trained.step(batch(), 4)
     assert same(again.state_dict(), straight.state_dict())
 
 

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from allrounder.attacks import Pgd
 from allrounder.config.time import Clock
 from allrounder.objectives import Adversarial
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, BatchNormMode, Context, Passes
-from tests.support.networks import Tiny, blobs
+from allrounder.types import BatchNormMode, Context, Passes
+from tests.support.steps import batch, craft, network
 
-DATA = blobs()
 THREAT = Threat.parse("Linf:0.1")
 
 
 def fast_at(norm_layers: BatchNormMode = "train") -> Adversarial:
     return Adversarial(threat=THREAT, attack=Pgd(steps=1, step=1.25), norm_layers=norm_layers)
-
-
-def batch() -> Batch:
-    index = torch.arange(12)
-    return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
-
-
-def network() -> nn.Module:
-    with Rng(0).seed_global():
-        return Tiny().train()
 
 
 def context() -> Context:
@@ -38,15 +26,15 @@ def context() -> Context:
 
 def test_it_steps_once_from_a_random_point_and_comes_back_into_the_ball():
     given, model = batch(), network()
-    found = fast_at().craft(model, given, context()).x
+    result = craft(fast_at(), model, given, context()).x
     start = THREAT.norm.sample(given.x, 0.1, context().rng.fold_in("attack").fold_in("start"))
     at = (given.x + start).clamp(0, 1).requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(network()(at), given.y), at)
     expected = torch.clamp(at + 0.125 * g.sign(), given.x - 0.1, given.x + 0.1).clamp(0, 1)
-    torch.testing.assert_close(found, expected.detach())
+    torch.testing.assert_close(result, expected.detach())
 
 
-def test_it_moves_running_statistics_while_crafting_and_can_be_told_not_to():
+def test_crafting_updates_running_statistics_unless_norm_layers_is_eval():
     for layers, moves in (("train", True), ("eval", False), ("train_frozen", False)):
         model = network()
         fast_at(layers).craft(model, batch(), context())  # pyright: ignore[reportArgumentType]

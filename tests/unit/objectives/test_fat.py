@@ -17,7 +17,7 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Context, Passes
-from tests.reference import fat as twin
+from tests.reference import fat as reference
 from tests.support.networks import Counting, Tiny, same
 from tests.support.steps import NATURAL, ROBUST, assert_equal_steps, batch, loss_with_logits, network, step
 
@@ -38,10 +38,10 @@ def tau_at(objective: Fat, t: int, clock: Clock) -> int:
 @pytest.mark.parametrize("text", ["Linf:0.1", "L2:0.8", "L1:4"])
 @pytest.mark.parametrize(("loss", "start"), [("ce", "random"), ("kl", "gaussian")])
 @pytest.mark.parametrize("tau", [0, 1, 3])
-def test_the_search_equals_its_literal_twin(text: str, loss: Any, start: Any, tau: int):
+def test_the_search_equals_the_reference(text: str, loss: Any, start: Any, tau: int):
     (model, x, y), threat, draws = doubles(), Threat.parse(text), Rng(4)
     attack = EarlyStopPgd(steps=5, step=0.3, tau=tau, omega=0.01, loss=loss, start=start)
-    found = perturb(attack, model, x, y, threat, draws)
+    result = perturb(attack, model, x, y, threat, draws)
     first = 0.001 * draws.fold_in("start").normal(x)
     if start == "random":
         first = threat.norm.sample(x, threat.eps, draws.fold_in("start"))
@@ -50,10 +50,12 @@ def test_the_search_equals_its_literal_twin(text: str, loss: Any, start: Any, ta
     for i in range(len(x)):
         own, at = (x[i].numpy(), int(y[i]), str(threat.norm), threat.eps), first[i].numpy()
         steps = [one[i] for one in noise]
-        end, count = twin.early_stop_search(model, *own, at, steps, steps=5, step=0.3, tau=tau, loss=loss)
-        assert torch.allclose(found.x[i], torch.from_numpy(end), rtol=0, atol=1e-9)
+        end, count = reference.early_stop_search(
+            model, *own, at, steps, steps=5, step=0.3, tau=tau, loss=loss
+        )
+        assert torch.allclose(result.x[i], torch.from_numpy(end), rtol=0, atol=1e-9)
         taken.append(count)
-    assert found.steps is not None and found.steps.tolist() == taken
+    assert result.steps is not None and result.steps.tolist() == taken
     assert min(taken) == tau and max(taken) > tau
 
 
@@ -76,21 +78,21 @@ def test_an_image_that_is_wrong_at_its_start_takes_no_step():
     model, x, _ = doubles()
     with torch.no_grad():
         wrong = (model(x).argmax(1) + 1) % 3
-    found = perturb(EarlyStopPgd(start="zero"), model, x, wrong, THREAT, Rng(0))
-    assert found.steps is not None and not found.steps.any()
-    assert torch.equal(found.x, x)
-    assert found.passes == Passes(1, 0)
+    result = perturb(EarlyStopPgd(start="zero"), model, x, wrong, THREAT, Rng(0))
+    assert result.steps is not None and not result.steps.any()
+    assert torch.equal(result.x, x)
+    assert result.passes == Passes(1, 0)
 
 
 def test_only_images_that_move_pass_through_the_network():
     with Rng(1).seed_global():
         model = Counting().eval()
     given = batch()
-    found = perturb(EarlyStopPgd(steps=6), model, given.x, given.y, THREAT, Rng(0))
-    assert found.steps is not None
-    stopped = int((found.steps < 6).sum())
+    result = perturb(EarlyStopPgd(steps=6), model, given.x, given.y, THREAT, Rng(0))
+    assert result.steps is not None
+    stopped = int((result.steps < 6).sum())
     assert 0 < stopped < len(given)
-    assert model.tally.forwards == int(found.steps.sum()) + stopped
+    assert model.tally.forwards == int(result.steps.sum()) + stopped
 
 
 def test_fat_that_never_stops_is_adversarial_training():
@@ -101,7 +103,7 @@ def test_fat_that_never_stops_is_adversarial_training():
     )
 
 
-def test_fat_tells_how_many_steps_an_image_took():
+def test_fat_reports_the_mean_number_of_steps():
     loss, model = loss_with_logits(Fat(threat=THREAT), ROBUST)
     assert loss.parts["steps"] == 1.5
     assert len(model.seen) == 1
@@ -161,8 +163,8 @@ def test_a_tau_between_whole_numbers_is_refused():
 def test_a_tau_beyond_the_run_is_refused():
     objective = Fat(threat=THREAT, tau=Step(at=tuple(map(Time.parse, (0, 50, 90))), to=(0, 1, 2)))
     assert objective.problems(91) == []
-    said = "changes after 90 epochs, expected less than the 90 of the run; choose an earlier time"
-    assert objective.problems(90) == [("tau", said)]
+    message = "changes after 90 epochs, expected less than the 90 of the run; choose an earlier time"
+    assert objective.problems(90) == [("tau", message)]
     late = Fat(threat=THREAT, tau=Step(at=tuple(map(Time.parse, (0, 12.5))), to=(0, 1)))
     assert "after 12.5 epochs" in late.problems(2)[0][1]
     mixed = Fat(threat=THREAT, tau=Step(at=tuple(map(Time.parse, (0, "50%", 10))), to=(0, 1, 2)))

@@ -17,7 +17,7 @@ from allrounder.objectives.logit_pairing import pairing_loss
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Passes
-from tests.reference import ramp as twin
+from tests.reference import ramp as reference
 from tests.support.networks import Tiny, blobs, same
 
 LINF, L2, L1 = (Threat.parse(text) for text in ("Linf:0.1", "L2:0.6", "L1:2"))
@@ -51,7 +51,7 @@ def test_the_three_images_are_target_source_and_the_harder_of_the_two():
     assert torch.equal(harder[rows], t.x[rows]) and torch.equal(harder[~rows], s.x[~rows])
 
 
-def test_of_two_that_are_equally_hard_it_is_the_target(monkeypatch: pytest.MonkeyPatch):
+def test_ties_go_to_the_target(monkeypatch: pytest.MonkeyPatch):
     def equally(attack: Any, model: Any, x: Tensor, y: Tensor, threat: Threat, *more: Any, **named: Any):
         moved = (x + 0.01 * threat.eps).clamp(0, 1)
         return AttackResult(x=moved, passes=Passes(), loss=torch.ones(len(x), dtype=x.dtype))
@@ -65,19 +65,19 @@ def test_of_two_that_are_equally_hard_it_is_the_target(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "fields", [{}, {"lam": 0.0}, {"variant": "trades", "lam": 2.0, "beta": 6.0}], ids=str
 )
-def test_the_loss_is_that_of_the_slow_twin(fields: dict[str, Any]):
+def test_the_loss_equals_the_reference(fields: dict[str, Any]):
     objective, model, given = LogitPairing(source=LINF, target=L2, **fields), network(), batch()
     crafted = objective.craft(model, given, CTX)
-    found = objective.loss(model.train(), given, crafted, CTX)
+    result = objective.loss(model.train(), given, crafted, CTX)
     plain = network().train()
     z_t, z_s, z_b = (plain(x).tolist() for x in crafted.x.chunk(3))
     y = given.y.tolist()
     if objective.variant == "plain":
-        expected = twin.plain_loss(z_t, z_s, z_b, y, objective.lam)
+        expected = reference.plain_loss(z_t, z_s, z_b, y, objective.lam)
     else:
         z = plain(given.x).tolist()
-        expected = twin.trades_loss(z, z_t, z_s, z_b, y, objective.lam, objective.beta)
-    assert float(found.total.detach()) == pytest.approx(expected, abs=1e-9)
+        expected = reference.trades_loss(z, z_t, z_s, z_b, y, objective.lam, objective.beta)
+    assert float(result.total.detach()) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("variant", "count"), [("plain", 3), ("trades", 4)])
@@ -102,10 +102,10 @@ def logits(*rows: list[float]) -> Tensor:
 def test_the_pairing_counts_images_that_the_source_gets_right_and_moves_both_sides():
     source, target = logits([2, 0, 0], [0, 2, 0], [0, 0, 2]), logits([0, 1, 0], [1, 0, 0], [0, 1, 0])
     y = torch.tensor([0, 1, 0])
-    found = pairing_loss(source, target, y)
-    rows = [twin.divergence(source[i].tolist(), target[i].tolist()) for i in (0, 1)]
-    assert float(found.detach()) == pytest.approx(sum(rows) / 2)
-    found.backward()
+    result = pairing_loss(source, target, y)
+    rows = [reference.divergence(source[i].tolist(), target[i].tolist()) for i in (0, 1)]
+    assert float(result.detach()) == pytest.approx(sum(rows) / 2)
+    result.backward()
     for side in (source, target):
         assert side.grad is not None
         assert side.grad[:2].any(dim=1).all() and not side.grad[2].any()

@@ -14,6 +14,7 @@ from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context
 from tests.support.networks import Tiny, blobs
+from tests.support.steps import craft
 
 DATA = blobs()
 
@@ -34,17 +35,17 @@ def context(t: int = 1) -> Context:
     return Context(t, CLOCK, Rng(3).fold_in("task", t), {})
 
 
-def test_natural_training_fits_the_images_as_they_are():
+def test_natural_training_uses_natural_images():
     model, given = network().train(), batch()
     expected = F.cross_entropy(network().train()(given.x), given.y)
     assert Natural().craft(model, given, context()) is None
     assert torch.equal(Natural().loss(model, given, None, context()).total, expected)
 
 
-def test_adversarial_training_fits_what_its_attack_found_and_nothing_else():
+def test_adversarial_training_uses_only_crafted_images():
     model, given, ctx = network(), batch(), context()
     objective = Adversarial(threat=Threat.parse("L2:0.5"), attack=Pgd(steps=3, step=0.5))
-    crafted = objective.craft(model, given, ctx)
+    crafted = craft(objective, model, given, ctx)
     again = perturb(objective.attack, model, given.x, given.y, objective.threat, ctx.rng.fold_in("attack"))
     assert torch.equal(crafted.x, again.x)
     assert not torch.equal(crafted.x, given.x)
@@ -56,7 +57,7 @@ def test_adversarial_training_fits_what_its_attack_found_and_nothing_else():
 def test_smoothing_softens_the_targets_of_the_loss_and_not_those_of_the_attack():
     model, ctx = network(), context()
     objective = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2))
-    hard, soft = (objective.craft(model, batch(smoothing), ctx) for smoothing in (0.0, 0.3))
+    hard, soft = (craft(objective, model, batch(smoothing), ctx) for smoothing in (0.0, 0.3))
     assert torch.equal(hard.x, soft.x)
     logits = network()(batch().x)
     target = F.one_hot(batch().y, 3) * 0.7 + 0.3 / 3
@@ -64,7 +65,7 @@ def test_smoothing_softens_the_targets_of_the_loss_and_not_those_of_the_attack()
     assert torch.allclose(cross_entropy_loss(logits, batch(0.3)).total, expected)
 
 
-def test_the_accuracy_comes_with_the_fit():
+def test_the_loss_reports_the_accuracy():
     logits = torch.tensor([[2.0, 1, 0], [0, 1, 2], [0, 3, 0], [1, 0, 0]], requires_grad=True)
     given = Batch(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 1, 2]), torch.arange(4))
     loss = cross_entropy_loss(logits, given)
@@ -74,7 +75,7 @@ def test_the_accuracy_comes_with_the_fit():
 
 
 @pytest.mark.parametrize(("layers", "moves"), [("eval", False), ("train", True), ("train_frozen", False)])
-def test_the_batch_norm_of_crafting_is_the_one_asked_for(layers: str, moves: bool):
+def test_batch_norm_while_crafting_follows_norm_layers(layers: str, moves: bool):
     model = network().train()
     objective = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2), norm_layers=layers)  # pyright: ignore[reportArgumentType]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -84,10 +85,10 @@ def test_the_batch_norm_of_crafting_is_the_one_asked_for(layers: str, moves: boo
     assert all(module.training for module in model.modules())
 
 
-def test_the_papers_attack_is_the_default():
+def test_the_default_attack_is_the_published_one():
     assert Adversarial(threat=Threat.parse("Linf:8/255")).attack == Pgd(steps=10, step=0.25)
 
 
-def test_an_objective_must_say_its_loss():
+def test_an_objective_must_implement_loss():
     with pytest.raises(TypeError, match="abstract"):
         Objective()  # pyright: ignore[reportAbstractUsage]

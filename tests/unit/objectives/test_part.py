@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from allrounder.attacks import Pgd
 from allrounder.attacks.base import perturb
@@ -26,26 +26,16 @@ from allrounder.objectives.trades import trades_loss
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, Context, Passes
+from allrounder.types import Context, Passes
 from tests.reference import part as literal
-from tests.support.networks import Tiny, blobs, same
+from tests.support.networks import same
+from tests.support.steps import batch, craft, network
 from tests.support.trainings import HEAD, LINF
 
-DATA = blobs()
 CLOCK = Clock(epochs=8, steps_per_epoch=4)
 THREAT = Threat.parse("Linf:0.1")
 PART = Part(threat=THREAT, attack=Pgd(steps=3))
 LATE = CLOCK.total_steps
-
-
-def batch() -> Batch:
-    index = torch.arange(12)
-    return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
-
-
-def network() -> nn.Module:
-    with Rng(0).seed_global():
-        return Tiny().train()
 
 
 def context(t: int = LATE) -> Context:
@@ -59,10 +49,10 @@ def maps(seed: int, n: int = 2, side: int = 6) -> Tensor:
 
 @settings(max_examples=25, deadline=None)
 @drawn(st.integers(0, 10**6))
-def test_the_masks_are_what_the_literal_twin_says(seed: int):
+def test_masks_equal_the_reference(seed: int):
     cam = maps(seed)
-    found = torch.where(jet_masks(cam, 3), 8.0, 7.0)
-    for one, budgets in zip(cam.numpy(), found.numpy(), strict=True):
+    result = torch.where(jet_masks(cam, 3), 8.0, 7.0)
+    for one, budgets in zip(cam.numpy(), result.numpy(), strict=True):
         np.testing.assert_array_equal(budgets.transpose(1, 2, 0), literal.budgets(one, 8.0, 7.0))
 
 
@@ -105,10 +95,10 @@ def test_in_a_flat_map_nothing_stands_out_but_the_blue_of_jet():
 def test_the_weighted_attack_stays_within_its_budgets_and_uses_them():
     given, model = batch(), network()
     budgets = torch.where(given.x > 0.5, 0.1, 0.02)
-    found = perturb(PixelBudgetPgd(Pgd(steps=10), budgets), model, given.x, given.y, THREAT, Rng(0)).x
-    moved = (found - given.x).abs()
+    result = perturb(PixelBudgetPgd(Pgd(steps=10), budgets), model, given.x, given.y, THREAT, Rng(0)).x
+    moved = (result - given.x).abs()
     assert (moved <= budgets + 1e-6).all()
-    assert found.min() >= 0 and found.max() <= 1
+    assert result.min() >= 0 and result.max() <= 1
     assert (moved > 0.9 * budgets).float().mean() > 0.5
 
 
@@ -131,7 +121,7 @@ def test_budgets_beyond_the_threat_or_of_another_batch_are_refused():
 def test_the_warm_up_is_adversarial_training_and_then_masks_count():
     plain = Adversarial(threat=THREAT, attack=PART.attack)
     for t, warm in ((1, True), (8, True), (9, False), (32, False)):
-        ours, theirs = (of.craft(network(), batch(), context(t)).x for of in (PART, plain))
+        ours, theirs = (craft(objective, network(), batch(), context(t)).x for objective in (PART, plain))
         assert torch.equal(ours, theirs) == warm, t
 
 
@@ -140,7 +130,7 @@ def test_pixels_that_do_not_matter_get_the_smaller_budget(mask: str):
     part = replace(PART, mask=mask, low=0.5)
     given = batch()
     masks = {"jet": jet_masks, "plain": plain_masks}[mask](grad_cam(network(), given.x), 1)
-    moved = (part.craft(network(), given, context()).x - given.x).abs()
+    moved = (craft(part, network(), given, context()).x - given.x).abs()
     assert (moved[~masks] <= 0.05 + 1e-6).all()
     assert (moved[masks] > 0.05 + 1e-6).any()
 
@@ -161,7 +151,7 @@ def test_all_of_the_budget_is_adversarial_training_without_masks():
     whole = replace(PART, low=1.0)
     attack = PixelBudgetPgd(PART.attack, torch.full_like(x.x, THREAT.eps))
     expected = perturb(attack, network(), x.x, x.y, THREAT, context().rng.fold_in("attack"))
-    assert torch.equal(whole.craft(network(), x, context()).x, expected.x)
+    assert torch.equal(craft(whole, network(), x, context()).x, expected.x)
 
 
 def test_crafting_moves_no_statistics():
@@ -171,7 +161,7 @@ def test_crafting_moves_no_statistics():
     assert all(module.training for module in model.modules())
 
 
-def test_batch_norm_while_crafting_is_as_told_and_maps_move_nothing():
+def test_batch_norm_while_crafting_follows_the_setting_and_maps_change_no_statistics():
     for t in (1, LATE):
         model = network()
         replace(PART, norm_layers="train").craft(model, batch(), context(t))
@@ -187,10 +177,10 @@ def logits(name: str) -> Tensor:
 
 def test_the_loss_of_trades_and_its_end_at_no_weight():
     natural, adversarial, given = logits("n"), logits("a"), batch()
-    found = trades_loss(natural, adversarial, given, 6.0).total
+    result = trades_loss(natural, adversarial, given, 6.0).total
     p, q = natural.softmax(1), adversarial.softmax(1)
     expected = F.cross_entropy(natural, given.y) + 6 * (p * (p.log() - q.log())).sum(1).mean()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     assert torch.equal(trades_loss(natural, adversarial, given, 0.0).total, F.cross_entropy(natural, given.y))
 
 
@@ -213,20 +203,20 @@ def test_the_loss_of_mart_and_its_end_at_no_weight():
 @pytest.mark.parametrize(("outer", "pairs"), [("at", 1), ("trades", 2), ("mart", 2)])
 def test_the_loss_is_the_one_asked_for(outer: str, pairs: int):
     part, given = replace(PART, outer=outer), batch()
-    crafted = part.craft(network(), given, context())
-    found = part.loss(network(), given, crafted, context()).total
+    crafted = craft(part, network(), given, context())
+    result = part.loss(network(), given, crafted, context()).total
     model = network()
     ways = {
         "at": lambda: F.cross_entropy(model(crafted.x), given.y),
         "trades": lambda: trades_loss(model(given.x), model(crafted.x), given, 6.0).total,
         "mart": lambda: mart_loss(model(given.x), model(crafted.x), given, 6.0).total,
     }
-    torch.testing.assert_close(found, ways[outer]())
+    torch.testing.assert_close(result, ways[outer]())
     assert part.passes() == Passes(1 + 3 + pairs, 1 + 3 + pairs)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ("threat = 'L2:0.5'", "expected an Linf threat for budgets per pixel"),
         ("threat = 'Linf:0.1', warmup = 3", "no mask is ever used in a run of 3 epochs"),
@@ -234,10 +224,10 @@ def test_the_loss_is_the_one_asked_for(outer: str, pairs: int):
         ("threat = 'Linf:0.1', attack = { kind = 'mim' }", "unknown kind"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_load(more: str, said: str):
+def test_invalid_settings_are_refused_at_load(more: str, message: str):
     start, end = LINF.index("objective"), LINF.index("lr =")
     task = f"{LINF[:start]}objective = {{ kind = 'part', {more} }}\n{LINF[end:]}"
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         Recipe.loads(HEAD + task)
 
 

@@ -67,20 +67,20 @@ def losses(crafted: AttackResult, given: Batch) -> tuple[list[float], list[float
 @pytest.mark.parametrize(("natural", "robust"), [(0.9, 0.5), (0.0, 1.0), (0.2, 0.7)])
 def test_both_sets_count_by_their_weights(beta: float, natural: float, robust: float):
     given = batch()
-    found, crafted = evaluated(objective(beta=beta, natural_weight=natural, robust_weight=robust), given)
+    result, crafted = evaluated(objective(beta=beta, natural_weight=natural, robust_weight=robust), given)
     means = []
     for each, w in zip(losses(crafted, given), (natural, robust), strict=True):
         labelled, second = each[:5], each[5:]
         top = (1 - w) * sum(labelled) + w * sum(second)
         means.append(top / ((1 - w) * len(labelled) + w * len(second)))
-    assert found == pytest.approx((1 - beta) * means[0] + beta * means[1], abs=1e-12)
+    assert result == pytest.approx((1 - beta) * means[0] + beta * means[1], abs=1e-12)
 
 
 def test_without_a_second_set_it_is_half_natural_and_half_adversarial():
     given = batch(second=False)
-    found, crafted = evaluated(objective(), given)
+    result, crafted = evaluated(objective(), given)
     natural, robust = losses(crafted, given)
-    assert found == pytest.approx(0.5 * sum(natural) / 12 + 0.5 * sum(robust) / 12, abs=1e-12)
+    assert result == pytest.approx(0.5 * sum(natural) / 12 + 0.5 * sum(robust) / 12, abs=1e-12)
 
 
 def test_equal_weights_are_those_of_one_set():
@@ -139,32 +139,32 @@ def test_the_labels_are_the_teachers(hidden: float, done):
 
 def test_hidden_labels_are_an_equal_part_of_every_class_and_of_no_other_use():
     value, data = pipeline("self-training"), blobs(48)
-    known, pool = hide_labels(value, data, 0.25)
-    assert isinstance(known.train, Subset) and isinstance(pool, Subset)
-    both = torch.cat([known.train.index, pool.index])
+    labelled, pool = hide_labels(value, data, 0.25)
+    assert isinstance(labelled.train, Subset) and isinstance(pool, Subset)
+    both = torch.cat([labelled.train.index, pool.index])
     assert torch.equal(both.sort().values, torch.arange(48))
     assert torch.bincount(pool.labels).tolist() == [4, 4, 4]
     again = hide_labels(value, data, 0.25)[1]
     assert isinstance(again, Subset) and torch.equal(pool.index, again.index)
     # The images held out for selection are among those with labels, and nobody trains on them.
-    train, held_out = train_val_split(value, known)
+    train, held_out = train_val_split(value, labelled)
     assert held_out is not None and len(train) + len(held_out) == 36
 
 
 def test_where_nothing_is_hidden_the_images_trained_on_are_labelled():
     value, data = pipeline("self-training"), blobs(48)
-    known, pool = hide_labels(value, data, 0.0)
-    assert known is data and len(pool) == 36
+    labelled, pool = hide_labels(value, data, 0.0)
+    assert labelled is data and len(pool) == 36
     train, _ = train_val_split(value, data)
     assert isinstance(pool, Subset) and isinstance(train, Subset) and torch.equal(pool.index, train.index)
 
 
 @pytest.mark.parametrize(
-    ("hidden", "said"), [("0.001", "pipeline.hidden: hold out: got 0"), ("0.98", "validation.images")]
+    ("hidden", "message"), [("0.001", "pipeline.hidden: hold out: got 0"), ("0.98", "validation.images")]
 )
-def test_sets_that_are_too_small_leave_no_folder(hidden: str, said: str, tmp_path: Path):
+def test_sets_that_are_too_small_leave_no_folder(hidden: str, message: str, tmp_path: Path):
     value = pipeline("self-training", ("hidden = 0.5", f"hidden = {hidden}"))
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         go(value, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

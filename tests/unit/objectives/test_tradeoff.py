@@ -125,7 +125,7 @@ def test_mart_without_its_divergence_never_sees_natural_images():
     assert Mart(threat=THREAT, lam=0).passes() == Mart(threat=THREAT).passes() + Passes(-1, -1)
 
 
-def test_mart_survives_certainty():
+def test_mart_is_finite_for_certain_predictions():
     sure = torch.tensor([[300.0, -300, 0]] * 4, requires_grad=True)
     wrong = torch.tensor([[-300.0, 300, 0]] * 4, requires_grad=True)
     loss, _ = loss_with_logits(Mart(threat=THREAT), sure, wrong, given=batch(4))
@@ -133,7 +133,7 @@ def test_mart_survives_certainty():
     assert loss.total.isfinite() and all(bool(g.isfinite().all()) for g in grads)
 
 
-def test_iat_mixes_natural_and_crafted_images_each_with_weights_of_their_own():
+def test_iat_draws_separate_weights_for_natural_and_crafted_images():
     given = replace(batch(4, label_smoothing=0.2), x=batch(4).x.double())
     loss, model = loss_with_logits(Iat(threat=THREAT), NATURAL, ROBUST, given=given)
     shown, expected, weights = [given.x, (given.x + 0.05).clamp(0, 1)], 0.0, list[float]()
@@ -161,7 +161,7 @@ def test_iat_attacks_images_that_are_not_mixed():
 
 @pytest.mark.parametrize(("layers", "moves"), [("eval", False), ("train", True), ("train_frozen", False)])
 @pytest.mark.parametrize("kind", EVERY)
-def test_the_batch_norm_of_crafting_is_the_one_asked_for(kind: str, layers: str, moves: bool):
+def test_batch_norm_while_crafting_follows_norm_layers(kind: str, layers: str, moves: bool):
     model, objective = network(), EVERY[kind](threat=THREAT, norm_layers=layers)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     objective.craft(model, batch(), context())
@@ -177,7 +177,7 @@ def test_crafting_uses_running_statistics_as_released(kind: str):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: HalfHalf(threat=THREAT, beta=1.5), "less than or equal to 1"),
         (lambda: HalfHalf(threat=THREAT, forward="both"), "'separate' or 'joint'"),  # pyright: ignore[reportArgumentType]
@@ -187,6 +187,6 @@ def test_crafting_uses_running_statistics_as_released(kind: str):
     ],
     ids=["beta above one", "unknown forward", "negative beta", "negative lam", "no alpha"],
 )
-def test_settings_without_a_meaning_are_refused(make: Any, said: str):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_settings_are_refused(make: Any, message: str):
+    with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Adaptive gradient reconstruction: its identities, its literal twin, when it begins and what it refuses."""
+"""Adaptive gradient reconstruction: its identities, the reference, when it begins and what it refuses."""
 
 from __future__ import annotations
 
@@ -22,32 +22,18 @@ from allrounder.optim.optimizers import Sgd
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, Context, Loss
+from allrounder.types import Loss
 from tests.reference.agr import reference_reconstruct
-from tests.support.networks import Tiny, blobs, same
+from tests.support.networks import same
+from tests.support.steps import batch, context, craft, network
 from tests.support.trainings import HEAD, LINF, NATURAL
 
 CLOCK = Clock(epochs=10, steps_per_epoch=4)
-DATA = blobs()
 AT = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2))
 
 
 def draw(name: str, *shape: int) -> Tensor:
     return Rng(0).fold_in(name).normal(torch.empty(*shape, dtype=torch.float64))
-
-
-def batch() -> Batch:
-    index = torch.arange(12)
-    return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
-
-
-def network() -> nn.Module:
-    with Rng(0).seed_global():
-        return Tiny().train()
-
-
-def context(t: int) -> Context:
-    return Context(t, CLOCK, Rng(3).fold_in("task", t), {})
 
 
 def after(update: Agr | Descend, model: nn.Module, t: int, rate: float = 0.1) -> Loss:
@@ -58,7 +44,7 @@ def after(update: Agr | Descend, model: nn.Module, t: int, rate: float = 0.1) ->
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.sampled_from([-3.0, -0.5, 0.0, 0.5, 3.0]))
-def test_it_is_what_its_literal_twin_says(seed: int, size: int, lean: float):
+def test_reconstruct_equals_the_reference(seed: int, size: int, lean: float):
     like = torch.empty(size, dtype=torch.float64)
     g2 = Rng(seed).fold_in("g2").normal(like)
     g1 = Rng(seed).fold_in("g1").normal(like) + lean * g2
@@ -119,20 +105,20 @@ def test_a_step_goes_along_the_edited_gradients_of_both_losses():
     stepped = network()
     after(Agr(), stepped, 40)
     for p, start, a, b in zip(stepped.parameters(), before, g1, g2, strict=True):
-        twin = reference_reconstruct(a.flatten().tolist(), b.flatten().tolist(), 0.1)
-        expected = start - 0.1 * torch.tensor(twin).view_as(start)
+        reference = reference_reconstruct(a.flatten().tolist(), b.flatten().tolist(), 0.1)
+        expected = start - 0.1 * torch.tensor(reference).view_as(start)
         torch.testing.assert_close(p.detach(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_natural_images_pass_before_the_crafted_ones_and_crafting_moves_no_statistics():
-    model, twin, given, ctx = network(), network(), batch(), context(40)
-    crafted = AT.craft(twin, given, ctx)
-    assert same(twin.state_dict(), network().state_dict())
-    twin.train()
+    model, reference, given, ctx = network(), network(), batch(), context(40)
+    crafted = craft(AT, reference, given, ctx)
+    assert same(reference.state_dict(), network().state_dict())
+    reference.train()
     for x in (given.x, crafted.x):
-        twin(x)
+        reference(x)
     after(Agr(), model, 40, rate=0.0)
-    assert same(model.state_dict(), twin.state_dict())
+    assert same(model.state_dict(), reference.state_dict())
 
 
 def test_both_gradients_are_averaged_over_a_group_before_the_edit():
@@ -161,15 +147,15 @@ def test_the_log_has_both_losses():
 
 
 @pytest.mark.parametrize(
-    ("task", "update", "said"),
+    ("task", "update", "message"),
     [
         (LINF, "{ kind = 'reconstructed', start = 3 }", "never comes in a run of 3 epochs"),
         (LINF, "{ kind = 'reconstructed', start = '100%' }", "never comes"),
         (NATURAL, "{ kind = 'reconstructed' }", "nothing to reconstruct"),
     ],
 )
-def test_what_makes_no_sense_is_refused_at_load(task: str, update: str, said: str):
-    with pytest.raises(RecipeError, match=said):
+def test_invalid_settings_are_refused_at_load(task: str, update: str, message: str):
+    with pytest.raises(RecipeError, match=message):
         Recipe.loads(f"{HEAD}{task}\nupdate = {update}\n")
 
 

@@ -21,22 +21,12 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Batch, Context, Loss, Passes
-from tests.support.networks import Tiny, blobs, same
+from tests.support.networks import same
+from tests.support.steps import batch, network
 from tests.support.trainings import HEAD, LINF
 
 CLOCK = Clock(epochs=10, steps_per_epoch=4)
-DATA = blobs()
 AT = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=2))
-
-
-def batch() -> Batch:
-    index = torch.arange(12)
-    return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
-
-
-def network() -> nn.Module:
-    with Rng(0).seed_global():
-        return Tiny().train()
 
 
 def context(t: int = 1) -> Context:
@@ -56,7 +46,7 @@ def after(
 
 
 class Remembering(Objective):
-    """Counts its losses in memory, and tells what it takes."""
+    """Counts its losses in memory, and declares its passes."""
 
     reference = "-"
 
@@ -115,7 +105,7 @@ def test_statistics_see_one_pass_and_memory_one_loss():
     assert ctx.memory["count"] == 1
 
 
-def test_weights_come_back_to_the_bit_and_after_an_error_too():
+def test_weights_are_restored_bit_for_bit_also_after_an_error():
     model, before = network(), network()
     model(batch().x).square().sum().backward()
     with pytest.raises(ValueError, match="inside"), perturb_weights(model, 0.5):
@@ -127,7 +117,7 @@ def test_weights_come_back_to_the_bit_and_after_an_error_too():
     assert same(dict(model.named_parameters()), dict(before.named_parameters()))
 
 
-def test_a_flat_loss_perturbs_nothing_and_a_broken_one_moves_nothing():
+def test_zero_gradients_perturb_nothing_and_a_nan_loss_changes_no_weight():
     model = network()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -35,11 +35,11 @@ SEED, LR, PULL = 3, 0.1, 0.02
 
 def ends() -> tuple[nn.Module, nn.Module]:
     """Two networks that differ in all weights and statistics."""
-    found = []
+    result = []
     for seed in (1, 2):
         with Rng(seed).seed_global():
-            found.append(unfoldable64())
-    return found[0], found[1]
+            result.append(unfoldable64())
+    return result[0], result[1]
 
 
 def batch(t: int) -> Batch:
@@ -61,9 +61,9 @@ def learner(robust: bool, pull: float = PULL, lr: float = LR) -> Learner:
     )
     members, network = [weights_of(end) for end in ends()], unfoldable64()
     copy_(weights_of(network), average_weights(members))
-    found = Learner(task, network, BatchShard(), SEED, CLOCK)
-    found.set_init(members)
-    return found
+    result = Learner(task, network, BatchShard(), SEED, CLOCK)
+    result.set_init(members)
+    return result
 
 
 def place(t: int) -> float:
@@ -91,7 +91,7 @@ def test_a_bend_half_way_gives_the_straight_line(s: float):
 
 
 @given(st.floats(0, 1))
-def test_the_curve_is_the_literal_one(s: float):
+def test_the_curve_equals_the_reference(s: float):
     first, bent, second = ({"w": weights(seed)["w"]} for seed in (1, 2, 3))
     literal = phi(s, first, bent, second)["w"]
     assert torch.allclose(bezier(s, first, bent, second)["w"], literal, rtol=0, atol=1e-12)
@@ -114,15 +114,15 @@ def check_beside_the_literal_one(robust: bool) -> None:
         assert torch.allclose(tensor, dict(model.named_buffers())[name], rtol=0, atol=1e-10), name
 
 
-def test_natural_training_bends_as_the_literal_one():
+def test_natural_training_equals_the_reference():
     check_beside_the_literal_one(robust=False)
 
 
-def test_images_are_crafted_against_the_place_of_the_step():
+def test_images_are_crafted_at_the_point_of_the_step():
     check_beside_the_literal_one(robust=True)
 
 
-def test_the_ends_stay_and_are_part_of_what_is_saved():
+def test_the_ends_are_fixed_and_saved():
     ours = learner(robust=False)
     before = clone(ours.memory)
     ours.step(batch(1), 1)
@@ -133,7 +133,7 @@ def test_the_ends_stay_and_are_part_of_what_is_saved():
     assert all(torch.equal(saved[f"memory.second.{name}"], tensor) for name, tensor in two.items())
 
 
-def test_weight_decay_pulls_the_point_of_the_curve_and_not_its_bend():
+def test_weight_decay_applies_to_the_point_of_the_curve():
     """One step without a momentum's past: the pull is 2s(1-s) phi(s)."""
     c, moved = parameters(learner(False).model), list[State]()
     for pull in (0.0, 1.0):
@@ -147,7 +147,7 @@ def test_weight_decay_pulls_the_point_of_the_curve_and_not_its_bend():
         assert torch.allclose(pulled, LR * 2 * s * (1 - s) * expected[name], rtol=0, atol=1e-12)
 
 
-def test_a_step_that_fails_leaves_the_bend_where_it_was():
+def test_a_failed_step_does_not_change_the_bend():
     ours = learner(robust=False)
     before = clone(weights_of(ours.model))
     invalid = batch(1)

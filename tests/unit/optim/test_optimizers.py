@@ -47,7 +47,7 @@ def steps(optimizer: torch.optim.Optimizer, given: list[nn.Parameter], lr: float
     ],
     ids=str,
 )
-def test_an_optimiser_moves_as_torchs_does(value: Optimizer, plain: Any, settings: dict[str, Any]):
+def test_optimisers_equal_those_of_torch(value: Optimizer, plain: Any, settings: dict[str, Any]):
     mine, theirs = parameters(), parameters()
     steps(value.build(mine), mine, lr=0.05)
     steps(plain(theirs, lr=0.05, foreach=False, **settings), theirs, lr=0.05)
@@ -55,7 +55,7 @@ def test_an_optimiser_moves_as_torchs_does(value: Optimizer, plain: Any, setting
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_every_optimiser_starts_still_descends_and_takes_any_parameters(kind: str):
+def test_every_optimiser_starts_with_learning_rate_zero_and_descends(kind: str):
     value: Optimizer = adapter(OPTIMIZERS[kind]).validate_python({})
     given = parameters()
     optimizer = value.build(iter(given))  # learners hand over a generator
@@ -68,7 +68,7 @@ def test_every_optimiser_starts_still_descends_and_takes_any_parameters(kind: st
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_every_optimiser_is_a_value_that_is_written_and_read_again(kind: str):
+def test_every_optimiser_round_trips_through_a_table(kind: str):
     value = adapter(OPTIMIZERS[kind]).validate_python({"weight_decay": 0.25})
     table = OneOf(lambda: OPTIMIZERS)
     assert table.decode(table.encode(value)) == value
@@ -87,12 +87,12 @@ def test_every_optimiser_is_a_value_that_is_written_and_read_again(kind: str):
         (lambda: AdamW(weight_decay=-1.0), "weight_decay"),
     ],
 )
-def test_settings_that_torch_would_refuse_are_refused_when_they_are_written(make: Any, field: str):
+def test_settings_that_torch_refuses_are_refused(make: Any, field: str):
     with pytest.raises(ValidationError, match=field):
         make()
 
 
-def test_decay_may_leave_biases_and_scales_alone():
+def test_decay_on_weights_excludes_biases_and_scales():
     mine, theirs, bare = parameters(), parameters(), parameters()
     steps(Sgd(weight_decay=0.3, decay_on="weights").build(iter(mine)), mine, lr=0.05)
     steps(Sgd(weight_decay=0.3).build(theirs), theirs, lr=0.05)

@@ -23,18 +23,13 @@ from allrounder.recipe.task import Task
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.learner import Learner
-from allrounder.types import Batch, Context, Passes
-from tests.support.networks import Tiny, blobs, same
+from allrounder.types import Context, Passes
+from tests.support.networks import Tiny, same
+from tests.support.steps import batch
 from tests.support.trainings import HEAD, NATURAL, PAIR, go, recipe
 
-DATA = blobs()
 CLOCK = Clock(epochs=6, steps_per_epoch=2)
 FAST = Adversarial(threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=1, step=1.25), norm_layers="train")
-
-
-def batch() -> Batch:
-    index = torch.arange(12)
-    return Batch(DATA.train.fetch(index), DATA.train.labels[index], index)
 
 
 def learner(update: CatastrophicOverfittingGuard | Descend, average: float | None = None) -> Learner:
@@ -60,7 +55,7 @@ def live(one: Learner) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in one.params.items()}
 
 
-def test_while_nothing_falls_it_is_plain_descent(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_fall_it_is_plain_descent(monkeypatch: pytest.MonkeyPatch):
     fake_accuracies(monkeypatch, 0.5, 0.31, 0.12)
     ours, theirs = learner(CatastrophicOverfittingGuard()), learner(Descend())
     for t in range(1, 7):
@@ -70,7 +65,7 @@ def test_while_nothing_falls_it_is_plain_descent(monkeypatch: pytest.MonkeyPatch
     assert same(live(ours), live(theirs))
 
 
-def test_after_a_fall_the_weights_of_the_epoch_before_come_back_and_stay(monkeypatch: pytest.MonkeyPatch):
+def test_a_fall_restores_the_weights_of_the_epoch_before_for_good(monkeypatch: pytest.MonkeyPatch):
     left = fake_accuracies(monkeypatch, 0.5, 0.6, 0.3, 0.9)
     one = learner(CatastrophicOverfittingGuard())
     for t in range(1, 5):
@@ -90,7 +85,7 @@ def test_after_a_fall_the_weights_of_the_epoch_before_come_back_and_stay(monkeyp
     assert left == [0.9], "a stopped learner is not probed"
 
 
-def test_what_an_exchange_brought_comes_back(monkeypatch: pytest.MonkeyPatch):
+def test_exchanged_weights_are_restored(monkeypatch: pytest.MonkeyPatch):
     fake_accuracies(monkeypatch, 0.9, 0.1)
     one = learner(CatastrophicOverfittingGuard())
     for t in (1, 2):
@@ -119,7 +114,7 @@ def test_an_average_does_not_keep_the_epoch_that_collapsed(monkeypatch: pytest.M
             torch.testing.assert_close(one.average[name], 0.95 * tensor, msg="later it is an average again")
 
 
-def test_what_it_measures_is_the_probes_accuracy_in_evaluation_mode():
+def test_the_probe_measures_accuracy_in_evaluation_mode():
     with Rng(0).seed_global():
         model = Tiny().train()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -141,9 +136,7 @@ def test_what_it_measures_is_the_probes_accuracy_in_evaluation_mode():
     assert model.training and same(dict(model.state_dict()), state)
 
 
-def test_a_stopped_learner_rests_in_a_mix_and_the_log_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_stopped_learner_stays_in_the_mix_and_is_logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     fake_accuracies(monkeypatch, 0.9, 0.1)
     plain = recipe(PAIR)
     linf, natural = plain.tasks
@@ -158,12 +151,12 @@ def test_a_stopped_learner_rests_in_a_mix_and_the_log_says_so(
     assert run.finished
 
 
-def test_it_takes_the_probe_and_a_look_at_the_end_of_an_epoch():
+def test_the_probe_adds_passes_at_the_end_of_an_epoch():
     assert CatastrophicOverfittingGuard().passes(FAST) == Passes(2, 2)
     assert CatastrophicOverfittingGuard().epoch_passes(FAST) == Passes(5 + 1, 5)
 
 
-def test_where_there_is_nothing_to_guard_it_is_refused():
+def test_an_objective_without_threats_is_refused():
     with pytest.raises(RecipeError, match=r"no threat, .*; use descend"):
         Recipe.loads(f"{HEAD}{NATURAL}\nupdate = {{ kind = 'guarded' }}\n")
     assert CatastrophicOverfittingGuard().problems(Natural(), Sgd(), 3)

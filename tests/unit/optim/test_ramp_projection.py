@@ -17,7 +17,7 @@ from allrounder.data import Embedded
 from allrounder.distributed import BatchShard
 from allrounder.errors import Diverged
 from allrounder.models.small_cnn import SmallCnn
-from allrounder.nn.state import clone, weights_of
+from allrounder.nn.state import clone, strip_prefix, weights_of
 from allrounder.objectives import Adversarial, LogitPairing, Natural, Objective
 from allrounder.optim import Descend, GradientProjection
 from allrounder.optim.base import TrainingStep
@@ -29,7 +29,7 @@ from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.learner import Learner
 from allrounder.types import Batch, Context, Passes, Weights
-from tests.reference import ramp as twin
+from tests.reference import ramp as reference
 from tests.support.networks import Counting, Tiny, blobs, same
 
 DATA, CLOCK = blobs(48), Clock(epochs=4, steps_per_epoch=3)
@@ -58,10 +58,10 @@ def learner(task: Task = TASK) -> Learner:
     return Learner(task, network(), BatchShard(), 0, CLOCK)
 
 
-def walk(who: Learner, first: int, last: int) -> Learner:
+def walk(projected: Learner, first: int, last: int) -> Learner:
     for t in range(first, last + 1):
-        who.step(batch(t), t)
-    return who
+        projected.step(batch(t), t)
+    return projected
 
 
 def natural_copy(start: Weights, first: int, last: int, plain: Learner, optimizer: Sgd) -> Weights:
@@ -96,34 +96,34 @@ def near(a: Weights, b: dict[str, Any], tolerance: float = 1e-5) -> bool:
 @pytest.mark.parametrize(
     "optimizer", [OPTIMIZER, Sgd(momentum=0.0), Sgd(momentum=0.8, nesterov=True, weight_decay=0.1)], ids=repr
 )
-def test_an_epoch_ends_with_the_twins_projection(optimizer: Sgd):
+def test_an_epoch_ends_with_the_projection_of_the_reference(optimizer: Sgd):
     task = replace(TASK, optimizer=optimizer)
-    who, plain = learner(task), learner(replace(task, update=Descend()))
-    start = clone(who.params)
-    walk(who, 1, 3)
+    projected, plain = learner(task), learner(replace(task, update=Descend()))
+    start = clone(projected.params)
+    walk(projected, 1, 3)
     robust = clone(walk(plain, 1, 3).params)
     natural = natural_copy(start, 1, 3, plain, optimizer)
-    expected = twin.project_weights(arrays(start), arrays(robust), arrays(natural), 0.5)
-    assert near(who.params, expected)
-    assert not near(who.params, arrays(robust), 1e-4)
-    assert int(who.params["bn.num_batches_tracked"]) == 3
+    expected = reference.project_weights(arrays(start), arrays(robust), arrays(natural), 0.5)
+    assert near(projected.params, expected)
+    assert not near(projected.params, arrays(robust), 1e-4)
+    assert int(projected.params["bn.num_batches_tracked"]) == 3
 
 
-def test_within_an_epoch_the_learner_steps_as_without_it_to_the_bit():
-    who, plain = learner(), learner(replace(TASK, update=Descend()))
-    walk(who, 1, 2)
+def test_within_an_epoch_steps_equal_plain_descent():
+    projected, plain = learner(), learner(replace(TASK, update=Descend()))
+    walk(projected, 1, 2)
     walk(plain, 1, 2)
-    assert same(who.params, plain.params)
+    assert same(projected.params, plain.params)
     moments = [
         {name: t for name, t in one.state_dict().items() if name.startswith("optimizer.")}
-        for one in (who, plain)
+        for one in (projected, plain)
     ]
     assert same(*moments) and moments[0]
 
 
-def test_no_share_of_natural_progress_is_plain_descent_to_the_bit():
-    who = learner(replace(TASK, update=GradientProjection(beta=0.0)))
-    assert same(walk(who, 1, 7).params, walk(learner(replace(TASK, update=Descend())), 1, 7).params)
+def test_beta_zero_is_plain_descent():
+    projected = learner(replace(TASK, update=GradientProjection(beta=0.0)))
+    assert same(walk(projected, 1, 7).params, walk(learner(replace(TASK, update=Descend())), 1, 7).params)
 
 
 def weights(seed: int) -> Weights:
@@ -139,11 +139,11 @@ def test_opposite_natural_progress_is_left_out():
         name: 3 * start[name] - 2 * robust[name] if robust[name].is_floating_point() else robust[name]
         for name in robust
     }
-    found = project_weights(start, robust, natural, 0.3)
+    result = project_weights(start, robust, natural, 0.3)
     for name in ("conv", "mean"):
         expected = start[name] + 0.7 * (robust[name] - start[name])
-        assert torch.allclose(found[name], expected)
-    assert found["scalar"] == robust["scalar"] and found["count"] == 1
+        assert torch.allclose(result[name], expected)
+    assert result["scalar"] == robust["scalar"] and result["count"] == 1
 
 
 def test_equal_progress_is_kept_whole_and_none_leaves_the_robust_share():
@@ -155,35 +155,37 @@ def test_equal_progress_is_kept_whole_and_none_leaves_the_robust_share():
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.25, 0.5, 1.0])
-def test_the_projection_is_that_of_the_twin(beta: float):
+def test_the_projection_equals_the_reference(beta: float):
     start, robust, natural = weights(0), weights(1), weights(2)
-    expected = twin.project_weights(arrays(start), arrays(robust), arrays(natural), beta)
+    expected = reference.project_weights(arrays(start), arrays(robust), arrays(natural), beta)
     assert near(project_weights(start, robust, natural, beta), expected, 1e-12)
 
 
-def test_both_restart_from_what_an_epoch_ended_with_and_from_what_an_exchange_brings():
-    who = walk(learner(), 1, 3)
-    given = {name: 0.5 * t if t.is_floating_point() else t for name, t in clone(who.params).items()}
-    who.load_global_weights(given)
-    walk(who, 4, 4)
+def test_an_epoch_starts_from_exchanged_weights():
+    projected = walk(learner(), 1, 3)
+    given = {name: 0.5 * t if t.is_floating_point() else t for name, t in clone(projected.params).items()}
+    projected.load_global_weights(given)
+    walk(projected, 4, 4)
     for name, tensor in given.items():
-        assert torch.equal(who.memory[f"projected.start.{name}"], tensor)
-    momentum = {name for name, t in who.memory.items() if name.startswith("projected.momentum.") and t.any()}
-    assert len(momentum) == len(list(who.model.parameters()))
+        assert torch.equal(projected.memory[f"projected.start.{name}"], tensor)
+    momentum = {
+        name for name, t in projected.memory.items() if name.startswith("projected.momentum.") and t.any()
+    }
+    assert len(momentum) == len(list(projected.model.parameters()))
     plain = walk(learner(), 1, 4)
-    assert not same(plain.params, who.params)
+    assert not same(plain.params, projected.params)
 
 
 @pytest.mark.parametrize("momentum", ["keep", "reset"])
-def test_an_exchange_that_forgets_momentum_forgets_the_copys_too(momentum: Any):
-    who = walk(learner(), 1, 3)
-    who.load_global_weights(clone(who.params), momentum=momentum)
-    held = [t for name, t in who.memory.items() if name.startswith("projected.momentum.")]
-    assert bool(who.optimizer.state) == (momentum == "keep") == any(bool(t.any()) for t in held)
-    assert held
+def test_an_exchange_that_resets_momentum_resets_that_of_the_copy(momentum: Any):
+    projected = walk(learner(), 1, 3)
+    projected.load_global_weights(clone(projected.params), momentum=momentum)
+    momenta = strip_prefix("projected.momentum.", projected.memory).values()
+    assert bool(projected.optimizer.state) == (momentum == "keep") == any(bool(t.any()) for t in momenta)
+    assert momenta
 
 
-def test_a_learner_goes_on_from_its_saved_state_to_the_bit():
+def test_resume_gives_identical_weights():
     task = replace(TASK, optimizer=Sgd(weight_decay=0.01, decay_on="weights"))
     straight = walk(learner(task), 1, 5)
     again = learner(task)
@@ -197,7 +199,7 @@ def test_a_learner_goes_on_from_its_saved_state_to_the_bit():
 @pytest.mark.parametrize(
     "objective", [Natural(), LogitPairing(source=LINF, target=L2)], ids=lambda o: type(o).__name__
 )
-def test_it_takes_a_pair_more_than_the_objective(objective: Objective):
+def test_a_step_costs_one_more_forward_and_backward(objective: Objective):
     with Rng(0).seed_global():
         model = Counting()
     update, optimizer = GradientProjection(), OPTIMIZER.build(model.parameters())
@@ -216,13 +218,13 @@ def test_it_takes_a_pair_more_than_the_objective(objective: Objective):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_copy_that_diverges_is_told_and_the_learner_keeps_its_weights():
-    who = walk(learner(), 1, 1)
-    who.memory["projected.natural.linear.weight"].fill_(float("nan"))
+def test_a_copy_that_diverges_raises_and_the_learner_keeps_its_weights():
+    projected = walk(learner(), 1, 1)
+    projected.memory["projected.natural.linear.weight"].fill_(float("nan"))
     plain = walk(learner(replace(TASK, update=Descend())), 1, 2)
     with pytest.raises(Diverged, match="learner robust"):
-        who.step(batch(2), 2)
-    assert same(who.params, plain.params)
+        projected.step(batch(2), 2)
+    assert same(projected.params, plain.params)
 
 
 @pytest.mark.parametrize("optimizer", [Adam(), AdamW()], ids=repr)
@@ -239,5 +241,5 @@ def test_its_memory_is_two_sets_of_weights_and_the_momentum_of_the_parameters():
     model = network()
     names = {name.split(".")[1] for name in GradientProjection().memory(model)}
     assert names == {"start", "natural", "momentum"}
-    held = 2 * len(model.state_dict()) + len(list(model.parameters()))
-    assert len(GradientProjection().memory(model)) == held
+    expected = 2 * len(model.state_dict()) + len(list(model.parameters()))
+    assert len(GradientProjection().memory(model)) == expected

@@ -194,10 +194,10 @@ def test_a_learner_attacks_the_larger_label_and_fits_both(monkeypatch: pytest.Mo
         attacked.append(y)
         return real(attack, model, x, y, *rest, **more)
 
-    from allrounder.objectives import adversarial
+    from allrounder.objectives import base
 
-    real = adversarial.perturb
-    monkeypatch.setattr(adversarial, "perturb", perturb)
+    real = base.perturb
+    monkeypatch.setattr(base, "perturb", perturb)
     loss = who.step(first(), 1)
     assert torch.equal(attacked[0], first().y)
     assert bool(loss.total.isfinite())
