@@ -11,11 +11,9 @@ from allrounder.config.fields import PositiveFloat, frozen_config
 from allrounder.config.time import Time
 from allrounder.objectives.base import Objective
 from allrounder.objectives.natural import Natural
-from allrounder.optim.base import Descend, TrainingStep, Update, l2_norm, never_starts
+from allrounder.optim.base import EPSILON, Descend, TrainingStep, Update, l2_norm, never_starts
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Loss, Passes
-
-EPSILON = 1e-20
 
 
 @final

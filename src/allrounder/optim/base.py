@@ -19,6 +19,9 @@ from allrounder.objectives.base import Objective, cross_entropy_loss
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Batch, Context, Loss, Passes
 
+EPSILON = 1e-20
+"""Keeps divisions by the norm of a gradient finite."""
+
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from allrounder.errors import RecipeError
 from allrounder.nn.gradcam import grad_cam
 from allrounder.objectives import Adversarial, Part
 from allrounder.objectives.mart import mart_loss
-from allrounder.objectives.part_masks import jet_colours, jet_masks, plain_masks
+from allrounder.objectives.part import jet_colours, jet_masks, plain_masks
 from allrounder.objectives.trades import trades_loss
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
