@@ -42,9 +42,9 @@ NUM_SHADES = 256
 class Part(SingleThreatObjective):
     """Pixel-reweighted adversarial training (PART): less important pixels get a smaller budget.
 
-    After a warm-up of plain adversarial training, every image gets a mask from its Grad-CAM map. x' is crafted
-    with the budget eps where the mask is on and low * eps elsewhere, and the loss is CE(f(x'), y), or that of
-    TRADES or MART with x' (PART-T, PART-M). Released PART-T also crafts as TRADES does:
+    After a warm-up of plain adversarial training, every image gets a mask from its Grad-CAM map. x' is
+    crafted with the budget eps where the mask is on and low * eps elsewhere, and the loss is CE(f(x'), y), or
+    that of TRADES or MART with x' (PART-T, PART-M). Released PART-T also crafts as TRADES does:
     attack = { kind = "pgd", loss = "kl", start = "gaussian" }.
     Zhang et al., 2024, Improving accuracy-robustness trade-off via pixel reweighted adversarial training.
     """
