@@ -6,20 +6,20 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from allrounder.config.fields import adapter
-from allrounder.objectives.adversarial import Adversarial
-from allrounder.objectives.average import Average
-from allrounder.objectives.base import Objective
-from allrounder.objectives.e_at import Eat
-from allrounder.objectives.fat import Fat
-from allrounder.objectives.half_half import HalfHalf
-from allrounder.objectives.iat import Iat
-from allrounder.objectives.logit_pairing import LogitPairing
-from allrounder.objectives.mart import Mart
-from allrounder.objectives.natural import Natural
-from allrounder.objectives.part import Part
-from allrounder.objectives.robust_self_training import RobustSelfTraining
-from allrounder.objectives.score import Score
-from allrounder.objectives.trades import Trades
+from allrounder.objectives.adversarial import Adversarial as Adversarial
+from allrounder.objectives.average import Average as Average
+from allrounder.objectives.base import Objective as Objective
+from allrounder.objectives.e_at import Eat as Eat
+from allrounder.objectives.fat import Fat as Fat
+from allrounder.objectives.half_half import HalfHalf as HalfHalf
+from allrounder.objectives.iat import Iat as Iat
+from allrounder.objectives.logit_pairing import LogitPairing as LogitPairing
+from allrounder.objectives.mart import Mart as Mart
+from allrounder.objectives.natural import Natural as Natural
+from allrounder.objectives.part import Part as Part
+from allrounder.objectives.robust_self_training import RobustSelfTraining as RobustSelfTraining
+from allrounder.objectives.score import Score as Score
+from allrounder.objectives.trades import Trades as Trades
 from allrounder.threats.norms import NORMS
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -54,23 +54,3 @@ def describe_objective(kind: str) -> str:
     objective: Objective = adapter(cls).validate_python({name: EXAMPLE_THREATS[name] for name in required})
     norms = " ".join(name for name, norm in NORMS.items() if norm in cls.norms) or "no norm"
     return f"{cls.reference}; {norms}; {objective.passes()} forward/backward passes"
-
-
-__all__ = [
-    "OBJECTIVES",
-    "Adversarial",
-    "Average",
-    "Eat",
-    "Fat",
-    "HalfHalf",
-    "Iat",
-    "LogitPairing",
-    "Mart",
-    "Natural",
-    "Objective",
-    "Part",
-    "RobustSelfTraining",
-    "Score",
-    "Trades",
-    "describe_objective",
-]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from allrounder.optim.agr import Agr
-from allrounder.optim.awp import Awp
-from allrounder.optim.base import Descend, TrainingStep, Update
-from allrounder.optim.mode_curve import ModeCurve
-from allrounder.optim.overfit_guard import CatastrophicOverfittingGuard
-from allrounder.optim.ramp_projection import GradientProjection
+from allrounder.optim.agr import Agr as Agr
+from allrounder.optim.awp import Awp as Awp
+from allrounder.optim.base import Descend as Descend
+from allrounder.optim.base import TrainingStep as TrainingStep
+from allrounder.optim.base import Update as Update
+from allrounder.optim.mode_curve import ModeCurve as ModeCurve
+from allrounder.optim.overfit_guard import CatastrophicOverfittingGuard as CatastrophicOverfittingGuard
+from allrounder.optim.ramp_projection import GradientProjection as GradientProjection
 
 UPDATES: dict[str, type[Update]] = {
     "descend": Descend,
@@ -17,15 +19,3 @@ UPDATES: dict[str, type[Update]] = {
     "projected": GradientProjection,
     "curve": ModeCurve,
 }
-
-__all__ = [
-    "UPDATES",
-    "Agr",
-    "Awp",
-    "CatastrophicOverfittingGuard",
-    "Descend",
-    "GradientProjection",
-    "ModeCurve",
-    "TrainingStep",
-    "Update",
-]
