@@ -26,6 +26,8 @@ PerExampleBool: TypeAlias = Bool[Tensor, " n"]
 
 Weights: TypeAlias = dict[str, Tensor]
 """Tensors by name: the parameters and buffers of a network, or averages of them."""
+NamedTensors: TypeAlias = Mapping[str, Tensor]
+"""Weights that a function only reads, or changes in place."""
 
 Classifier: TypeAlias = Callable[[Tensor], Tensor]
 """A function from images in [0, 1] to logits."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from allrounder.config.fields import did_you_mean
 from allrounder.errors import RunError
 from allrounder.nn.state import all_finite, copy_, weights_of
-from allrounder.types import Weights
+from allrounder.types import NamedTensors, Weights
 
 Rewrites: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -72,7 +72,7 @@ def find_state_dict(raw: Mapping[str, object], *, key: str | None = None, source
     return next(iter(state_dicts.values()))
 
 
-def read_normalisation(raw: Mapping[str, Tensor]) -> dict[str, tuple[float, ...]]:
+def read_normalisation(raw: NamedTensors) -> dict[str, tuple[float, ...]]:
     """The normalisation constants that a state dict holds, under "mean" and "std"."""
     tensors = {_rewrite(name): tensor for name, tensor in raw.items()}
     return {
@@ -138,7 +138,7 @@ class NameMatch:
         """The number of tensors that do not match."""
         return len(self.missing) + len(self.unexpected) + len(self.mismatched)
 
-    def error_message(self, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
+    def error_message(self, ours: NamedTensors, theirs: NamedTensors) -> str:
         """List what does not match and say what to do."""
         problems: list[str] = []
         if self.missing:
@@ -193,7 +193,7 @@ def _rewrite(name: str, rewrites: Rewrites = REWRITE_STAGES[-1]) -> str:
     return name
 
 
-def _match_names(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], rewrites: Rewrites) -> NameMatch:
+def _match_names(ours: NamedTensors, theirs: NamedTensors, rewrites: Rewrites) -> NameMatch:
     """Match the names of a network (`ours`) to those of a file (`theirs`) after some rewrites."""
     # If two names are rewritten to the same one, the last wins here, and the other counts as an error below.
     our_names = {_rewrite(name, rewrites): name for name in ours}
@@ -228,7 +228,7 @@ def _convert_like(theirs: Tensor, ours: Tensor) -> Tensor:
     )
 
 
-def _check_normalisation(constants: Mapping[str, str], theirs: Mapping[str, Tensor], source: str) -> None:
+def _check_normalisation(constants: Mapping[str, str], theirs: NamedTensors, source: str) -> None:
     """Raise RunError for constants of the file that have an effect and no layer in the network."""
     if all(bool(torch.all(theirs[name] == NEUTRAL_NORMALISATION[word])) for word, name in constants.items()):
         return

@@ -4,14 +4,14 @@ buffers, such as batch-norm's counters, have no average: they are copied."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from allrounder.types import Weights
+from allrounder.types import NamedTensors, Weights
 
 
 def weights_of(model: nn.Module) -> Weights:
@@ -19,17 +19,17 @@ def weights_of(model: nn.Module) -> Weights:
     return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
-def clone(weights: Mapping[str, Tensor]) -> Weights:
+def clone(weights: NamedTensors) -> Weights:
     """An independent copy; half-precision tensors become float32, which averages need."""
     return {name: _at_least_float32(tensor).clone() for name, tensor in weights.items()}
 
 
-def zeros_like(weights: Mapping[str, Tensor]) -> Weights:
+def zeros_like(weights: NamedTensors) -> Weights:
     """Zeros with the names, shapes and dtypes of `clone(weights)`."""
     return {name: torch.zeros_like(_at_least_float32(tensor)) for name, tensor in weights.items()}
 
 
-def copy_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+def copy_(target: NamedTensors, source: NamedTensors) -> None:
     """target <- source, name by name."""
     _check_compatible(target, source)
     with torch.no_grad():
@@ -37,9 +37,7 @@ def copy_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
             tensor.copy_(source[name])
 
 
-def ema_update_(
-    target: Mapping[str, Tensor], source: Mapping[str, Tensor], decay: float, share: float = 1.0
-) -> None:
+def ema_update_(target: NamedTensors, source: NamedTensors, decay: float, share: float = 1.0) -> None:
     """target <- decay * target + (1 - decay) * share * source: one step of a (partial) moving average."""
     EmaUpdate(target, source)(decay, share)
 
@@ -48,7 +46,7 @@ def ema_update_(
 class EmaUpdate:
     """`ema_update_` of the same tensors in many steps; they are checked and sorted only once."""
 
-    def __init__(self, target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    def __init__(self, target: NamedTensors, source: NamedTensors) -> None:
         """The tensors may change in place later, but must not be replaced."""
         _check_compatible(target, source)
         self.target = target
@@ -64,16 +62,14 @@ class EmaUpdate:
             old.copy_(new)
 
 
-def add_(target: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+def add_(target: NamedTensors, source: NamedTensors) -> None:
     """target <- target + source; integer buffers keep the target's values."""
     _check_compatible(target, source)
     targets, sources = _float_tensors(target, source)
     torch._foreach_add_(targets, _convert(sources, targets))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def average_weights(
-    members: Iterable[Mapping[str, Tensor]], shares: Sequence[float] | None = None
-) -> Weights:
+def average_weights(members: Iterable[NamedTensors], shares: Sequence[float] | None = None) -> Weights:
     """The average of several networks' weights: equal, or weighted by positive shares. Only the average and
     one member are held at a time. Integer buffers are those of the last member."""
     average: Weights = {}
@@ -86,9 +82,7 @@ def average_weights(
     return average
 
 
-def bezier(
-    s: float, first: Mapping[str, Tensor], bend: Mapping[str, Tensor], second: Mapping[str, Tensor]
-) -> Weights:
+def bezier(s: float, first: NamedTensors, bend: NamedTensors, second: NamedTensors) -> Weights:
     """(1-s)^2 first + 2s(1-s) bend + s^2 second: a point of a curve; integer buffers are the bend's."""
     _check_compatible(first, bend)
     _check_compatible(bend, second)
@@ -100,25 +94,25 @@ def bezier(
     }
 
 
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+def distance(a: NamedTensors, b: NamedTensors) -> float:
     """The Euclidean distance between two networks' weights, without integer buffers."""
     _check_compatible(a, b)
     pairs = zip(*_float_tensors(a, b), strict=True)
     return math.sqrt(sum(float((x.double() - y.double()).square().sum()) for x, y in pairs))
 
 
-def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Weights:
+def strip_prefix(prefix: str, tensors: NamedTensors) -> Weights:
     """The tensors whose names start with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def first_mismatch(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str | None:
+def first_mismatch(a: NamedTensors, b: NamedTensors) -> str | None:
     """The first name that only one of both has, or that differs in shape; None if they match."""
     mismatched = a.keys() ^ b.keys() or {name for name in a if a[name].shape != b[name].shape}
     return min(mismatched, default=None)
 
 
-def all_finite(weights: Mapping[str, Tensor]) -> bool:
+def all_finite(weights: NamedTensors) -> bool:
     """Whether no tensor holds NaN or infinity."""
     floats = [tensor for tensor in weights.values() if tensor.is_floating_point()]
     # Sums are quick, and finite ones prove it. A sum that is not finite may have overflowed, so look closer.
@@ -134,12 +128,12 @@ def _convert(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to(other.dtype) for tensor, other in zip(tensors, like, strict=True)]
 
 
-def _float_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _float_tensors(a: NamedTensors, b: NamedTensors) -> tuple[list[Tensor], list[Tensor]]:
     names = [name for name, tensor in a.items() if tensor.is_floating_point()]
     return [a[name] for name in names], [b[name] for name in names]
 
 
-def _check_compatible(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+def _check_compatible(a: NamedTensors, b: NamedTensors) -> None:
     name = first_mismatch(a, b)
     if name is not None:
         raise ValueError(f"the weights belong to different networks: {name} is missing or differs in shape")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -17,7 +17,7 @@ from allrounder.config.time import Time
 from allrounder.errors import Diverged
 from allrounder.objectives.base import Objective, cross_entropy_loss
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Batch, Context, Loss, Passes
+from allrounder.types import Batch, Context, Loss, NamedTensors, Passes
 
 EPSILON = 1e-20
 """Keeps divisions by the norm of a gradient finite."""
@@ -80,14 +80,14 @@ class Update(ABC):
         the network without autocast wrapper, so that names equal those of its weights."""
         return {}
 
-    def set_init_(self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]) -> None:  # noqa: B027
+    def set_init_(self, memory: NamedTensors, members: Sequence[NamedTensors]) -> None:  # noqa: B027
         """Store the weights of the runs that a training starts from in the memory; no-op by default."""
 
-    def has_rolled_back(self, memory: Mapping[str, Tensor]) -> bool:
+    def has_rolled_back(self, memory: NamedTensors) -> bool:
         """Whether the last step restored earlier weights, so that an average must restart from them."""
         return False
 
-    def reset_momentum_(self, memory: Mapping[str, Tensor]) -> None:  # noqa: B027
+    def reset_momentum_(self, memory: NamedTensors) -> None:  # noqa: B027
         """Reset momentum in the memory when the optimiser's state is reset; no-op by default."""
 
     def passes(self, objective: Objective) -> Passes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, final
 
 import torch
@@ -14,7 +14,7 @@ from allrounder.nn.state import bezier, copy_, strip_prefix
 from allrounder.objectives.base import Objective
 from allrounder.optim.base import TrainingStep, Update
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Loss, Weights
+from allrounder.types import Loss, NamedTensors, Weights
 
 FIRST_PREFIX, SECOND_PREFIX = "first.", "second."
 
@@ -54,7 +54,7 @@ class ModeCurve(Update):
             for name, parameter in model.named_parameters()
         }
 
-    def set_init_(self, memory: Mapping[str, Tensor], members: Sequence[Mapping[str, Tensor]]) -> None:
+    def set_init_(self, memory: NamedTensors, members: Sequence[NamedTensors]) -> None:
         """Store the parameters of the two ends."""
         for prefix, weights in zip((FIRST_PREFIX, SECOND_PREFIX), members, strict=True):
             end = strip_prefix(prefix, memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, final
 
 import torch
@@ -18,7 +17,7 @@ from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
 from allrounder.objectives.base import AnyAttack, Objective
 from allrounder.optim.base import Descend, TrainingStep, Update
 from allrounder.optim.optimizers import Optimizer
-from allrounder.types import Loss, Passes
+from allrounder.types import Loss, NamedTensors, Passes
 
 NO_ACCURACY = -1.0
 """Stands for the accuracy before the first epoch."""
@@ -55,7 +54,7 @@ class CatastrophicOverfittingGuard(Update):
         weights = {f"guard.weights.{name}": tensor for name, tensor in clone(weights_of(model)).items()}
         return {f"guard.{name}": torch.tensor(number) for name, number in scalars.items()} | weights
 
-    def has_rolled_back(self, memory: Mapping[str, Tensor]) -> bool:
+    def has_rolled_back(self, memory: NamedTensors) -> bool:
         """True after the step that stops the training."""
         return bool(memory["guard.ended"])
 

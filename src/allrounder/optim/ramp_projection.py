@@ -14,7 +14,7 @@ from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
 from allrounder.objectives.base import Objective
 from allrounder.optim.base import Descend, TrainingStep, Update, l2_norm
 from allrounder.optim.optimizers import Optimizer, Sgd
-from allrounder.types import Loss, Passes, Weights
+from allrounder.types import Loss, NamedTensors, Passes, Weights
 
 START_PREFIX, COPY_PREFIX, MOMENTUM_PREFIX = "projected.start.", "projected.natural.", "projected.momentum."
 
@@ -50,7 +50,7 @@ class GradientProjection(Update):
             **{f"{MOMENTUM_PREFIX}{name}": tensor for name, tensor in momentum.items()},
         }
 
-    def reset_momentum_(self, memory: Mapping[str, Tensor]) -> None:
+    def reset_momentum_(self, memory: NamedTensors) -> None:
         """Reset the copy's momentum."""
         for tensor in strip_prefix(MOMENTUM_PREFIX, memory).values():
             tensor.zero_()
@@ -90,9 +90,7 @@ class GradientProjection(Update):
         return loss
 
 
-def project_weights(
-    start: Mapping[str, Tensor], robust: Mapping[str, Tensor], natural: Mapping[str, Tensor], beta: float
-) -> Weights:
+def project_weights(start: NamedTensors, robust: NamedTensors, natural: NamedTensors, beta: float) -> Weights:
     """Robust progress, and natural progress as far as it points in the same direction, tensor by tensor.
     Computed as a change of the robust weights, so that beta = 0 returns them bit for bit."""
     projected: Weights = {}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import ClassVar, final
 
-from torch import Tensor
-
 from allrounder.nn.state import EmaUpdate
-from allrounder.types import Weights
+from allrounder.types import NamedTensors, Weights
 
 
 @final
@@ -20,13 +18,13 @@ class LearnerView:
     computes it when it is called, so that other rules do not pay for it.
     """
 
-    def __init__(self, name: str, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, name: str, weights: NamedTensors) -> None:
         """The weights may change in place later, but must not be replaced."""
         self.name = name
         self.weights = weights
         self._ema_update: EmaUpdate | None = None
 
-    def ema_update_(self, average: Mapping[str, Tensor], decay: float, share: float = 1.0) -> None:
+    def ema_update_(self, average: NamedTensors, decay: float, share: float = 1.0) -> None:
         """average <- decay * average + (1 - decay) * share * weights. The tensors of an average are checked
         and sorted only once."""
         if self._ema_update is None or self._ema_update.target is not average:
@@ -51,7 +49,7 @@ class MixRule(ABC):
     so far, up to rounding."""
 
     @abstractmethod
-    def init(self, start: Mapping[str, Tensor], *, is_first: bool) -> Weights:
+    def init(self, start: NamedTensors, *, is_first: bool) -> Weights:
         """Return a learner's state before the first step; `start` must not be kept or changed.
 
         All learners start from the weights `start`, and `combine` gives `start` again. `is_first` marks the
@@ -59,13 +57,11 @@ class MixRule(ABC):
         """
 
     @abstractmethod
-    def update_(
-        self, state: Mapping[str, Tensor], learner: LearnerView, *, share: float, decay: float
-    ) -> None:
+    def update_(self, state: NamedTensors, learner: LearnerView, *, share: float, decay: float) -> None:
         """Update a learner's state, in place, after a step of the learner."""
 
     @abstractmethod
-    def combine(self, states: Iterable[Mapping[str, Tensor]]) -> Weights:
+    def combine(self, states: Iterable[NamedTensors]) -> Weights:
         """Return the global weights; `states` are those of all learners, in order, and must not be changed.
 
         The iterable receives one state at a time, so a rule that adds them up never holds all of them. It

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import ClassVar, final
-
-from torch import Tensor
 
 from allrounder.config.fields import frozen_config
 from allrounder.nn.mixing.base import LearnerView, MixRule
 from allrounder.nn.state import add_, clone, zeros_like
-from allrounder.types import Weights
+from allrounder.types import NamedTensors, Weights
 
 
 @final
@@ -29,17 +27,15 @@ class Ema(MixRule):
     uses_decay: ClassVar[bool] = True
     is_convex: ClassVar[bool] = True
 
-    def init(self, start: Mapping[str, Tensor], *, is_first: bool) -> Weights:
+    def init(self, start: NamedTensors, *, is_first: bool) -> Weights:
         """Return the initial weights for the first learner, zeros for the others."""
         return clone(start) if is_first else zeros_like(start)
 
-    def update_(
-        self, state: Mapping[str, Tensor], learner: LearnerView, *, share: float, decay: float
-    ) -> None:
+    def update_(self, state: NamedTensors, learner: LearnerView, *, share: float, decay: float) -> None:
         """G_W <- decay G_W + (1 - decay) share theta_W."""
         learner.ema_update_(state, decay, share)
 
-    def combine(self, states: Iterable[Mapping[str, Tensor]]) -> Weights:
+    def combine(self, states: Iterable[NamedTensors]) -> Weights:
         """Return the sum of the partial sums, added in learner order."""
         total: Weights = {}
         for partial_sum in states:

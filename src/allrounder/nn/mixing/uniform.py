@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import ClassVar, final
-
-from torch import Tensor
 
 from allrounder.config.fields import frozen_config
 from allrounder.nn.mixing.base import LearnerView, MixRule
 from allrounder.nn.state import average_weights, clone, copy_
-from allrounder.types import Weights
+from allrounder.types import NamedTensors, Weights
 
 
 @final
@@ -27,16 +25,14 @@ class Uniform(MixRule):
     uses_decay: ClassVar[bool] = False
     is_convex: ClassVar[bool] = True
 
-    def init(self, start: Mapping[str, Tensor], *, is_first: bool) -> Weights:
+    def init(self, start: NamedTensors, *, is_first: bool) -> Weights:
         """Return a copy of the initial weights."""
         return clone(start)
 
-    def update_(
-        self, state: Mapping[str, Tensor], learner: LearnerView, *, share: float, decay: float
-    ) -> None:
+    def update_(self, state: NamedTensors, learner: LearnerView, *, share: float, decay: float) -> None:
         """Copy the learner's weights."""
         copy_(state, learner.weights)
 
-    def combine(self, states: Iterable[Mapping[str, Tensor]]) -> Weights:
+    def combine(self, states: Iterable[NamedTensors]) -> Weights:
         """Return the average, taken in learner order."""
         return average_weights(states)
