@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import final
 
 import torch
 
@@ -12,7 +12,6 @@ from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.search.base import RoundInit, query_model
 from allrounder.config.fields import PositiveInt, Share, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
 
@@ -29,8 +28,6 @@ class ApgdTrain(Attack):
     Croce and Hein, 2022, Adversarial robustness against multiple and single lp-threat models via quick
     fine-tuning of robust classifiers.
     """
-
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
 
     steps: PositiveInt = 10
     rho: Share = 0.75

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal, final
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.apgd_schedule import L1_SCHEDULE, RadiusSchedule
 from allrounder.attacks.base import Attack, AttackResult
-from allrounder.attacks.cascade import run_cascade
+from allrounder.attacks.combined import run_cascade
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.square import Square
 from allrounder.config.fields import frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, L1, Norm
+from allrounder.threats.norms import L1, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels
 
@@ -28,7 +28,6 @@ class AutoAttack(Attack):
     parameter-free attacks; for L1: 2021, Mind the box.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     stops_at_success: ClassVar[bool] = True
 
     version: Version = "standard"

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, fx, nn
 
-from allrounder.attacks.custom_loss import describe_tensor
+from allrounder.attacks.losses import describe_tensor
 from allrounder.models.layers import TensorOrProxy
 
 

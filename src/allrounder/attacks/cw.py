@@ -12,7 +12,6 @@ from allrounder.attacks.losses import hinge
 from allrounder.attacks.pgd import StepSize, pgd_loop
 from allrounder.config.fields import PositiveFloat, PositiveInt, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
 
@@ -26,7 +25,6 @@ class Cw(Attack):
     paper. Carlini and Wagner, 2017, Towards evaluating the robustness of neural networks.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     names: ClassVar[tuple[str, ...]] = ("cw",)
 
     steps: PositiveInt = 30

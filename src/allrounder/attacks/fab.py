@@ -14,7 +14,7 @@ from allrounder.attacks.fab_projection import displace, plane_distance
 from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State
 from allrounder.config.fields import FiniteFloat, NonNegativeInt, PositiveInt, Share, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import L1, L2, Linf, Norm
+from allrounder.threats.norms import Linf, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Images, Logits, PerExample, PerExampleBool
 
@@ -40,7 +40,6 @@ class Fab(Search):
     forward pass to classify the new point.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = frozenset({Linf, L2, L1})
     needs_grad_cycle: ClassVar[tuple[bool, ...]] = (True, False)
 
     steps: PositiveInt = 100
@@ -78,12 +77,9 @@ class Fab(Search):
 
     @override
     def describe_budget(self, classes: int) -> str:
-        words = [
-            f"{self.steps} steps",
-            f"{self.num_rounds(classes) // self.restarts} targets" if self.targets else "",
-            f"{self.restarts} restarts" if self.restarts > 1 else "",
-        ]
-        return f"{self.label()}: {', '.join(filter(None, words))}"
+        targets = f", {self.num_rounds(classes) // self.restarts} targets" if self.targets else ""
+        restarts = f", {self.restarts} restarts" if self.restarts > 1 else ""
+        return f"{self.label()}: {self.steps} steps{targets}{restarts}"
 
     def begin(self, round_init: RoundInit) -> State:
         """Start at the image, or at a random point near it."""

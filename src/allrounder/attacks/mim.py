@@ -11,7 +11,6 @@ from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import StepSize, pgd_loop
 from allrounder.config.fields import PositiveInt, Share, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
 
@@ -25,7 +24,6 @@ class Mim(Attack):
     cross-entropy. Dong et al., 2018, Boosting adversarial attacks with momentum.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     names: ClassVar[tuple[str, ...]] = ("mim", "mi-fgsm")
 
     steps: PositiveInt = 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Annotated, ClassVar, Literal, TypeAlias, final
 
 import torch
@@ -11,11 +12,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
-from allrounder.attacks.custom_loss import AllowCustomLoss, CustomLoss
-from allrounder.attacks.losses import LOSSES, NEEDS_NATURAL, AttackLoss, LossName
+from allrounder.attacks.losses import (
+    LOSSES,
+    AllowCustomLoss,
+    AttackLoss,
+    CustomLoss,
+    LossName,
+    needs_natural,
+)
 from allrounder.config.fields import PositiveInt, Ratio, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes
 
@@ -34,7 +40,6 @@ class Pgd(Attack):
     Madry et al., 2018, Towards deep learning models resistant to adversarial attacks.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     names: ClassVar[tuple[str, ...]] = ("pgd",)
 
     steps: PositiveInt = 10
@@ -50,24 +55,28 @@ class Pgd(Attack):
     """How many gradients to average in a step, for random networks (expectation over transformations)."""
 
     def __post_init__(self) -> None:
-        if self.loss in ("kl", "lse-drift") and self.start == "zero":
-            fix = "set start to gaussian, random or boundary"
-            raise ValueError(f"the loss {self.loss} is flat at the image itself, got start = zero; {fix}")
+        check_start(self.loss, self.start)
 
+    @override
     def passes(self) -> Passes:
-        """One pair per gradient, plus a forward pass where the loss needs the natural prediction."""
         return Passes(self.steps * self.eot + needs_natural(self.loss_fn()), self.steps * self.eot)
 
     def loss_fn(self) -> AttackLoss:
-        """The function of the loss."""
+        """The loss as a function."""
         return self.loss if isinstance(self.loss, CustomLoss) else LOSSES[self.loss]
 
     @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
         d = initial_perturbation(self.start, x, threat, rng)
-        return pgd_loop(
-            model, x, y, threat, self.loss_fn(), d, steps=self.steps, step=self.step, eot=self.eot
-        )
+        loss = self.loss_fn()
+        return pgd_loop(model, x, y, threat, loss, d, steps=self.steps, step=self.step, eot=self.eot)
+
+
+def check_start(loss: LossName | CustomLoss, start: Start) -> None:
+    """Raise ValueError for a loss that has no gradient at the start."""
+    if loss in ("kl", "lse-drift") and start == "zero":
+        fix = "set start to gaussian, random or boundary"
+        raise ValueError(f"the loss {loss} is flat at the image itself, got start = zero; {fix}")
 
 
 def initial_perturbation(start: Start, x: Images, threat: Threat, rng: Rng) -> Images:
@@ -83,11 +92,6 @@ def initial_perturbation(start: Start, x: Images, threat: Threat, rng: Rng) -> I
             return torch.zeros_like(x)
 
 
-def last_grad(m: Images, g: Images) -> Images:
-    """No momentum: return the last gradient."""
-    return g
-
-
 def pgd_loop(
     model: Classifier,
     x: Images,
@@ -98,7 +102,7 @@ def pgd_loop(
     *,
     steps: int,
     step: float,
-    momentum_fn: Callable[[Images, Images], Images] = last_grad,
+    momentum_fn: Callable[[Images, Images], Images] = lambda m, g: g,
     eot: int = 1,
 ) -> AttackResult:
     """The loop of PGD: compute the gradient g, set m = momentum_fn(m, g), step along m, project."""
@@ -108,38 +112,30 @@ def pgd_loop(
     x_adv = project(x + start)
     m = torch.zeros_like(x)
     for _ in range(steps):
-        g = eot_grad(model, x_adv, y, loss, natural, eot)
-        m = momentum_fn(m, g)
+        m = momentum_fn(m, loss_grad(model, x_adv, y, loss, natural, eot))
         x_adv = project(threat.norm.ascend(m).mul_(alpha).add_(x_adv))
     passes = Passes(forwards=steps * eot + (natural is not None), backwards=steps * eot)
     return AttackResult(x=x_adv, passes=passes)
 
 
-def needs_natural(loss: AttackLoss) -> bool:
-    """Whether a loss needs the natural logits."""
-    return loss.needs_natural if isinstance(loss, CustomLoss) else loss in NEEDS_NATURAL
-
-
-def eot_grad(
-    model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None, eot: int
+def loss_grad(
+    model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None = None, eot: int = 1
 ) -> Images:
-    """The mean of `eot` gradients at one point; a random network draws new numbers in every pass.
+    """The gradient of each example's loss with respect to its image; parameters get no gradient.
 
-    Athalye et al., 2018, Synthesizing robust adversarial examples: expectation over transformations (EOT).
+    The mean of `eot` gradients: a random network draws new numbers in every pass. Athalye et al., 2018,
+    Synthesizing robust adversarial examples: expectation over transformations (EOT).
     """
-    g = loss_grad(model, x, y, loss, natural)
-    for _ in range(eot - 1):
-        g = g + loss_grad(model, x, y, loss, natural)
+
+    def draw_gradient() -> Images:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            total = loss(model(point), y, natural).sum()
+        return input_grad(total, point)
+
+    g = reduce(torch.add, (draw_gradient() for _ in range(eot)))
     # A single gradient is returned as it is: dividing would cost time and could change bits.
     return g / eot if eot > 1 else g
-
-
-def loss_grad(model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None) -> Images:
-    """The gradient of each example's loss with respect to its image; parameters get no gradient."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        total = loss(model(x), y, natural).sum()
-    return input_grad(total, x)
 
 
 def input_grad(total: Tensor, x: Images) -> Images:

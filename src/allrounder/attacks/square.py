@@ -16,7 +16,7 @@ from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State
 from allrounder.attacks.square_patches import WindowMove, move_windows, random_tiles, window_masks
 from allrounder.config.fields import PositiveInt, Ratio, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Linf, Norm
+from allrounder.threats.norms import Linf, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Images, Labels, PerExampleBool
 
@@ -36,7 +36,6 @@ class Square(Search):
     al., 2020, Square attack: a query-efficient black-box adversarial attack via random search.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     is_white_box: ClassVar[bool] = False
     needs_grad_cycle: ClassVar[tuple[bool, ...]] = (False,)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from allrounder.attacks import ATTACKS, Apgd, CustomLoss, Pgd, perturb
 from allrounder.attacks.losses import cross_entropy, dlr, kl_from_natural, margin
-from allrounder.attacks.pgd import eot_grad, loss_grad
+from allrounder.attacks.pgd import loss_grad
 from allrounder.config.decode import json_schema
 from allrounder.config.fields import OneOf
 from allrounder.errors import RecipeError, ThreatError
@@ -169,11 +169,11 @@ def test_the_gradient_of_eot_is_the_mean_of_single_ones_in_the_order_of_the_draw
     with Rng(7).seed_global():
         singles = [loss_grad(model, x, y, cross_entropy, None) for _ in range(5)]
     with Rng(7).seed_global():
-        mean = eot_grad(model, x, y, cross_entropy, None, 5)
+        mean = loss_grad(model, x, y, cross_entropy, None, 5)
     torch.testing.assert_close(mean, torch.stack(singles).mean(0), rtol=1e-12, atol=0)
     assert not torch.allclose(singles[0], singles[1])
     with Rng(7).seed_global():
-        assert torch.equal(eot_grad(model, x, y, cross_entropy, None, 1), singles[0])
+        assert torch.equal(loss_grad(model, x, y, cross_entropy, None, 1), singles[0])
 
 
 @THREATS

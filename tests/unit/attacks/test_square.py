@@ -186,7 +186,7 @@ def test_everything_asked_is_in_ball_and_box(text, shape):
         assert new.dtype == x.dtype and new.min() >= 0 and new.max() <= 1
         assert (threat.norm.length((new - x).double()) <= threat.eps + 1e-6 * max(1, threat.eps)).all()
         answer = QueryResult(new, torch.randn(4, 4, generator=generator), ONE)
-        assert torch.equal(is_adversarial(answer, x, asked.y, threat), answer.logits.argmax(1) != asked.y)
+        assert torch.equal(is_adversarial(answer, state, threat), answer.logits.argmax(1) != asked.y)
         state = search.tell(state, answer, threat)
 
 

@@ -66,7 +66,7 @@ def test_the_points_of_the_test_above_are_of_every_kind(search: Search):
             state = search.begin(RoundInit(of.x, of.y, of.natural, threat, rng, number))
             for asked, gradient in enumerate(5 * search.needs_grad_cycle):
                 result = query_model(search, NETWORK, state, threat, gradient)
-                found = is_adversarial(result, of.x, of.y, threat) & ~search.is_finished(state)
+                found = is_adversarial(result, state, threat) & ~search.is_finished(state)
                 when[number] = torch.where(found, when[number].clamp(max=asked), when[number])
                 state = search.tell(state, result, threat)
             assert search.is_finished(state).all()
@@ -126,7 +126,13 @@ class Scripted(Search):
 
     def begin(self, round_init: RoundInit) -> State:
         zero = torch.zeros_like(round_init.y)
-        return {"x": round_init.x, "round": zero + round_init.round, "asked": zero, "astray": zero.clone()}
+        return {
+            "x": round_init.x,
+            "y": round_init.y,
+            "round": zero + round_init.round,
+            "asked": zero,
+            "astray": zero.clone(),
+        }
 
     def ask(self, state: State, threat: Threat) -> Tensor:
         x = state["x"].clone()
