@@ -19,13 +19,12 @@ from allrounder.attacks.base import AttackResult as AttackResult
 from allrounder.attacks.bpda import Bpda as Bpda
 from allrounder.attacks.combined import Cascade, Restarts, WorstOf
 from allrounder.attacks.combined import Transfer as Transfer
-from allrounder.attacks.cw import Cw
 from allrounder.attacks.early_stop_pgd import EarlyStopPgd
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.losses import CustomLoss as CustomLoss
 from allrounder.attacks.mim import Mim
 from allrounder.attacks.msd import Msd
-from allrounder.attacks.pgd import Pgd
+from allrounder.attacks.pgd import Cw, Pgd
 from allrounder.attacks.square import Square
 from allrounder.config.fields import adapter, did_you_mean
 from allrounder.rng import Rng

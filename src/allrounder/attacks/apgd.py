@@ -6,16 +6,19 @@ parameter-free attacks; for L1, 2021, Mind the box.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, final
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Literal, TypeAlias, final
 
 import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from allrounder.attacks.apgd_schedule import CheckpointPlan, RadiusSchedule, plan_checkpoints
 from allrounder.attacks.base import select_rows
 from allrounder.attacks.losses import (
-    AllowCustomLoss,
+    ALLOW_CUSTOM_LOSS,
     CustomLoss,
     cross_entropy,
     dlr,
@@ -24,7 +27,14 @@ from allrounder.attacks.losses import (
     targeted_margin,
 )
 from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State
-from allrounder.config.fields import NonEmpty, NonNegativeInt, PositiveInt, Share, frozen_config
+from allrounder.config.fields import (
+    NonEmpty,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    frozen_config,
+)
 from allrounder.errors import ThreatError
 from allrounder.threats.norms import L1, expand
 from allrounder.threats.threat import Threat
@@ -32,6 +42,11 @@ from allrounder.types import Images, Labels, Logits, PerExample, PerExampleBool
 
 NEW_STEP_WEIGHT = 0.75
 """The weight of the new step; the previous step has the rest (momentum)."""
+
+RadiusSchedule: TypeAlias = tuple[tuple[PositiveFloat, Annotated[Share, Field(gt=0)]], ...]
+"""Radii in units of eps, each with its share of the steps."""
+L1_SCHEDULE: RadiusSchedule = ((3.0, 0.3), (2.0, 0.3), (1.0, 0.4))
+"""The schedule of AutoAttack in L1: search larger balls first."""
 
 
 @final
@@ -43,13 +58,11 @@ class Apgd(Search):
     2 eps. A checkpoint halves the step and returns to the best point if at most a share rho of the steps
     since the last checkpoint raised the loss, or if the best loss has not improved since then and the step
     was not halved then. In L1 there is no momentum, and checkpoints also set how many coordinates a step
-    moves.
-
-    Queries the start and `steps` further points; with a schedule, a start for each radius.
+    moves. Queries the start and `steps` further points; with a schedule, a start for each radius.
     """
 
     steps: PositiveInt = 100
-    surrogate: Annotated[Literal["ce", "dlr"] | CustomLoss, AllowCustomLoss()] = "ce"
+    surrogate: Annotated[Literal["ce", "dlr"] | CustomLoss, ALLOW_CUSTOM_LOSS] = "ce"
     """The loss to increase: ce (cross-entropy), dlr (difference of logits ratio; margin for few classes)."""
     targets: NonNegativeInt = 0
     """The number of target classes, the likeliest first; 0 is the untargeted attack."""
@@ -70,10 +83,6 @@ class Apgd(Search):
             f"restarts={self.restarts}, rho={self.rho}, schedule={self.schedule}, eot={self.eot})"
         )
 
-    @override
-    def num_repeats(self) -> int:
-        return self.eot
-
     def __post_init__(self) -> None:
         if self.schedule[-1][0] != 1 or abs(sum(share for _, share in self.schedule) - 1) > 1e-9:
             expected = "expected 1 as the last radius and shares that sum to 1"
@@ -84,12 +93,11 @@ class Apgd(Search):
             got = f"{self.surrogate.name} has no targeted form, got targets = {self.targets}"
             raise ValueError(f"the loss {got}; set targets to 0, or use the loss ce or dlr")
         if self.surrogate.needs_natural:
-            raise ValueError(
-                f"the loss {self.surrogate.name} needs natural logits; use it with Pgd, not Apgd"
-            )
+            got = f"{self.surrogate.name} needs natural logits"
+            raise ValueError(f"the loss {got}; use it with Pgd, not Apgd")
 
+    @override
     def num_rounds(self, classes: int) -> int:
-        """One round per target and restart; all targets come before the next restart."""
         return self.restarts * (min(self.targets, classes - 1) if self.targets else 1)
 
     def loss_name(self, classes: int) -> str:
@@ -105,10 +113,10 @@ class Apgd(Search):
 
     def label(self) -> str:
         """Names the loss; the targeted DLR loss is "apgd-t", as in AutoAttack."""
+        if self.targets and self.surrogate == "dlr":
+            return "apgd-t"
         loss = self.surrogate if isinstance(self.surrogate, str) else self.surrogate.name
-        if not self.targets:
-            return f"apgd-{loss}"
-        return "apgd-t" if loss == "dlr" else f"apgd-{loss}-t"
+        return f"apgd-{loss}-t" if self.targets else f"apgd-{loss}"
 
     @override
     def describe_budget(self, classes: int) -> str:
@@ -127,12 +135,10 @@ class Apgd(Search):
 
     def begin(self, round_init: RoundInit) -> State:
         """Start at a random point on the boundary of the first ball."""
-        x, threat = round_init.x, round_init.threat
-        rng = round_init.rng.fold_in("start")
-        sparse = isinstance(threat.norm, L1)
+        x, threat, rng = round_init.x, round_init.threat, round_init.rng.fold_in("start")
         eps = self._plan(threat, x.device).radii[0] * threat.eps
         # In L1, noise that the projection makes sparse: `sample_boundary` would change every coordinate.
-        d = rng.normal(x) if sparse else threat.norm.sample_boundary(x, eps, rng)
+        d = rng.normal(x) if isinstance(threat.norm, L1) else threat.norm.sample_boundary(x, eps, rng)
         point = threat.norm.project(x, x + d, eps)
         # Until the first checkpoint an L1 step moves a fifth of the coordinates.
         return self.begin_at(point, round_init, self._target_class(round_init), (x[0].numel() + 4) // 5)
@@ -191,8 +197,7 @@ class Apgd(Search):
             # Differs: released code compares the first step with zero, not with the start (ADR 0008).
             "num_rises": state["num_rises"] + (~is_start & (loss > state["last_loss"])),
         }
-        at_checkpoint = period > 0
-        if bool(at_checkpoint.any()):
+        if bool((at_checkpoint := period > 0).any()):
             eps = plan.eps_at(query, threat.eps).to(x)
             returns, course = _refine_l1(new, eps) if sparse else self._halve_steps(new, period)
             new |= {name: select_rows(at_checkpoint, tensor, new[name]) for name, tensor in course.items()}
@@ -224,8 +229,8 @@ class Apgd(Search):
     def is_finished(self, state: State) -> PerExampleBool:
         return state["query"] >= self.num_queries()
 
+    @override
     def num_queries(self) -> int:
-        """One per step, and one for the start of each radius."""
         return len(plan_checkpoints(self.schedule, self.steps, False, torch.device("cpu")))
 
     def _plan(self, threat: Threat, device: torch.device) -> CheckpointPlan:
@@ -276,10 +281,7 @@ def _project_to_radius(x0: Images, x: Images, plan: CheckpointPlan, query: Label
 
 
 def _refine_l1(state: State, eps: PerExample) -> tuple[PerExampleBool, State]:
-    """The checkpoint in L1: which examples return to the best point, and the new values.
-
-    Examples whose best point has become sparser return with full steps; the others get shorter steps.
-    """
+    """The checkpoint in L1: where the best point has become sparser, return to it with full steps."""
     num_changed = _count_changed(state["x"], state["best"])
     sparser = 20 * num_changed < 19 * state["num_changed"]
     step = torch.where(sparser, eps, torch.maximum(state["step"] / 1.5, eps / 10))
@@ -315,3 +317,60 @@ def _finite_loss_and_grad(result: QueryResult) -> tuple[PerExample, Images]:
         problem = f"loss or gradient of {int(not_finite.sum())} of {len(loss)} images is not finite"
         raise ThreatError(f"APGD: the {problem}; fix the network, or attack it without gradients")
     return loss, g
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CheckpointPlan:
+    """What happens at each query of a search; the last row applies to all later queries."""
+
+    radii: tuple[float, ...]
+    """In units of eps."""
+    radius_index: Int[Tensor, " t"]
+    """The position in `radii`."""
+    is_start: Bool[Tensor, " t"]
+    """Whether the query is the first one with its radius."""
+    period: Int[Tensor, " t"]
+    """At a checkpoint, the number of steps since the previous one; otherwise 0."""
+
+    def __len__(self) -> int:
+        return len(self.is_start) - 1
+
+    def eps_at(self, query: Int[Tensor, " n"], eps: float) -> Float[Tensor, " n"]:
+        """The radius of the ball at each query, in float64."""
+        radii = torch.tensor(self.radii, dtype=torch.float64, device=query.device) * eps
+        return radii[self.radius_index[query]]
+
+
+@cache
+def plan_checkpoints(
+    schedule: RadiusSchedule, steps: int, sparse: bool, device: torch.device
+) -> CheckpointPlan:
+    """Plan a search of `steps` steps; a radius whose share is less than one step is skipped."""
+    counts = [int(share * steps) for _, share in schedule[:-1]]
+    counts.append(steps - sum(counts))
+    stages = [(radius, count) for (radius, _), count in zip(schedule, counts, strict=True) if count]
+    rows = [
+        (number, t == 0, checkpoint_periods(count, sparse=sparse).get(t, 0))
+        for number, (_, count) in enumerate(stages)
+        for t in range(count + 1)
+    ]
+    columns = zip(*rows, (len(stages) - 1, False, 0), strict=True)
+    radius_index, is_start, period = (torch.tensor(column, device=device) for column in columns)
+    return CheckpointPlan(tuple(radius for radius, _ in stages), radius_index, is_start, period)
+
+
+def checkpoint_periods(steps: int, *, sparse: bool) -> dict[int, int]:
+    """The steps after which there is a checkpoint, each with the number of steps since the previous one.
+
+    The first is 22 % of all steps, each next one 3 % shorter, down to 6 %; in L1 (`sparse`) all are 4 %.
+    """
+    percentages = (4, 0, 4) if sparse else (22, 3, 6)
+    period, decrease, shortest = (max(percentage * steps // 100, 1) for percentage in percentages)
+    periods: dict[int, int] = {}
+    end = period
+    while end <= steps:
+        periods[end] = period
+        period = max(period - decrease, shortest)
+        end += period
+    return periods

@@ -23,10 +23,9 @@ class EarlyStopPgd(Attack):
 
     Each image starts with tau spare steps. Before each step the moving images are classified: a misclassified
     image stops if it has no spare step left, and otherwise uses one up. The others move as in PGD,
-    x_{t+1} = P(x_t + step * eps * ascend(g) + omega * noise). With tau = 0, an image that is misclassified
-    at its random start takes no step; with tau = steps and omega = 0 this equals PGD bit for bit. Only moving
-    images pass through the network. Zhang et al., 2020, Attacks which do not kill training make adversarial
-    learning stronger.
+    x_{t+1} = P(x_t + step * eps * ascend(g) + omega * noise). With tau = steps and omega = 0 this equals PGD
+    bit for bit. Only moving images pass through the network.
+    Zhang et al., 2020, Attacks which do not kill training make adversarial learning stronger.
     """
 
     steps: PositiveInt = 10
@@ -57,8 +56,7 @@ class EarlyStopPgd(Attack):
         natural = model(x) if needs_natural(loss) else None
         passes = Passes(forwards=int(natural is not None))
         x_adv = threat.project(x, x + initial_perturbation(self.start, x, threat, rng))
-        spare_steps = torch.full_like(y, self.tau)
-        steps_taken = torch.zeros_like(y)
+        spare_steps, steps_taken = torch.full_like(y, self.tau), torch.zeros_like(y)
         moving = torch.arange(len(y), device=y.device)
         for number in range(self.steps):
             with torch.enable_grad():

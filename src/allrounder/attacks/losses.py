@@ -8,12 +8,11 @@ adaptive attacks to adversarial example defenses. The guide has an example.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, final, get_args
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, GetCoreSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, GetPydanticSchema
 from pydantic_core import CoreSchema, PydanticSerializationError, core_schema
 from torch import Tensor
 
@@ -149,29 +148,28 @@ def needs_natural(loss: AttackLoss) -> bool:
     return loss.needs_natural if isinstance(loss, CustomLoss) else loss in NEEDS_NATURAL
 
 
-@final
-@dataclass(frozen=True)
-class AllowCustomLoss:
-    """Annotation of a field that accepts a CustomLoss, or the name of a built-in loss, as recipes do."""
+def _decode_loss(raw: object, decode_name: Callable[[object], object]) -> object:
+    return raw if isinstance(raw, CustomLoss) else decode_name(raw)
 
-    def decode(self, raw: object, decode_name: Callable[[object], object]) -> object:
-        """Return a CustomLoss unchanged; anything else must be a name."""
-        return raw if isinstance(raw, CustomLoss) else decode_name(raw)
 
-    def encode(self, item: object, encode_name: Callable[[object], object]) -> object:
-        """Encode a name; raise an error for a CustomLoss."""
-        if isinstance(item, CustomLoss):
-            # pydantic passes an exception of this class through nested values unchanged.
-            raise PydanticSerializationError(
-                f"a recipe or file cannot hold the function of the loss {item.name}, expected the name of a "
-                "built-in loss; use it from Python, in a probe of an evaluation or with craft"
-            )
-        return encode_name(item)
+def _encode_loss(item: object, encode_name: Callable[[object], object]) -> object:
+    if isinstance(item, CustomLoss):
+        # pydantic passes an exception of this class through nested values unchanged.
+        raise PydanticSerializationError(
+            f"a recipe or file cannot hold the function of the loss {item.name}, expected the name of a "
+            "built-in loss; use it from Python, in a probe of an evaluation or with craft"
+        )
+    return encode_name(item)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        names = handler.generate_schema(get_args(source)[0])
-        encoder = core_schema.wrap_serializer_function_ser_schema(self.encode, schema=names)
-        return core_schema.no_info_wrap_validator_function(self.decode, names, serialization=encoder)
+
+def _name_schema(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    names = handler.generate_schema(get_args(source)[0])
+    encoder = core_schema.wrap_serializer_function_ser_schema(_encode_loss, schema=names)
+    return core_schema.no_info_wrap_validator_function(_decode_loss, names, serialization=encoder)
+
+
+ALLOW_CUSTOM_LOSS = GetPydanticSchema(_name_schema)
+"""Annotates a field that accepts a CustomLoss, or the name of a built-in loss, as recipes do."""
 
 
 def describe_tensor(item: object) -> str:

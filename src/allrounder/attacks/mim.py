@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
-from allrounder.attacks.pgd import StepSize, pgd_loop
+from allrounder.attacks.pgd import StepSize, initial_perturbation, pgd_loop
 from allrounder.config.fields import PositiveInt, Share, frozen_config
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
@@ -41,7 +41,7 @@ class Mim(Attack):
         def accumulate(m: Images, g: Images) -> Images:
             return self.decay * m + g / (g.abs().mean(dim=(1, 2, 3), keepdim=True) + 1e-12)
 
-        d = threat.norm.sample(x, threat.eps, rng.fold_in("start"))
+        d = initial_perturbation("random", x, threat, rng)
         return pgd_loop(
             model, x, y, threat, cross_entropy, d, steps=self.steps, step=self.step, momentum_fn=accumulate
         )

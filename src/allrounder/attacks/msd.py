@@ -85,11 +85,9 @@ class Msd(Attack):
                 length = self.l1_step * threat.eps / k
                 d = point - x + length * k_hot(g, point, k, length)
                 return (x + project_l1_ball(d, threat.eps)).clamp(0, 1)
-            case L2():
-                step = self.l2_step
             case _:
-                step = self.linf_step
-        return threat.project(x, point + step * threat.eps * threat.norm.ascend(g))
+                step = self.l2_step if isinstance(threat.norm, L2) else self.linf_step
+                return threat.project(x, point + step * threat.eps * threat.norm.ascend(g))
 
 
 def k_hot(g: Images, x: Images, k: int, gap: float) -> Images:
@@ -108,8 +106,7 @@ def k_hot(g: Images, x: Images, k: int, gap: float) -> Images:
 def project_l1_ball(d: Images, eps: float) -> Images:
     """Project d on the L1 ball, without the box: |d_i| becomes max(|d_i| - level, 0).
 
-    The level makes the sum equal to eps. It is the largest of (|d|_(1) + .. + |d|_(j) - eps) / j, with |d| in
-    descending order.
+    The level is the largest of (|d|_(1) + .. + |d|_(j) - eps) / j, with |d| in descending order.
     """
     size = d.abs().flatten(1)
     sums = size.sort(dim=1, descending=True).values.cumsum(1) - eps

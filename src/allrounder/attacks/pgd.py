@@ -1,9 +1,9 @@
-"""Projected gradient descent on the negative loss, in any norm, and the loop that its variants share."""
+"""Projected gradient descent (PGD) on the negative loss, in any norm, and with the loss of CW."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Annotated, ClassVar, Literal, TypeAlias, final
 
 import torch
@@ -13,14 +13,15 @@ from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import (
+    ALLOW_CUSTOM_LOSS,
     LOSSES,
-    AllowCustomLoss,
     AttackLoss,
     CustomLoss,
     LossName,
+    hinge,
     needs_natural,
 )
-from allrounder.config.fields import PositiveInt, Ratio, frozen_config
+from allrounder.config.fields import PositiveFloat, PositiveInt, Ratio, frozen_config
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes
@@ -35,8 +36,7 @@ class Pgd(Attack):
     """Projected gradient descent (PGD): steps of fixed length that increase the loss; returns the last point.
 
     x_0 = P(x + start), then x_{t+1} = P(x_t + step * eps * ascend(grad_x loss(f(x_t), y))), with P the
-    projection on ball and box. Takes exactly `steps * eot` forward and backward passes, plus one forward pass
-    for a loss that compares with the natural prediction. The loss at the last point is not computed.
+    projection on ball and box. The loss at the last point is not computed.
     Madry et al., 2018, Towards deep learning models resistant to adversarial attacks.
     """
 
@@ -45,10 +45,9 @@ class Pgd(Attack):
     steps: PositiveInt = 10
     step: StepSize = 0.25
     """Length of a step, as a fraction of eps."""
-    loss: Annotated[LossName | CustomLoss, AllowCustomLoss()] = "ce"
-    """The loss to increase: ce (cross-entropy), margin, cw (hinge of the margin), kl (divergence from the
-    natural prediction), lse (squared error of the probabilities), lse-drift (the same, from the natural
-    prediction)."""
+    loss: Annotated[LossName | CustomLoss, ALLOW_CUSTOM_LOSS] = "ce"
+    """The loss to increase: ce (cross-entropy), margin, cw (hinge of the margin), lse (squared error of the
+    probabilities), or from the natural prediction, kl (divergence) and lse-drift (squared error)."""
     start: Start = "random"
     """random (in the ball), boundary (on it), gaussian (0.001 * noise, as in TRADES), zero (the image)."""
     eot: PositiveInt = 1
@@ -70,6 +69,34 @@ class Pgd(Attack):
         d = initial_perturbation(self.start, x, threat, rng)
         loss = self.loss_fn()
         return pgd_loop(model, x, y, threat, loss, d, steps=self.steps, step=self.step, eot=self.eot)
+
+
+@final
+@frozen_config
+class Cw(Attack):
+    """CW loss, PGD optimiser: PGD on -max(z_y - max_{k != y} z_k + kappa, 0), from a random start.
+
+    This is the attack that papers on adversarial training call CW, not the minimal-norm attack of the same
+    paper. Carlini and Wagner, 2017, Towards evaluating the robustness of neural networks.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("cw",)
+
+    steps: PositiveInt = 30
+    step: StepSize = 0.25
+    """Length of a step, as a fraction of eps."""
+    kappa: PositiveFloat = 50.0
+    """The margin above which the loss of an example is constant."""
+
+    @override
+    def passes(self) -> Passes:
+        return Passes(self.steps, self.steps)
+
+    @override
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        loss = partial(hinge, kappa=self.kappa)
+        d = initial_perturbation("random", x, threat, rng)
+        return pgd_loop(model, x, y, threat, loss, d, steps=self.steps, step=self.step)
 
 
 def check_start(loss: LossName | CustomLoss, start: Start) -> None:
@@ -107,24 +134,21 @@ def pgd_loop(
 ) -> AttackResult:
     """The loop of PGD: compute the gradient g, set m = momentum_fn(m, g), step along m, project."""
     natural = model(x) if needs_natural(loss) else None
-    alpha = step * threat.eps
-    project = threat.projector(x)
+    alpha, project = step * threat.eps, threat.projector(x)
     x_adv = project(x + start)
     m = torch.zeros_like(x)
     for _ in range(steps):
         m = momentum_fn(m, loss_grad(model, x_adv, y, loss, natural, eot))
         x_adv = project(threat.norm.ascend(m).mul_(alpha).add_(x_adv))
-    passes = Passes(forwards=steps * eot + (natural is not None), backwards=steps * eot)
-    return AttackResult(x=x_adv, passes=passes)
+    return AttackResult(x=x_adv, passes=Passes(steps * eot + (natural is not None), steps * eot))
 
 
 def loss_grad(
     model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None = None, eot: int = 1
 ) -> Images:
-    """The gradient of each example's loss with respect to its image; parameters get no gradient.
+    """The gradient of each example's loss with respect to its image, as a mean of `eot` gradients.
 
-    The mean of `eot` gradients: a random network draws new numbers in every pass. Athalye et al., 2018,
-    Synthesizing robust adversarial examples: expectation over transformations (EOT).
+    Athalye et al., 2018, Synthesizing robust adversarial examples: expectation over transformations (EOT).
     """
 
     def draw_gradient() -> Images:
@@ -142,8 +166,6 @@ def input_grad(total: Tensor, x: Images) -> Images:
     """The gradient of a sum of losses with respect to the images; raise ValueError if there is none."""
     g = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
     if g is None:
-        raise ValueError(
-            "no gradient reaches the images; remove no_grad, detach or rounding from the network, or wrap "
-            "the steps that need them in Bpda"
-        )
+        fix = "remove no_grad, detach or rounding from the network, or wrap the steps that need them in Bpda"
+        raise ValueError(f"no gradient reaches the images; {fix}")
     return g

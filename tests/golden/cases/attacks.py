@@ -29,7 +29,7 @@ from allrounder.attacks import (
     parse_attack,
     perturb,
 )
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.apgd import L1_SCHEDULE
 from allrounder.attacks.combined import WorstOf
 from allrounder.attacks.pixel_budget_pgd import PixelBudgetPgd
 from allrounder.attacks.search.base import RoundInit, Search

@@ -9,8 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from allrounder.attacks.apgd import Apgd
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE, checkpoint_periods, plan_checkpoints
+from allrounder.attacks.apgd import L1_SCHEDULE, Apgd, checkpoint_periods, plan_checkpoints
 from allrounder.attacks.base import perturb
 from allrounder.attacks.losses import dlr, targeted_dlr, targeted_margin
 from allrounder.attacks.search.base import SUCCESS_SLACK, RoundInit, query_model
@@ -260,11 +259,7 @@ def test_tell_leaves_the_old_state_alone_and_no_two_names_share_memory():
 @THREATS
 @pytest.mark.parametrize(
     "search",
-    [
-        Apgd(steps=10),
-        Apgd(steps=10, surrogate="dlr", targets=3),
-        Apgd(steps=10, schedule=L1_SCHEDULE),
-    ],
+    [Apgd(steps=10), Apgd(steps=10, surrogate="dlr", targets=3), Apgd(steps=10, schedule=L1_SCHEDULE)],
     ids=["ce", "targeted", "enlarged"],
 )
 def test_neighbours_their_order_and_their_progress_change_nothing(search, threat):

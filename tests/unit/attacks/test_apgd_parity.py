@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from allrounder.attacks import Pgd, perturb
-from allrounder.attacks.apgd import Apgd
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.apgd import L1_SCHEDULE, Apgd
 from allrounder.attacks.losses import dlr, targeted_dlr
 from allrounder.attacks.search.base import RoundInit, query_model
 from allrounder.data import Embedded

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder.attacks import ApgdTrain, perturb
-from allrounder.attacks.apgd_schedule import checkpoint_periods
+from allrounder.attacks.apgd import checkpoint_periods
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes

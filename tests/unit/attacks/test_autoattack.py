@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Pgd, Square, parse_attack, perturb
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.apgd import L1_SCHEDULE
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import SUITES, Probe, suite

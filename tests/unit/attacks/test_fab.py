@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from allrounder.attacks.base import perturb
-from allrounder.attacks.fab import Fab
-from allrounder.attacks.fab_projection import displace, plane_distance
+from allrounder.attacks.fab import Fab, displace, plane_distance
 from allrounder.attacks.search.base import RoundInit, query_model
 from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf

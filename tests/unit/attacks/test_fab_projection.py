@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.attacks.fab_projection import displace, plane_distance
+from allrounder.attacks.fab import displace, plane_distance
 from allrounder.threats.norms import L1, L2, Linf, Norm
 from tests.reference import fab as twin
 

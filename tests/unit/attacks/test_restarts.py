@@ -71,12 +71,7 @@ def test_restarts_do_not_hide_a_broken_network():
     x, y = batch()
     with pytest.raises(ThreatError, match="3 of 3 images with NaN"):
         perturb(
-            Restarts(attack=Pgd(), count=2),
-            lambda x: x.flatten(1) * float("nan"),
-            x,
-            y * 0,
-            L2_HALF,
-            Rng(0),
+            Restarts(attack=Pgd(), count=2), lambda x: x.flatten(1) * float("nan"), x, y * 0, L2_HALF, Rng(0)
         )
 
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from allrounder.attacks import perturb
 from allrounder.attacks.search.base import QueryResult, RoundInit, is_adversarial
-from allrounder.attacks.square import Square, window_sides
-from allrounder.attacks.square_patches import _pattern_table
+from allrounder.attacks.square import Square, _pattern_table, window_sides
 from allrounder.config.fields import adapter
 from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf

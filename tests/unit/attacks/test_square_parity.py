@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from allrounder.attacks import Pgd, perturb
-from allrounder.attacks.square import Square
-from allrounder.attacks.square_patches import _pattern_table
+from allrounder.attacks.square import Square, _pattern_table
 from allrounder.data import Embedded
 from allrounder.models.small_cnn import SmallCnnNetwork
 from allrounder.rng import Rng

@@ -38,8 +38,7 @@ class RoundInit:
     natural: Logits
     threat: Threat
     rng: Rng
-    """The random numbers of this round. In an evaluation they are addressed per example, so draw once per
-    name, never per step."""
+    """In an evaluation, random numbers are addressed per example, so draw once per name, never per step."""
     round: int
 
 
@@ -62,14 +61,12 @@ class Search(Attack):
     stops_at_success: ClassVar[bool] = True
     needs_grad_cycle: ClassVar[tuple[bool, ...]] = (True,)
     """Whether each query of a step needs gradients; all examples of a batch are at the same query."""
+    eot: int = 1
+    """How many times each gradient query is repeated and averaged; more than once for random networks."""
 
     @abstractmethod
     @override
     def address(self) -> str: ...
-
-    def num_repeats(self) -> int:
-        """How many times each gradient query is repeated and averaged; more than once for random networks."""
-        return 1
 
     def num_grads(self, classes: int) -> int:
         """The number of losses that a query with gradients differentiates."""
@@ -119,7 +116,7 @@ class Search(Attack):
     @override
     def evaluation_passes(self, classes: int) -> Passes:
         num_cycles = self.num_rounds(classes) * self.num_queries() // len(self.needs_grad_cycle)
-        gradient = Passes(self.num_repeats(), self.num_repeats() * self.num_grads(classes))
+        gradient = Passes(1, self.num_grads(classes)) * self.eot
         per_query = [gradient if needs_grad else Passes(1) for needs_grad in self.needs_grad_cycle]
         return sum(per_query, Passes()) * num_cycles + Passes(forwards=1)
 
@@ -146,13 +143,13 @@ def query_model(
 ) -> QueryResult:
     """Query the network at the images that a search asks for: a forward pass, and a backward pass per loss.
 
-    With gradients the query is repeated `search.num_repeats()` times, and the results are averaged.
+    With gradients the query is repeated `search.eot` times, and the results are averaged.
     """
     x = search.ask(state, threat).detach()
     if not needs_grad:
         with torch.no_grad():
             return QueryResult(x, model(x), Passes(forwards=1))
-    samples = [_differentiate(search, model, state, x) for _ in range(search.num_repeats())]
+    samples = [_differentiate(search, model, state, x) for _ in range(search.eot)]
     logits, loss, gradient = (
         tensors[0] if len(tensors) == 1 else torch.stack(tensors).mean(0)
         for tensors in zip(*samples, strict=True)
