@@ -27,8 +27,9 @@ from allrounder.threats.threat import Threat
 from allrounder.types import Images, Labels, PerExampleBool
 
 Moves: TypeAlias = Int[Tensor, "n columns"]
-"""A move of each example: the side of a window, its top and left, and the sign of each channel. In L2 and L1,
-before the signs: top and left of the window to clear, and twice the index of the side (plus 1: transposed)."""
+"""A move of each example: the side of a window, its top and left, and the sign of each channel. In L2 and
+L1, before the signs: top and left of the window to clear, and twice the index of the side, plus 1 if
+transposed."""
 HALVE_P_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The moves, counted from 0, after which p is halved; each one ends a phase."""
 L1_MARGIN = 1e-6
