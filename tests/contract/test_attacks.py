@@ -60,16 +60,16 @@ def batch(n=6, dtype=torch.float32):
 
 @CASES
 @LAYERS
-def test_results_stay_in_ball_and_box_and_the_network_comes_back(kind, threat, norm_layers):
+def test_results_stay_in_ball_and_box_and_the_network_is_restored(kind, threat, norm_layers):
     model, (x, y) = network(), batch()
     model[1].eval()
     modes = [module.training for module in model.modules()]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     ambient = torch.get_rng_state()
-    found = perturb(attack_of(kind), model, x, y, threat, Rng(0), norm_layers=norm_layers)
-    assert (threat.norm.length(found.x - x) <= threat.eps + 1e-5 * max(1, threat.eps)).all()
-    assert found.x.min() >= 0 and found.x.max() <= 1
-    assert found.x.is_contiguous() and not found.x.requires_grad
+    result = perturb(attack_of(kind), model, x, y, threat, Rng(0), norm_layers=norm_layers)
+    assert (threat.norm.length(result.x - x) <= threat.eps + 1e-5 * max(1, threat.eps)).all()
+    assert result.x.min() >= 0 and result.x.max() <= 1
+    assert result.x.is_contiguous() and not result.x.requires_grad
     assert [module.training for module in model.modules()] == modes
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -115,20 +115,20 @@ def test_per_example_draws_make_an_example_independent_of_its_neighbours(kind, t
 @CASES
 def test_the_mean_loss_rises(kind, threat):
     model, (x, y) = network(), batch()
-    found = perturb(attack_of(kind), model, x, y, threat, Rng(0))
+    result = perturb(attack_of(kind), model, x, y, threat, Rng(0))
     model.eval()
     with torch.no_grad():
-        assert F.cross_entropy(model(found.x), y) > F.cross_entropy(model(x), y) + 1e-3
+        assert F.cross_entropy(model(result.x), y) > F.cross_entropy(model(x), y) + 1e-3
 
 
 @CASES
-def test_what_is_reported_is_true(kind, threat):
+def test_reported_loss_and_fooled_are_correct(kind, threat):
     model, (x, y) = network(torch.float64), batch(dtype=torch.float64)
-    found = perturb(attack_of(kind), model, x, y, threat, Rng(0))
-    if found.fooled is not None:
-        assert torch.equal(found.fooled, model.eval()(found.x).argmax(1) != y)
-    if found.loss is not None:
-        assert found.loss.shape == y.shape and not found.loss.requires_grad
+    result = perturb(attack_of(kind), model, x, y, threat, Rng(0))
+    if result.fooled is not None:
+        assert torch.equal(result.fooled, model.eval()(result.x).argmax(1) != y)
+    if result.loss is not None:
+        assert result.loss.shape == y.shape and not result.loss.requires_grad
 
 
 @CASES
@@ -143,8 +143,8 @@ def test_declared_passes_are_the_counted_ones(kind, threat, norm_layers, monkeyp
             logits.register_hook(lambda g: backwards.append(len(g)))
 
     model.register_forward_hook(count)
-    found = perturb(attack_of(kind), model, x, y, threat, Rng(0), norm_layers=norm_layers)
-    assert found.passes == Passes(len(forwards), len(backwards))
+    result = perturb(attack_of(kind), model, x, y, threat, Rng(0), norm_layers=norm_layers)
+    assert result.passes == Passes(len(forwards), len(backwards))
 
 
 @pytest.mark.parametrize("kind", CLIMBERS)
@@ -162,8 +162,8 @@ def test_the_optimum_of_a_linear_network_is_reached(kind, text):
     fields = {"attack": Pgd(steps=40)} if kind in ("restarts", "worst-of") else {"steps": 40}
     fields |= {"count": 2} if kind == "restarts" else {}
     threat = Threat.parse(text)
-    found = perturb(ATTACKS[kind](**fields), linear, x, torch.zeros(3, dtype=torch.long), threat, Rng(0))
-    gain = ((found.x - x) * w).flatten(1).sum(1)
+    result = perturb(ATTACKS[kind](**fields), linear, x, torch.zeros(3, dtype=torch.long), threat, Rng(0))
+    gain = ((result.x - x) * w).flatten(1).sum(1)
     dual = {"Linf": 1, "L2": 2, "L1": float("inf")}[str(threat.norm)]
     best = threat.eps * w.flatten().norm(dual)
     # An L1 step moves 5 of these 108 coordinates, so it settles on their mean slope, not on the largest.

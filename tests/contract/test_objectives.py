@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks.base import AttackResult
+from allrounder.attacks.combined import WorstOf
 from allrounder.attacks.msd import Msd
 from allrounder.attacks.pgd import Pgd
-from allrounder.attacks.worst_of import WorstOf
 from allrounder.config.fields import OneOf, adapter
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Clock, Time

@@ -64,8 +64,8 @@ def loss_of(name, z, y, natural, kappa=50.0):
         p = torch.softmax(natural, 0)
         return (p * (torch.log(p) - torch.log(torch.softmax(z, 0)))).sum()
     if name in ("lse", "lse-drift"):
-        told = torch.softmax(natural, 0) if name == "lse-drift" else torch.eye(len(z), dtype=z.dtype)[y]
-        return torch.stack([(torch.softmax(z, 0)[k] - told[k]) ** 2 for k in range(len(z))]).sum()
+        target = torch.softmax(natural, 0) if name == "lse-drift" else torch.eye(len(z), dtype=z.dtype)[y]
+        return torch.stack([(torch.softmax(z, 0)[k] - target[k]) ** 2 for k in range(len(z))]).sum()
     best_other = max((z[k] for k in range(len(z)) if k != y), key=lambda one: float(one.detach()))
     if name == "margin":
         return best_other - z[y]

@@ -14,20 +14,18 @@ from torch import Tensor
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.apgd_train import ApgdTrain
 from allrounder.attacks.autoattack import AutoAttack, named_attacks
-from allrounder.attacks.base import Attack, AttackResult, perturb
-from allrounder.attacks.bpda import Bpda
-from allrounder.attacks.cascade import Cascade
-from allrounder.attacks.custom_loss import CustomLoss
-from allrounder.attacks.cw import Cw
+from allrounder.attacks.base import Attack, perturb
+from allrounder.attacks.base import AttackResult as AttackResult
+from allrounder.attacks.bpda import Bpda as Bpda
+from allrounder.attacks.combined import Cascade, Restarts, WorstOf
+from allrounder.attacks.combined import Transfer as Transfer
 from allrounder.attacks.early_stop_pgd import EarlyStopPgd
 from allrounder.attacks.fab import Fab
+from allrounder.attacks.losses import CustomLoss as CustomLoss
 from allrounder.attacks.mim import Mim
 from allrounder.attacks.msd import Msd
-from allrounder.attacks.pgd import Pgd
-from allrounder.attacks.restarts import Restarts
+from allrounder.attacks.pgd import Cw, Pgd
 from allrounder.attacks.square import Square
-from allrounder.attacks.transfer import Transfer
-from allrounder.attacks.worst_of import WorstOf
 from allrounder.config.fields import adapter, did_you_mean
 from allrounder.rng import Rng
 from allrounder.threats.norms import Linf, Norm
@@ -70,11 +68,11 @@ def parse_attack(text: str, norm: Norm | None = None) -> Attack:
             if steps and "steps" not in {field.name for field in fields(cast(Any, attack))}:
                 raise ValueError(f"attack {text!r}: {name} has no steps, got {steps}; leave out the number")
             return adapter(attack).validate_python({"steps": int(steps)} if steps else {})
-    named = named_attacks(norm or Linf())
-    for name, attack in named.items():
+    searches = named_attacks(norm or Linf())
+    for name, attack in searches.items():
         if plain == _without_separators(name):
             return attack
-    names = [*fixed_length, *named]
+    names = [*fixed_length, *searches]
     expected = f"(known: {', '.join(names)}, or with steps pgd-20)"
     raise ValueError(f"unknown attack {text!r} {expected}{did_you_mean(word, names)}")
 
@@ -95,30 +93,3 @@ def craft(
     """Craft adversarial images in one line, with the network in eval mode."""
     parsed = parse_attack(attack) if isinstance(attack, str) else attack
     return perturb(parsed, model, x, y, Threat.parse(threat), Rng(seed)).x
-
-
-__all__ = [
-    "ATTACKS",
-    "SEARCHES",
-    "Apgd",
-    "ApgdTrain",
-    "Attack",
-    "AttackResult",
-    "AutoAttack",
-    "Bpda",
-    "Cascade",
-    "CustomLoss",
-    "Cw",
-    "EarlyStopPgd",
-    "Fab",
-    "Mim",
-    "Msd",
-    "Pgd",
-    "Restarts",
-    "Square",
-    "Transfer",
-    "WorstOf",
-    "craft",
-    "parse_attack",
-    "perturb",
-]

@@ -1,12 +1,9 @@
-"""The `Attack` interface, and `perturb`, the only public function that runs an attack.
-
-`perturb` restores the network afterwards and checks everything that an attack returns.
-"""
+"""The `Attack` interface, and `perturb`, the only public function that runs an attack."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import torch
@@ -15,18 +12,17 @@ from torch import Tensor
 from allrounder.errors import ThreatError
 from allrounder.inference.attack_view import attack_view
 from allrounder.rng import Rng
-from allrounder.threats.norms import Norm
+from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import AnyOf, Threat, in_box
 from allrounder.types import BatchNormMode, Classifier, Images, Labels, Passes, PerExample, PerExampleBool
+
+VERIFY_SLACK = 1e-5
+"""The rounding error that the result of an attack may have, in units of max(1, eps)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttackResult:
-    """The images that an attack returns, and what it knows about them.
-
-    `loss` and `fooled` are None where the attack would need another forward pass to compute them; training
-    does not need them.
-    """
+    """The images that an attack returns, and what it knows about them without a further forward pass."""
 
     x: Images
     passes: Passes
@@ -43,7 +39,7 @@ class AttackResult:
 class Attack(ABC):
     """A search for images that a network misclassifies; subclasses are final frozen values."""
 
-    norms: ClassVar[frozenset[type[Norm]]]
+    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     """The norms that the attack supports."""
     supports_unions: ClassVar[bool] = False
     """Whether the attack searches a union of threats; then `run` also takes an AnyOf."""
@@ -56,9 +52,9 @@ class Attack(ABC):
 
     @abstractmethod
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Search inside the threat around x. Called only by `perturb` and by attacks that contain attacks.
+        """Search inside the threat around x, with gradients disabled: see `loss_grad` in pgd.py.
 
-        Gradients are disabled, so that no graph is built by accident; see `loss_grad` in pgd.py.
+        Called only by `perturb` and by attacks that contain attacks.
         """
 
     def sub_attacks(self) -> tuple[Attack, ...]:
@@ -70,10 +66,9 @@ class Attack(ABC):
         return (self,)
 
     def address(self) -> str | None:
-        """The text that selects the random numbers of this attack in an evaluation and names its results.
+        """The text that selects random numbers in an evaluation and names results; None: those of the probe.
 
-        It is data: renaming a class or adding a field must not change it. None means that random numbers and
-        results belong to the probe.
+        It is data: renaming a class or adding a field must not change it.
         """
         return None
 
@@ -105,7 +100,7 @@ class Attack(ABC):
         """Raise ValueError if this attack, or an attack that it contains, does not support a threat."""
         if isinstance(threat, AnyOf) and not self.supports_unions:
             raise ValueError(f"{self} searches one ball, got the union {threat}; give it one threat")
-        for member in threat.threats if isinstance(threat, AnyOf) else (threat,):
+        for member in threat.threats:
             if type(member.norm) not in self.norms:
                 names = ", ".join(sorted(norm.name for norm in self.norms))
                 raise ValueError(f"{self} works in {names}, got the threat {member}; change one of them")
@@ -143,19 +138,14 @@ def perturb(
             # check_supports has made sure that only attacks on unions get one.
             result = attack.run(checked, x, y, cast(Threat, threat), rng)
     check_adversarial(f"{attack} under {threat}", result.x, x, threat)
-    return AttackResult(
-        # A channels_last network changes the memory format of its outputs; return the format of x.
-        x=torch.empty_like(x).copy_(result.x.detach()),
-        passes=result.passes,
-        loss=None if result.loss is None else result.loss.detach(),
-        fooled=result.fooled,
-        ever_fooled=result.ever_fooled,
-        steps=result.steps,
-    )
+    # A channels_last network changes the memory format of its outputs; return the format of x.
+    x_adv = torch.empty_like(x).copy_(result.x.detach())
+    return replace(result, x=x_adv, loss=None if result.loss is None else result.loss.detach())
 
 
-VERIFY_SLACK = 1e-5
-"""The rounding error that the result of an attack may have, in units of max(1, eps)."""
+def select_rows(rows: PerExampleBool, tensor: Tensor, other: Tensor) -> Tensor:
+    """A new tensor with the given rows of `tensor`, and the remaining rows of `other`."""
+    return torch.where(rows.view(-1, *[1] * (tensor.dim() - 1)), tensor, other)
 
 
 def _all_in_box(x: Tensor, slack: float) -> bool:
@@ -183,9 +173,8 @@ def _check_images(x: Tensor) -> None:
 def _check_labels(y: Tensor, x: Tensor) -> None:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != x.shape[:1]:
         got = f"{y.dtype} of shape {tuple(y.shape)}"
-        raise ValueError(
-            f"labels are {got}, expected integers of shape ({len(x)},); give one class per image"
-        )
+        fix = "give one class per image"
+        raise ValueError(f"labels are {got}, expected integers of shape ({len(x)},); {fix}")
     if len(y) and int(y.min()) < 0:
         raise ValueError(f"the smallest label is {int(y.min())}, expected 0 or more; drop unlabelled images")
 
@@ -207,8 +196,7 @@ def _with_output_check(model: Classifier, highest: int) -> Classifier:
 
 
 def check_adversarial(source: str, x_adv: Tensor, x: Images, threat: Threat | AnyOf) -> None:
-    """Raise ThreatError unless x_adv is finite, in the box and in the threat around x; `source` names the
-    attack in messages."""
+    """Raise ThreatError unless x_adv is finite, in the box and in the threat around x, naming the source."""
     if (x_adv.shape, x_adv.dtype, x_adv.device) != (x.shape, x.dtype, x.device):
         got, expected = (f"{t.dtype} of shape {tuple(t.shape)} on {t.device}" for t in (x_adv, x))
         raise ThreatError(f"{source} returned {got}, expected {expected}; this is a bug in the attack")

@@ -1,7 +1,6 @@
 """BPDA: a differentiable stand-in for a step of a network that has no useful gradient.
 
-Athalye, Carlini and Wagner, 2018, Obfuscated gradients give a false sense of security. The guide has an
-example.
+Athalye et al., 2018, Obfuscated gradients give a false sense of security. The guide has an example.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, fx, nn
 
-from allrounder.attacks.custom_loss import describe_tensor
+from allrounder.attacks.losses import describe_tensor
 from allrounder.models.layers import TensorOrProxy
 
 
@@ -20,17 +19,15 @@ from allrounder.models.layers import TensorOrProxy
 class Bpda(nn.Module):
     """A step without a useful gradient, such as rounding or JPEG, with the gradient of another function.
 
-    The forward pass computes function(x), bit for bit. The backward pass uses the gradient of backward(x),
-    by default that of the identity. `backward` should be differentiable and close to the function (backward
-    pass differentiable approximation, BPDA).
+    The forward pass computes function(x), bit for bit. The backward pass uses the gradient of backward(x), by
+    default the identity; it should be close to the function (backward pass differentiable approximation).
     """
 
     def __init__(
         self, function: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.function = function
-        self.backward = backward
+        self.function, self.backward = function, backward
 
     def forward(self, x: TensorOrProxy) -> TensorOrProxy:
         """Compute function(x), with the gradient of `backward` where one is needed."""
@@ -51,10 +48,10 @@ class Bpda(nn.Module):
 
 def _with_gradient_of(result: object, approximation: object, module: str) -> Tensor:
     """Return `result` with the gradient of `approximation`; `module` names the step in messages."""
-    if describe_tensor(result) != describe_tensor(approximation):
-        got = f"the function returned {describe_tensor(result)}, backward {describe_tensor(approximation)}"
-        fix = "convert one of them, or pass another backward"
-        raise ValueError(f"{module}: {got}, expected the same type and shape; {fix}")
+    forward, backward = describe_tensor(result), describe_tensor(approximation)
+    if forward != backward:
+        fix = "expected the same type and shape; convert one of them, or pass another backward"
+        raise ValueError(f"{module}: the function returned {forward}, backward {backward}, {fix}")
     return cast(Tensor, _ReplaceGradient.apply(result, approximation))
 
 

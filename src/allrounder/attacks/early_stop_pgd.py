@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
+from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
-from allrounder.attacks.losses import LOSSES, NEEDS_NATURAL
-from allrounder.attacks.pgd import Start, StepSize, initial_perturbation, input_grad
+from allrounder.attacks.losses import LOSSES, needs_natural
+from allrounder.attacks.pgd import Start, StepSize, check_start, initial_perturbation, input_grad
 from allrounder.config.fields import NonNegativeFloat, NonNegativeInt, PositiveInt, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
 
@@ -23,13 +23,10 @@ class EarlyStopPgd(Attack):
 
     Each image starts with tau spare steps. Before each step the moving images are classified: a misclassified
     image stops if it has no spare step left, and otherwise uses one up. The others move as in PGD,
-    x_{t+1} = P(x_t + step * eps * ascend(g) + omega * noise). With tau = 0, an image that is misclassified
-    at its random start takes no step; with tau = steps and omega = 0 this equals PGD bit for bit. Only moving
-    images pass through the network. Zhang et al., 2020, Attacks which do not kill training make adversarial
-    learning stronger.
+    x_{t+1} = P(x_t + step * eps * ascend(g) + omega * noise). With tau = steps and omega = 0 this equals PGD
+    bit for bit. Only moving images pass through the network.
+    Zhang et al., 2020, Attacks which do not kill training make adversarial learning stronger.
     """
-
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
 
     steps: PositiveInt = 10
     """The maximum number of steps of an image."""
@@ -45,33 +42,30 @@ class EarlyStopPgd(Attack):
     """random (in the ball), boundary (on it), gaussian (0.001 * noise, as in TRADES), zero (the image)."""
 
     def __post_init__(self) -> None:
-        if self.loss == "kl" and self.start == "zero":
-            fix = "set start to gaussian, random or boundary"
-            raise ValueError(f"the loss kl is flat at the image itself, got start = zero; {fix}")
+        check_start(self.loss, self.start)
 
+    @override
     def passes(self) -> Passes:
-        """At most one pair per step, plus a forward pass where the loss needs the natural prediction."""
-        return Passes(self.steps + (self.loss == "kl"), self.steps)
+        return Passes(self.steps + needs_natural(LOSSES[self.loss]), self.steps)
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
-        """Step the moving images until none is left or all steps are done."""
         # Differs: released code returns the images that stopped first before all others; here images keep
         # their order (ADR 0021).
-        natural = model(x) if LOSSES[self.loss] in NEEDS_NATURAL else None
+        loss = LOSSES[self.loss]
+        natural = model(x) if needs_natural(loss) else None
         passes = Passes(forwards=int(natural is not None))
         x_adv = threat.project(x, x + initial_perturbation(self.start, x, threat, rng))
-        spare_steps = torch.full_like(y, self.tau)
-        steps_taken = torch.zeros_like(y)
+        spare_steps, steps_taken = torch.full_like(y, self.tau), torch.zeros_like(y)
         moving = torch.arange(len(y), device=y.device)
         for number in range(self.steps):
             with torch.enable_grad():
                 point = x_adv[moving].requires_grad_()
                 logits = model(point)
-                natural_rows = None if natural is None else natural[moving]
-                total = LOSSES[self.loss](logits, y[moving], natural_rows).sum()
+                total = loss(logits, y[moving], None if natural is None else natural[moving]).sum()
             fooled = logits.detach().argmax(dim=1) != y[moving]
             continues = ~fooled | (spare_steps[moving] > 0)
-            passes += Passes(1, int(bool(continues.any())))
+            passes += Passes(1, int(continues.any()))
             if not continues.any():
                 break
             spare_steps[moving] -= fooled.long()

@@ -8,10 +8,9 @@ from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
 from allrounder.attacks.losses import cross_entropy
-from allrounder.attacks.pgd import StepSize, pgd_loop
+from allrounder.attacks.pgd import StepSize, initial_perturbation, pgd_loop
 from allrounder.config.fields import PositiveInt, Share, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Passes
 
@@ -25,7 +24,6 @@ class Mim(Attack):
     cross-entropy. Dong et al., 2018, Boosting adversarial attacks with momentum.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     names: ClassVar[tuple[str, ...]] = ("mim", "mi-fgsm")
 
     steps: PositiveInt = 20
@@ -43,7 +41,7 @@ class Mim(Attack):
         def accumulate(m: Images, g: Images) -> Images:
             return self.decay * m + g / (g.abs().mean(dim=(1, 2, 3), keepdim=True) + 1e-12)
 
-        d = threat.norm.sample(x, threat.eps, rng.fold_in("start"))
+        d = initial_perturbation("random", x, threat, rng)
         return pgd_loop(
             model, x, y, threat, cross_entropy, d, steps=self.steps, step=self.step, momentum_fn=accumulate
         )

@@ -7,15 +7,14 @@ from typing import ClassVar, final
 import torch
 from typing_extensions import override
 
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import Attack, AttackResult, select_rows
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import StepSize, loss_grad
-from allrounder.attacks.worst_of import split_union
 from allrounder.config.fields import PositiveInt, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, L1, L2, Linf, Norm
+from allrounder.threats.norms import L1, L2, Linf, Norm
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import Classifier, Images, Labels, Passes, PerExampleBool
+from allrounder.types import Classifier, Images, Labels, Passes
 
 NORM_ORDER: tuple[type[Norm], ...] = (L1, L2, Linf)
 """The order in which candidates are compared; the last one wins ties."""
@@ -38,7 +37,6 @@ class Msd(Attack):
     Maini et al., 2020, Adversarial robustness against the union of multiple perturbation models.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     supports_unions: ClassVar[bool] = True
 
     steps: PositiveInt = 10
@@ -54,30 +52,28 @@ class Msd(Attack):
         return self.passes_under(1)
 
     def passes_under(self, num_threats: int) -> Passes:
-        """The passes under a union of `num_threats` threats: each step takes a gradient, and a forward pass
-        per candidate."""
+        """Each step takes a gradient, and a forward pass per candidate."""
         return Passes(1 + num_threats, 1) * self.steps
 
+    @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat | AnyOf, rng: Rng) -> AttackResult:
-        """Step to the best candidate, and keep the best point of all steps."""
         # Sorting is stable, so two balls of the same norm keep their order.
-        union = sorted(split_union(threat), key=lambda member: NORM_ORDER.index(type(member.norm)))
+        union = sorted(threat.threats, key=lambda member: NORM_ORDER.index(type(member.norm)))
         point = best = x
         best_loss = torch.zeros_like(x[:, 0, 0, 0])
         for t in range(self.steps):
-            g = loss_grad(model, point, y, cross_entropy, None)
-            chosen = point
-            chosen_loss = torch.full_like(best_loss, float("-inf"))
+            g = loss_grad(model, point, y, cross_entropy)
+            chosen, chosen_loss = point, torch.full_like(best_loss, float("-inf"))
             for member in union:
                 candidate = self._candidate(member, x, point, g, rng.fold_in("step", t))
                 loss = cross_entropy(model(candidate), y)
                 # Not (loss >= chosen_loss), so that a NaN is kept and `perturb` detects it.
                 higher = ~(loss < chosen_loss)
-                chosen = _select_rows(higher, candidate, chosen)
+                chosen = select_rows(higher, candidate, chosen)
                 chosen_loss = torch.where(higher, loss, chosen_loss)
             point = chosen
             better = ~(chosen_loss <= best_loss)
-            best = _select_rows(better, point, best)
+            best = select_rows(better, point, best)
             best_loss = torch.where(better, chosen_loss, best_loss)
         return AttackResult(x=best, loss=best_loss, passes=self.passes_under(len(union)))
 
@@ -89,11 +85,9 @@ class Msd(Attack):
                 length = self.l1_step * threat.eps / k
                 d = point - x + length * k_hot(g, point, k, length)
                 return (x + project_l1_ball(d, threat.eps)).clamp(0, 1)
-            case L2():
-                step = self.l2_step
             case _:
-                step = self.linf_step
-        return threat.project(x, point + step * threat.eps * threat.norm.ascend(g))
+                step = self.l2_step if isinstance(threat.norm, L2) else self.linf_step
+                return threat.project(x, point + step * threat.eps * threat.norm.ascend(g))
 
 
 def k_hot(g: Images, x: Images, k: int, gap: float) -> Images:
@@ -112,15 +106,10 @@ def k_hot(g: Images, x: Images, k: int, gap: float) -> Images:
 def project_l1_ball(d: Images, eps: float) -> Images:
     """Project d on the L1 ball, without the box: |d_i| becomes max(|d_i| - level, 0).
 
-    The level makes the sum equal to eps. It is the largest of (|d|_(1) + .. + |d|_(j) - eps) / j, with |d| in
-    descending order.
+    The level is the largest of (|d|_(1) + .. + |d|_(j) - eps) / j, with |d| in descending order.
     """
     size = d.abs().flatten(1)
     sums = size.sort(dim=1, descending=True).values.cumsum(1) - eps
     counts = torch.arange(1, size.shape[1] + 1, dtype=size.dtype, device=size.device)
     level = (sums / counts).amax(dim=1, keepdim=True).clamp(min=0)
     return (d.flatten(1).sign() * (size - level).clamp(min=0)).view_as(d)
-
-
-def _select_rows(rows: PerExampleBool, x: Images, other: Images) -> Images:
-    return torch.where(rows[:, None, None, None], x, other)

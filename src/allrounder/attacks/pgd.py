@@ -1,8 +1,9 @@
-"""Projected gradient descent on the negative loss, in any norm, and the loop that its variants share."""
+"""Projected gradient descent (PGD) on the negative loss, in any norm, and with the loss of CW."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Annotated, ClassVar, Literal, TypeAlias, final
 
 import torch
@@ -11,11 +12,17 @@ from torch import Tensor
 from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
-from allrounder.attacks.custom_loss import AllowCustomLoss, CustomLoss
-from allrounder.attacks.losses import LOSSES, NEEDS_NATURAL, AttackLoss, LossName
-from allrounder.config.fields import PositiveInt, Ratio, frozen_config
+from allrounder.attacks.losses import (
+    ALLOW_CUSTOM_LOSS,
+    LOSSES,
+    AttackLoss,
+    CustomLoss,
+    LossName,
+    hinge,
+    needs_natural,
+)
+from allrounder.config.fields import PositiveFloat, PositiveInt, Ratio, frozen_config
 from allrounder.rng import Rng
-from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes
 
@@ -29,45 +36,74 @@ class Pgd(Attack):
     """Projected gradient descent (PGD): steps of fixed length that increase the loss; returns the last point.
 
     x_0 = P(x + start), then x_{t+1} = P(x_t + step * eps * ascend(grad_x loss(f(x_t), y))), with P the
-    projection on ball and box. Takes exactly `steps * eot` forward and backward passes, plus one forward pass
-    for a loss that compares with the natural prediction. The loss at the last point is not computed.
+    projection on ball and box. The loss at the last point is not computed.
     Madry et al., 2018, Towards deep learning models resistant to adversarial attacks.
     """
 
-    norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
     names: ClassVar[tuple[str, ...]] = ("pgd",)
 
     steps: PositiveInt = 10
     step: StepSize = 0.25
     """Length of a step, as a fraction of eps."""
-    loss: Annotated[LossName | CustomLoss, AllowCustomLoss()] = "ce"
-    """The loss to increase: ce (cross-entropy), margin, cw (hinge of the margin), kl (divergence from the
-    natural prediction), lse (squared error of the probabilities), lse-drift (the same, from the natural
-    prediction)."""
+    loss: Annotated[LossName | CustomLoss, ALLOW_CUSTOM_LOSS] = "ce"
+    """The loss to increase: ce (cross-entropy), margin, cw (hinge of the margin), lse (squared error of the
+    probabilities), or from the natural prediction, kl (divergence) and lse-drift (squared error)."""
     start: Start = "random"
     """random (in the ball), boundary (on it), gaussian (0.001 * noise, as in TRADES), zero (the image)."""
     eot: PositiveInt = 1
     """How many gradients to average in a step, for random networks (expectation over transformations)."""
 
     def __post_init__(self) -> None:
-        if self.loss in ("kl", "lse-drift") and self.start == "zero":
-            fix = "set start to gaussian, random or boundary"
-            raise ValueError(f"the loss {self.loss} is flat at the image itself, got start = zero; {fix}")
+        check_start(self.loss, self.start)
 
+    @override
     def passes(self) -> Passes:
-        """One pair per gradient, plus a forward pass where the loss needs the natural prediction."""
         return Passes(self.steps * self.eot + needs_natural(self.loss_fn()), self.steps * self.eot)
 
     def loss_fn(self) -> AttackLoss:
-        """The function of the loss."""
+        """The loss as a function."""
         return self.loss if isinstance(self.loss, CustomLoss) else LOSSES[self.loss]
 
     @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
         d = initial_perturbation(self.start, x, threat, rng)
-        return pgd_loop(
-            model, x, y, threat, self.loss_fn(), d, steps=self.steps, step=self.step, eot=self.eot
-        )
+        loss = self.loss_fn()
+        return pgd_loop(model, x, y, threat, loss, d, steps=self.steps, step=self.step, eot=self.eot)
+
+
+@final
+@frozen_config
+class Cw(Attack):
+    """CW loss, PGD optimiser: PGD on -max(z_y - max_{k != y} z_k + kappa, 0), from a random start.
+
+    This is the attack that papers on adversarial training call CW, not the minimal-norm attack of the same
+    paper. Carlini and Wagner, 2017, Towards evaluating the robustness of neural networks.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("cw",)
+
+    steps: PositiveInt = 30
+    step: StepSize = 0.25
+    """Length of a step, as a fraction of eps."""
+    kappa: PositiveFloat = 50.0
+    """The margin above which the loss of an example is constant."""
+
+    @override
+    def passes(self) -> Passes:
+        return Passes(self.steps, self.steps)
+
+    @override
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        loss = partial(hinge, kappa=self.kappa)
+        d = initial_perturbation("random", x, threat, rng)
+        return pgd_loop(model, x, y, threat, loss, d, steps=self.steps, step=self.step)
+
+
+def check_start(loss: LossName | CustomLoss, start: Start) -> None:
+    """Raise ValueError for a loss that has no gradient at the start."""
+    if loss in ("kl", "lse-drift") and start == "zero":
+        fix = "set start to gaussian, random or boundary"
+        raise ValueError(f"the loss {loss} is flat at the image itself, got start = zero; {fix}")
 
 
 def initial_perturbation(start: Start, x: Images, threat: Threat, rng: Rng) -> Images:
@@ -83,11 +119,6 @@ def initial_perturbation(start: Start, x: Images, threat: Threat, rng: Rng) -> I
             return torch.zeros_like(x)
 
 
-def last_grad(m: Images, g: Images) -> Images:
-    """No momentum: return the last gradient."""
-    return g
-
-
 def pgd_loop(
     model: Classifier,
     x: Images,
@@ -98,56 +129,43 @@ def pgd_loop(
     *,
     steps: int,
     step: float,
-    momentum_fn: Callable[[Images, Images], Images] = last_grad,
+    momentum_fn: Callable[[Images, Images], Images] = lambda m, g: g,
     eot: int = 1,
 ) -> AttackResult:
     """The loop of PGD: compute the gradient g, set m = momentum_fn(m, g), step along m, project."""
     natural = model(x) if needs_natural(loss) else None
-    alpha = step * threat.eps
-    project = threat.projector(x)
+    alpha, project = step * threat.eps, threat.projector(x)
     x_adv = project(x + start)
     m = torch.zeros_like(x)
     for _ in range(steps):
-        g = eot_grad(model, x_adv, y, loss, natural, eot)
-        m = momentum_fn(m, g)
+        m = momentum_fn(m, loss_grad(model, x_adv, y, loss, natural, eot))
         x_adv = project(threat.norm.ascend(m).mul_(alpha).add_(x_adv))
-    passes = Passes(forwards=steps * eot + (natural is not None), backwards=steps * eot)
-    return AttackResult(x=x_adv, passes=passes)
+    return AttackResult(x=x_adv, passes=Passes(steps * eot + (natural is not None), steps * eot))
 
 
-def needs_natural(loss: AttackLoss) -> bool:
-    """Whether a loss needs the natural logits."""
-    return loss.needs_natural if isinstance(loss, CustomLoss) else loss in NEEDS_NATURAL
-
-
-def eot_grad(
-    model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None, eot: int
+def loss_grad(
+    model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None = None, eot: int = 1
 ) -> Images:
-    """The mean of `eot` gradients at one point; a random network draws new numbers in every pass.
+    """The gradient of each example's loss with respect to its image, as a mean of `eot` gradients.
 
     Athalye et al., 2018, Synthesizing robust adversarial examples: expectation over transformations (EOT).
     """
-    g = loss_grad(model, x, y, loss, natural)
-    for _ in range(eot - 1):
-        g = g + loss_grad(model, x, y, loss, natural)
+
+    def draw_gradient() -> Images:
+        with torch.enable_grad():
+            point = x.detach().requires_grad_()
+            total = loss(model(point), y, natural).sum()
+        return input_grad(total, point)
+
+    g = reduce(torch.add, (draw_gradient() for _ in range(eot)))
     # A single gradient is returned as it is: dividing would cost time and could change bits.
     return g / eot if eot > 1 else g
-
-
-def loss_grad(model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None) -> Images:
-    """The gradient of each example's loss with respect to its image; parameters get no gradient."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        total = loss(model(x), y, natural).sum()
-    return input_grad(total, x)
 
 
 def input_grad(total: Tensor, x: Images) -> Images:
     """The gradient of a sum of losses with respect to the images; raise ValueError if there is none."""
     g = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
     if g is None:
-        raise ValueError(
-            "no gradient reaches the images; remove no_grad, detach or rounding from the network, or wrap "
-            "the steps that need them in Bpda"
-        )
+        fix = "remove no_grad, detach or rounding from the network, or wrap the steps that need them in Bpda"
+        raise ValueError(f"no gradient reaches the images; {fix}")
     return g

@@ -9,7 +9,8 @@ import torch
 from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult
-from allrounder.attacks.pgd import Pgd, eot_grad, initial_perturbation, needs_natural
+from allrounder.attacks.losses import needs_natural
+from allrounder.attacks.pgd import Pgd, initial_perturbation, loss_grad
 from allrounder.rng import Rng
 from allrounder.threats.norms import Linf, Norm
 from allrounder.threats.threat import Threat
@@ -54,7 +55,7 @@ class PixelBudgetPgd(Attack):
         low, high = (x - budgets).clamp(min=0), (x + budgets).clamp(max=1)
         x_adv = x + initial_perturbation(pgd.start, x, threat, rng)
         for _ in range(pgd.steps):
-            g = eot_grad(model, x_adv, y, loss, natural, pgd.eot)
+            g = loss_grad(model, x_adv, y, loss, natural, pgd.eot)
             x_adv = torch.clamp(x_adv + pgd.step * threat.eps * threat.norm.ascend(g), low, high)
         return AttackResult(x=x_adv, passes=self.passes())
 

@@ -32,14 +32,11 @@ class Norm(ABC):
 
     @abstractmethod
     def ascend(self, g: Images) -> Images:
-        """A direction of length one along which a loss with gradient g rises; zero where g is zero.
+        """A new tensor: a direction of length one in which a loss with gradient g rises; zero where g is."""
 
-        Returns a new tensor that the caller may overwrite.
-        """
-
-    @abstractmethod
     def sample(self, like: Images, eps: float, rng: Rng) -> Images:
-        """Draw a perturbation inside the ball of radius eps."""
+        """Draw in the ball: a uniform direction and a uniform radius (not uniform in volume)."""
+        return self.sample_boundary(like, eps, rng) * rng.fold_in("radius").uniform(like[:, :1, :1, :1])
 
     @abstractmethod
     def sample_boundary(self, like: Images, eps: float, rng: Rng) -> Images:
@@ -106,22 +103,15 @@ class L2(Norm):
         """g / ||g||, the steepest ascent direction."""
         return _normalize(self, g)
 
-    def sample(self, like: Images, eps: float, rng: Rng) -> Images:
-        """Draw a uniform direction and a uniform radius (not uniform in volume)."""
-        return self.sample_boundary(like, eps, rng) * rng.fold_in("radius").uniform(like[:, :1, :1, :1])
-
     def sample_boundary(self, like: Images, eps: float, rng: Rng) -> Images:
         """Draw uniformly on the sphere."""
         return eps * _normalize(self, rng.normal(like))
 
     def project(self, x0: Images, x: Images, eps: float) -> Images:
-        """Scale into the ball, then clip to the box, as is common practice.
-
-        Clipping only shortens d, so the result is feasible. Where the box binds, it is not the closest point.
-        """
+        """Scale into the ball, then clip to the box; where the box binds, this is not the closest point."""
         d = x - x0
         scale = (eps / self.length(d).clamp(min=torch.finfo(d.dtype).tiny)).clamp(max=1)
-        return (x0 + _expand(scale) * d).clamp(0, 1)
+        return (x0 + expand(scale) * d).clamp(0, 1)
 
 
 @final
@@ -148,10 +138,6 @@ class L1(Norm):
         top = flat.abs().topk(k, dim=1).indices
         return _normalize(self, torch.zeros_like(flat).scatter(1, top, _sign(flat.gather(1, top))).view_as(g))
 
-    def sample(self, like: Images, eps: float, rng: Rng) -> Images:
-        """Draw a uniform direction and a uniform radius, as for L2."""
-        return self.sample_boundary(like, eps, rng) * rng.fold_in("radius").uniform(like[:, :1, :1, :1])
-
     def sample_boundary(self, like: Images, eps: float, rng: Rng) -> Images:
         """Draw Laplace noise and scale it to length eps: uniform on the faces of the L1 sphere."""
         u = 2 * rng.uniform(like) - 1
@@ -169,7 +155,7 @@ class L1(Norm):
         size = d.abs().flatten(1)
         room = torch.where(d > 0, 1 - x0, x0).clamp(min=0).flatten(1)
         kept = _soft_threshold(size, room, _solve_threshold(size, room, eps)).view_as(d)
-        inside = _expand(self.length(d) <= eps)
+        inside = expand(self.length(d) <= eps)
         return torch.where(inside, x, x0 + d.sign() * kept).clamp(0, 1)
 
     def __str__(self) -> str:
@@ -186,8 +172,7 @@ def _soft_threshold(size: FlatImages, room: FlatImages, level: Float[Tensor, "n 
 def _solve_threshold(size: FlatImages, room: FlatImages, eps: float) -> Float[Tensor, "n 1"]:
     """The smallest level >= 0 with sum_i min(max(size_i - level, 0), room_i) <= eps, for every row.
 
-    The sum decreases with the level, so bisection finds it to machine precision. The upper end is returned,
-    so the result is always feasible.
+    Bisection finds it to machine precision; the upper end is returned, which is always feasible.
     """
     low, high = torch.zeros_like(size[:, :1]), size.amax(dim=1, keepdim=True)
     high = torch.where(_soft_threshold(size, room, low).sum(dim=1, keepdim=True) <= eps, low, high)
@@ -198,7 +183,8 @@ def _solve_threshold(size: FlatImages, room: FlatImages, eps: float) -> Float[Te
     return high
 
 
-def _expand(per_example: Tensor) -> Tensor:
+def expand(per_example: Tensor) -> Tensor:
+    """One number per example in a shape that multiplies images: (n, 1, 1, 1)."""
     return per_example[:, None, None, None]
 
 
@@ -209,7 +195,7 @@ def _sign(g: Tensor) -> Tensor:
 
 def _normalize(norm: Norm, d: Images) -> Images:
     """Scale d to length one; zero stays zero."""
-    return d / _expand(norm.length(d).clamp(min=torch.finfo(d.dtype).tiny))
+    return d / expand(norm.length(d).clamp(min=torch.finfo(d.dtype).tiny))
 
 
 NORMS: dict[str, type[Norm]] = {"Linf": Linf, "L2": L2, "L1": L1}
@@ -219,17 +205,14 @@ _ALIASES = {"linf": "Linf", "inf": "Linf", "np.inf": "Linf", "l2": "L2", "2": "L
 
 
 def parse_norm(text: object) -> Norm:
-    """Parse a norm: "Linf", "linf", "l_inf", "inf", float("inf"), "L2", 2, "L1" or 1.
-
-    "L1(0.1)" is L1 with a density of 0.1.
-    """
+    """Parse "Linf", "l_inf", "inf", float("inf"), "L2", 2, "L1", 1, or "L1(0.1)", a density of 0.1."""
     normalized = (f"{text:g}" if isinstance(text, float) else str(text)).strip().lower().replace("_", "")
     match = re.fullmatch(r"([^()]*)(?:\(([^()]*)\))?", normalized)
     word, density = match.groups() if match else (normalized, None)
     name = _ALIASES.get(word)
     if name is None:
-        hint = did_you_mean(word.capitalize(), NORMS)
-        raise ValueError(f"unknown norm {text!r} (known: {', '.join(NORMS)}){hint}")
+        known = f"(known: {', '.join(NORMS)})"
+        raise ValueError(f"unknown norm {text!r} {known}{did_you_mean(word.capitalize(), NORMS)}")
     if density is None:
         return NORMS[name]()
     if name != "L1":

@@ -37,9 +37,8 @@ class Threat(TextValue):
         except (ValueError, OverflowError) as error:
             raise ValueError(f"threat {str(self)!r}: {error}; {FORMAT_HINT}") from None
         if eps < 0:
-            raise ValueError(
-                f"threat {str(self)!r}: the budget is negative, expected 0 or more; {FORMAT_HINT}"
-            )
+            problem = "the budget is negative, expected 0 or more"
+            raise ValueError(f"threat {str(self)!r}: {problem}; {FORMAT_HINT}")
         return eps
 
     @classmethod
@@ -63,29 +62,30 @@ class Threat(TextValue):
     def __str__(self) -> str:
         return f"{self.norm}:{self.budget}"
 
+    @property
+    def threats(self) -> tuple[Threat, ...]:
+        """The threat as a union of one."""
+        return (self,)
+
     def budget_warning(self) -> str | None:
         """A warning for a budget that is probably a mistake, or None.
 
         A Linf budget that differs from k/255 (k <= 64) by at most 2.5% and a quarter of 1/255 is probably
-        rounded (0.031) or has a wrong denominator (8/256). Multiples of 0.01 (0.05, 0.1, 0.3) are taken as
-        intended.
+        rounded (0.031) or has a wrong denominator (8/256). Multiples of 0.01 are taken as intended.
         """
         if not isinstance(self.norm, Linf):
             return None
         if self.eps >= 1:
-            is_integer = self.eps < 255 and self.eps == int(self.eps)
-            fix = (
-                f"write Linf:{int(self.eps)}/255 if you meant that" if is_integer else "use a budget below 1"
-            )
+            is_integer = self.eps < 255 and self.eps.is_integer()
+            fix = f"write Linf:{self.eps:g}/255 if you meant that" if is_integer else "use a budget below 1"
             return f"{self} allows every image, because images lie in [0, 1]; {fix}"
         steps = 255 * self.eps
         k = round(steps)
         is_close = 1 <= k <= 64 and 1e-9 * k < abs(steps - k) <= min(0.025 * k, 0.25)
         if not is_close or (parse_fraction(self.budget) * 100).denominator == 1:
             return None
-        return (
-            f"{self} is close to {k}/255 = {k / 255:.4g}, but not equal; write Linf:{k}/255 if you meant that"
-        )
+        fix = f"write Linf:{k}/255 if you meant that"
+        return f"{self} is close to {k}/255 = {k / 255:.4g}, but not equal; {fix}"
 
     def project(self, x0: Images, x: Images) -> Images:
         """Project x into the ball around x0 and into the box."""

@@ -29,10 +29,10 @@ from allrounder.attacks import (
     parse_attack,
     perturb,
 )
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.apgd import L1_SCHEDULE
+from allrounder.attacks.combined import WorstOf
 from allrounder.attacks.pixel_budget_pgd import PixelBudgetPgd
 from allrounder.attacks.search.base import RoundInit, Search
-from allrounder.attacks.worst_of import WorstOf
 from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import BatchNormMode

@@ -9,8 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from allrounder.attacks.apgd import Apgd
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE, checkpoint_periods, plan_checkpoints
+from allrounder.attacks.apgd import L1_SCHEDULE, Apgd, checkpoint_periods, plan_checkpoints
 from allrounder.attacks.base import perturb
 from allrounder.attacks.losses import dlr, targeted_dlr, targeted_margin
 from allrounder.attacks.search.base import SUCCESS_SLACK, RoundInit, query_model
@@ -224,7 +223,7 @@ def test_the_start_in_l1_is_sparse():
 
 
 @pytest.mark.parametrize(("schedule", "asks"), [(((1.0, 1.0),), 11), (L1_SCHEDULE, 13)])
-def test_the_start_and_every_step_is_asked_about_once(schedule, asks):
+def test_start_and_every_step_are_queried_once(schedule, asks):
     asked, states = follow(Apgd(steps=10, schedule=schedule), OneByOne(), images(), Threat.parse("L1:1"))
     assert len(asked) == asks and torch.equal(asked[0], states[0]["point"])
 
@@ -260,11 +259,7 @@ def test_tell_leaves_the_old_state_alone_and_no_two_names_share_memory():
 @THREATS
 @pytest.mark.parametrize(
     "search",
-    [
-        Apgd(steps=10),
-        Apgd(steps=10, surrogate="dlr", targets=3),
-        Apgd(steps=10, schedule=L1_SCHEDULE),
-    ],
+    [Apgd(steps=10), Apgd(steps=10, surrogate="dlr", targets=3), Apgd(steps=10, schedule=L1_SCHEDULE)],
     ids=["ce", "targeted", "enlarged"],
 )
 def test_neighbours_their_order_and_their_progress_change_nothing(search, threat):
@@ -280,7 +275,7 @@ def test_neighbours_their_order_and_their_progress_change_nothing(search, threat
     for i in range(6):
         assert torch.equal(alone[i], together[:, i])
         assert torch.equal(alone[i], torch.stack(permuted)[:, order.index(i)])
-    # A lane of three, where rows take the places of others that are not done.
+    # A batch of three, where rows replace others that are not finished.
     waiting, seats, paths = [3, 4, 5], [0, 1, 2], {i: [] for i in range(6)}
     state = begin(search, model, x[:3], threat, rows=numbers[:3], number=number)
     for t in range(30):
@@ -356,7 +351,7 @@ def climb(x, w, norm, eps):
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 5, 8, 10, 100])
 @LOSSES
-def test_any_number_of_classes_works_and_the_loss_is_told(classes, fields):
+def test_any_number_of_classes_works_and_the_loss_is_named(classes, fields):
     search, model, x = (
         Apgd(steps=1, **fields | {"targets": 9 * ("targets" in fields)}),
         OneByOne(classes),
@@ -368,8 +363,8 @@ def test_any_number_of_classes_works_and_the_loss_is_told(classes, fields):
     name = "margin" if fields["surrogate"] == "dlr" and few else fields["surrogate"]
     assert search.loss_name(classes) == ("targeted " if targeted else "") + name
     _, y = natural(model, x)
-    found = perturb(search, model, x, y, Threat.parse("Linf:1/255"), Rng(0))
-    assert found.x.shape == x.shape and found.passes.forwards <= 1 + 2 * search.num_rounds(classes)
+    result = perturb(search, model, x, y, Threat.parse("Linf:1/255"), Rng(0))
+    assert result.x.shape == x.shape and result.passes.forwards <= 1 + 2 * search.num_rounds(classes)
 
 
 @pytest.mark.parametrize(("classes", "targets", "count"), [(5, 3, 3), (5, 9, 4), (2, 9, 1)])
@@ -413,7 +408,7 @@ def test_ratios_of_equal_logits_are_finite():
 # The gateway, and values
 
 
-def test_the_gateway_runs_it_and_counts_its_passes():
+def test_perturb_runs_apgd_and_counts_its_passes():
     model, x = OneByOne(), images()
     _, y = natural(model, x)
     strong = perturb(Apgd(steps=30), model, x, y, Threat.parse("Linf:0.3"), Rng(0))
@@ -425,13 +420,13 @@ def test_the_gateway_runs_it_and_counts_its_passes():
 
 @THREATS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_is_an_error_and_no_robustness(threat, bad):
+def test_gradient_that_is_not_finite_raises_an_error(threat, bad):
     def poisoned(g):
         g = g.clone()
         g[1, 0, 0, 0] = bad
         return g
 
-    def broken(x):
+    def nan_network(x):
         x = x.clone()
         if x.requires_grad:
             x.register_hook(poisoned)
@@ -440,15 +435,15 @@ def test_a_gradient_that_is_not_finite_is_an_error_and_no_robustness(threat, bad
     model, x = OneByOne(), images()
     _, y = natural(model, x)
     with pytest.raises(ThreatError, match="gradient of 1 of 4 images is not finite"):
-        perturb(Apgd(steps=5), broken, x, y, threat, Rng(0))
+        perturb(Apgd(steps=5), nan_network, x, y, threat, Rng(0))
 
 
 @pytest.mark.parametrize("text", ["Linf:0", "L2:0", "L1:0"])
 def test_a_budget_of_zero_finds_nothing(text):
     model, x = OneByOne(), images()
     _, y = natural(model, x)
-    found = perturb(Apgd(steps=5), model, x, y, Threat.parse(text), Rng(0))
-    assert torch.equal(found.x, x) and found.fooled is not None and not found.fooled.any()
+    result = perturb(Apgd(steps=5), model, x, y, Threat.parse(text), Rng(0))
+    assert torch.equal(result.x, x) and result.fooled is not None and not result.fooled.any()
 
 
 def test_apgd_is_a_value_that_round_trips_through_a_table():

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from allrounder.attacks import Pgd, perturb
-from allrounder.attacks.apgd import Apgd
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.apgd import L1_SCHEDULE, Apgd
 from allrounder.attacks.losses import dlr, targeted_dlr
 from allrounder.attacks.search.base import RoundInit, query_model
 from allrounder.data import Embedded
@@ -111,11 +110,11 @@ def trained():
 
 
 def broken_by_ours(search, threat):
-    """Which images are broken, and how many points were asked about."""
+    """Which images are fooled, and the number of queries."""
     model, x, y = trained()
-    logits, broken, asked = model(x), torch.zeros(IMAGES, dtype=torch.bool), 0
+    logits, fooled, asked = model(x), torch.zeros(IMAGES, dtype=torch.bool), 0
     for number in range(search.num_rounds(10)):
-        rows = (~broken).nonzero().squeeze(1)
+        rows = (~fooled).nonzero().squeeze(1)
         rng = Rng(0).fold_in("round", number).per_example(rows)
         state = search.begin(RoundInit(x[rows], y[rows], logits[rows], threat, rng, number))
         while len(rows) and not search.is_finished(state).all():
@@ -123,10 +122,10 @@ def broken_by_ours(search, threat):
             asked += len(rows)
             inside = threat.contains(x[rows], answer.x, slack=1e-6)
             left = ~((answer.logits.argmax(1) != y[rows]) & inside)
-            broken[rows[~left]] = True
+            fooled[rows[~left]] = True
             state = {name: rest[left] for name, rest in search.tell(state, answer, threat).items()}
             rows = rows[left]
-    return broken, asked
+    return fooled, asked
 
 
 def broken_by_theirs(kind, threat, **fields):
@@ -163,7 +162,7 @@ def test_verdicts_are_not_weaker_than_the_public_ones(text, case):
     ours, asked = broken_by_ours(Apgd(**fields), threat)
     theirs, counted = broken_by_theirs(getattr(public, kind), threat, **other)
     only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-    print(f"{text} {case}: broken {int(ours.sum())} and {int(theirs.sum())} of {IMAGES}, ", end="")
+    print(f"{text} {case}: fooled {int(ours.sum())} and {int(theirs.sum())} of {IMAGES}, ", end="")
     print(f"{only_ours} only by ours, {only_theirs} only by theirs; {asked} points and {counted}")
     assert IMAGES // 10 < int(theirs.sum()) < IMAGES * 9 // 10
     # One-sided McNemar test: were neither stronger, each would win a discordant image as often as the other.

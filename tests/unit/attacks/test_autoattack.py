@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Pgd, Square, parse_attack, perturb
-from allrounder.attacks.apgd_schedule import L1_SCHEDULE
+from allrounder.attacks.apgd import L1_SCHEDULE
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import SUITES, Probe, suite
@@ -56,7 +56,7 @@ def test_the_other_versions_are_as_published():
         ("pgd-20", Pgd(steps=20)),
     ],
 )
-def test_attacks_go_by_the_names_people_type(name: str, attack):
+def test_attack_names_are_parsed_leniently(name: str, attack):
     assert parse_attack(name) == attack
 
 
@@ -75,7 +75,7 @@ def test_only_searches_and_cascades_stop_at_success():
 
 
 @pytest.mark.parametrize("name", ["aa-20", "apgd", "squares", "pgd-0"])
-def test_a_name_that_would_promise_something_else_is_refused(name: str):
+def test_misleading_attack_names_are_refused(name: str):
     with pytest.raises(ValueError, match="unknown attack"):
         parse_attack(name)
 
@@ -134,10 +134,10 @@ def test_evaluation_by_searches_repeats_and_does_not_depend_on_the_rest_of_the_s
     assert probe.attack.stages(probe.threat.norm) == PARTS
 
 
-def test_autoattack_through_the_gateway_stays_in_the_ball():
+def test_autoattack_through_perturb_stays_in_the_ball():
     model = trained()
     x, y = blobs(6, 12).test.fetch(torch.arange(12)), blobs(6, 12).test.labels
     threat = Threat.parse("L2:0.8")
-    found = perturb(Cascade(attacks=PARTS), model, x, y, threat, Rng(0))
-    assert found.fooled is not None and found.fooled.any()
-    assert threat.contains(x, found.x).all()
+    result = perturb(Cascade(attacks=PARTS), model, x, y, threat, Rng(0))
+    assert result.fooled is not None and result.fooled.any()
+    assert threat.contains(x, result.x).all()

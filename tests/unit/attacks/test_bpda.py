@@ -55,9 +55,9 @@ def test_bpda_computes_the_function_to_the_last_bit_and_leaves_its_input_alone(f
 @pytest.mark.parametrize("backward", [None, torch.sin, nn.Tanh(), lambda x: x**3])
 def test_the_gradient_of_bpda_is_that_of_the_substitute(function, backward):
     x, weights = (t.requires_grad_() for t in (batch()[0], batch()[0].flip(0) - 0.5))
-    (found,) = torch.autograd.grad((Bpda(function, backward)(x) * weights).sum(), x)
+    (result,) = torch.autograd.grad((Bpda(function, backward)(x) * weights).sum(), x)
     (expected,) = torch.autograd.grad(((backward or identity)(x) * weights).sum(), x)
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 @QUANTISERS
@@ -110,7 +110,7 @@ def test_a_network_with_bpda_folds_where_it_can_be_traced_and_is_used_as_it_is_w
     ],
     ids=["shape", "type", "array", "backward"],
 )
-def test_bpda_refuses_a_way_back_to_elsewhere(function, backward, said):
+def test_bpda_refuses_a_backward_of_another_shape_or_type(function, backward, said):
     x, _ = batch()
     with pytest.raises(ValueError, match=rf"Bpda\(function=.*\): .*{said}"):
         Bpda(function, backward)(x.requires_grad_())
@@ -135,7 +135,7 @@ class Sums(nn.Module):
 
 @QUANTISERS
 @pytest.mark.parametrize("attack", [Pgd(steps=5, start="zero"), Apgd(steps=5)], ids=["pgd", "apgd"])
-def test_attacks_break_through_bpda_what_rounding_hides_from_them(function, attack):
+def test_attacks_succeed_through_bpda(function, attack):
     # Every pixel is 4.3 eighths and counts as 4, together 54; from 4.5 on, which is within reach, it counts
     # as 5, together 67.5. So chance, which lifts half of them, does not help.
     x, y = torch.full((2, 3, 6, 6), 4.3 / 8), torch.ones(2, dtype=torch.long)
@@ -154,7 +154,7 @@ def test_attacks_break_through_bpda_what_rounding_hides_from_them(function, atta
     assert outcome.accuracy() == 1 and outcome.accuracy("hook") == 0
 
 
-def test_without_bpda_the_same_break_is_hidden_or_refused():
+def test_without_bpda_the_attack_fails_or_is_refused():
     x, y = torch.full((2, 3, 6, 6), 4.3 / 8), torch.ones(2, dtype=torch.long)
     hidden, attack = nn.Sequential(Plain(quantise), Sums()), Pgd(steps=5, start="zero")
     assert torch.equal(craft(hidden, x, y, attack=attack, threat="Linf:0.04"), x)

@@ -92,19 +92,19 @@ def between(a: Array, b: Array, share: Array) -> Array:
     return a + share[:, None] * (b - a)
 
 
-def broken(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
+def find_fooled(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
     """Whether the images that the attack hands out are misclassified; the gateway checks that they are inside
     the threat."""
     assert torch.equal(model(x).argmax(1), y)
-    found = perturb(attack, model, x, y, threat, Rng(0))
-    wrong = model(found.x).argmax(1) != y
-    assert found.fooled is not None and torch.equal(found.fooled, wrong)
+    result = perturb(attack, model, x, y, threat, Rng(0))
+    wrong = model(result.x).argmax(1) != y
+    assert result.fooled is not None and torch.equal(result.fooled, wrong)
     return wrong
 
 
 def decides(attack: Attack, case: Problem) -> None:
-    """It breaks all that can be broken; nothing can break the others."""
-    wrong = broken(attack, case.model, case.x, case.y, case.threat)
+    """It fools all images that can be fooled, and no others."""
+    wrong = find_fooled(attack, case.model, case.x, case.y, case.threat)
     assert (int(wrong[:PAIRS].sum()), int(wrong[PAIRS:].sum())) == (PAIRS, 0)
 
 
@@ -116,20 +116,20 @@ def test_distances_are_those_of_a_grid_and_without_walls_those_of_the_formula(na
     rng = np.random.default_rng(0)
     x, w = rng.uniform(size=(30, 4)), rng.normal(size=(30, 4))
     c = rng.uniform(size=30) ** 2 * (np.abs(w) * np.where(w > 0, 1 - x, x)).sum(1)
-    found, formula = shortest(name, x, w, c), c / np.linalg.norm(w, DUAL[name], axis=1)
+    result, formula = shortest(name, x, w, c), c / np.linalg.norm(w, DUAL[name], axis=1)
     way = {"Linf": np.sign(w), "L2": w, "L1": w * (np.abs(w) == np.abs(w).max(1, keepdims=True))}[name]
     end = x + (c / (way * w).sum(1))[:, None] * way
     free = ((end >= 0) & (end <= 1)).all(1)
     assert 5 < free.sum() < 25
-    np.testing.assert_allclose(found[free], formula[free], rtol=1e-9)
-    assert (found[~free] > formula[~free]).all()
+    np.testing.assert_allclose(result[free], formula[free], rtol=1e-9)
+    assert (result[~free] > formula[~free]).all()
     grid = np.array(list(product(np.linspace(0, 1, 13), repeat=4)))
     # The end of the shortest way, rounded uphill to the grid, is beyond the plane and hardly farther.
     rounding = np.linalg.norm(np.full(4, 1 / 12), ORDER[name])
     for i in range(30):
         d = grid - x[i]
         closest = np.linalg.norm(d[d @ w[i] >= c[i]], ORDER[name], axis=1).min()
-        assert closest - rounding <= found[i] <= closest + 1e-9
+        assert closest - rounding <= result[i] <= closest + 1e-9
 
 
 @EACH
@@ -198,7 +198,7 @@ def test_square_decides_where_its_pattern_is_the_shortest_way(name: str):
     model, y = nn.Sequential(nn.Flatten(), layer), torch.zeros(PAIRS, dtype=torch.int64)
     for factor in (1.02, 0.98):
         threat = Threat(NORMS[name](), repr(factor * distance))
-        wrong = broken(Square(queries=80), model, x, y, threat)
+        wrong = find_fooled(Square(queries=80), model, x, y, threat)
         assert int(wrong.sum()) == (PAIRS if factor > 1 else 0), factor
 
 
@@ -224,7 +224,7 @@ def two_pixels() -> nn.Module:
 
 
 @EACH
-def test_the_ensemble_says_the_same_as_all_images_of_a_grid(name: str):
+def test_ensemble_agrees_with_a_search_over_a_grid(name: str):
     model, norm, axis = two_pixels(), NORMS[name](), torch.linspace(0, 1, CELLS + 1)
     x = torch.rand(48, 1, 1, 2, generator=torch.Generator().manual_seed(0))
     y, grid = model(x).argmax(1), torch.cartesian_prod(axis, axis)
@@ -237,7 +237,7 @@ def test_the_ensemble_says_the_same_as_all_images_of_a_grid(name: str):
     assert isinstance(ce, Apgd) and isinstance(towards, Apgd) and isinstance(fab, Fab)
     gradients = replace(ce, steps=15, restarts=1), replace(towards, steps=15), replace(fab, steps=10)
     attack = Cascade(attacks=(*gradients, Square(queries=30)))
-    wrong = broken(attack, model, x, y, Threat(norm, repr(eps)))
+    wrong = find_fooled(attack, model, x, y, Threat(norm, repr(eps)))
     # The grid may pass over the closest image by a cell, and the attacks are allowed two per cent.
     sure = (truth - eps).abs() > 0.02 * eps + 2 / CELLS
     assert int(sure.sum()) >= 40

@@ -9,7 +9,7 @@ from torch import nn
 
 from allrounder.attacks import ATTACKS, Apgd, CustomLoss, Pgd, perturb
 from allrounder.attacks.losses import cross_entropy, dlr, kl_from_natural, margin
-from allrounder.attacks.pgd import eot_grad, loss_grad
+from allrounder.attacks.pgd import loss_grad
 from allrounder.config.decode import json_schema
 from allrounder.config.fields import OneOf
 from allrounder.errors import RecipeError, ThreatError
@@ -38,7 +38,7 @@ class Noisy(nn.Module):
         return self.body(x + 0.3 * torch.randn(x.shape, dtype=x.dtype))
 
 
-# A loss of one's own
+# Custom losses
 
 
 @THREATS
@@ -89,7 +89,7 @@ def test_a_custom_loss_is_written_by_its_name_alone():
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda z, y, n: cross_entropy(z, y).mean(), r"returned torch.float64 of shape \(\), expected "),
         (
@@ -107,10 +107,10 @@ def test_a_custom_loss_is_written_by_its_name_alone():
     ids=["mean", "matrix", "type", "verdicts", "nothing", "detached"],
 )
 @pytest.mark.parametrize("make", [lambda loss: Pgd(loss=loss), lambda loss: Apgd(surrogate=loss)])
-def test_a_loss_that_cannot_be_climbed_is_refused(function, said, make):
+def test_custom_loss_without_gradient_is_refused(function, message, make):
     model, (x, _) = network(), batch()
     attack = make(CustomLoss(name="odd", function=function))
-    with pytest.raises(ValueError, match=f"the loss odd {said}"):
+    with pytest.raises(ValueError, match=f"the loss odd {message}"):
         perturb(attack, model, x, model(x).argmax(1), LINF, Rng(0))
 
 
@@ -122,7 +122,7 @@ def test_a_custom_loss_that_is_not_finite_is_not_hidden():
             perturb(attack, model, x, model(x).argmax(1), LINF, Rng(0))
 
 
-def test_apgd_refuses_what_a_custom_loss_cannot_be_told():
+def test_apgd_refuses_targets_and_natural_logits_for_a_custom_loss():
     with pytest.raises(ValueError, match="the loss gap has no targeted form, got targets = 9; set targets"):
         Apgd(surrogate=GAP, targets=9)
     with pytest.raises(ValueError, match="the loss gap needs natural logits; use it with Pgd"):
@@ -137,16 +137,16 @@ def test_a_custom_loss_needs_a_name_for_a_file_and_a_function(fields):
         CustomLoss(**{"name": "a", "function": margin} | fields)
 
 
-def test_a_recipe_cannot_hold_a_custom_loss_and_says_so():
+def test_custom_loss_in_a_recipe_raises_an_error():
     recipe = Recipe.load("embedded/at-linf")
     attack = Pgd(loss=GAP)
     (task,) = recipe.tasks
     held = replace(recipe, tasks=(replace(task, objective=Adversarial(threat=LINF, attack=attack)),))
-    said = (
+    message = (
         "^a recipe or file cannot hold the function of the loss gap, expected the name of a built-in loss; "
     )
     for dump in (held.dumps, held.fingerprint, lambda: OneOf(lambda: ATTACKS).encode(attack)):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             dump()
 
 
@@ -169,21 +169,21 @@ def test_the_gradient_of_eot_is_the_mean_of_single_ones_in_the_order_of_the_draw
     with Rng(7).seed_global():
         singles = [loss_grad(model, x, y, cross_entropy, None) for _ in range(5)]
     with Rng(7).seed_global():
-        mean = eot_grad(model, x, y, cross_entropy, None, 5)
+        mean = loss_grad(model, x, y, cross_entropy, None, 5)
     torch.testing.assert_close(mean, torch.stack(singles).mean(0), rtol=1e-12, atol=0)
     assert not torch.allclose(singles[0], singles[1])
     with Rng(7).seed_global():
-        assert torch.equal(eot_grad(model, x, y, cross_entropy, None, 1), singles[0])
+        assert torch.equal(loss_grad(model, x, y, cross_entropy, None, 1), singles[0])
 
 
 @THREATS
 def test_a_step_of_eot_follows_the_mean_gradient(threat):
     model, (x, y) = Noisy(), batch()
-    found = perturb(Pgd(steps=1, eot=4, start="zero"), model, x, y, threat, Rng(3)).x
+    result = perturb(Pgd(steps=1, eot=4, start="zero"), model, x, y, threat, Rng(3)).x
     with Rng(3).fold_in("ambient").seed_global():
         g = torch.stack([loss_grad(model, x, y, cross_entropy, None) for _ in range(4)]).mean(0)
     expected = threat.project(x, x + 0.25 * threat.eps * threat.norm.ascend(g))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
 
 
 @THREATS
@@ -204,8 +204,8 @@ def test_the_passes_of_eot_are_counted(loss, more, monkeypatch):
             logits.register_hook(lambda g: backwards.append(1))
 
     model.register_forward_hook(count)
-    found = perturb(Pgd(steps=3, eot=4, loss=loss), model, x, y, LINF, Rng(0))
-    assert found.passes == Passes(12 + more, 12) == Passes(len(forwards), len(backwards))
+    result = perturb(Pgd(steps=3, eot=4, loss=loss), model, x, y, LINF, Rng(0))
+    assert result.passes == Passes(12 + more, 12) == Passes(len(forwards), len(backwards))
 
 
 def test_eot_on_a_random_network_repeats_and_leaves_ambient_randomness_alone():

@@ -43,7 +43,7 @@ CASES = [
     ("embedded/at-linf", "L2:1.8"),
     ("embedded/at-linf", "L1:6.5"),
 ]
-"""Networks, and budgets at which about a third of the images stand."""
+"""Networks, and budgets at which about a third of the images are robust."""
 
 
 @cache
@@ -59,20 +59,20 @@ def trained(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return model, test.fetch(torch.arange(IMAGES)), test.labels[:IMAGES]
 
 
-def standing(outcome: Outcome, attack: str) -> Tensor:
+def robust_images(outcome: Outcome, attack: str) -> Tensor:
     return torch.from_numpy(outcome.per_image_accuracy(attack) > 0)
 
 
 def conjunction(folder: Path, threat: Threat, y: Tensor) -> Tensor:
-    """Which images stand under all parts of the ensemble, by the lines on disk, each part on its own."""
-    ledger = ResultStore(len(y), folder)
-    stand = ledger.results(NATURAL).predicted == y
+    """Which images are robust to all parts of the ensemble, by the results on disk."""
+    store = ResultStore(len(y), folder)
+    robust = store.results(NATURAL).predicted == y
     for stage in AutoAttack().stages(threat.norm):
-        lines = ledger.results(f"{stage}@{threat}")
+        lines = store.results(f"{stage}@{threat}")
         # Each part was asked about every image that is classified right, not only what others left over.
-        assert torch.equal(lines.done, ledger.results(NATURAL).predicted == y)
-        stand = stand & (lines.predicted == y)
-    return stand
+        assert torch.equal(lines.done, store.results(NATURAL).predicted == y)
+        robust = robust & (lines.predicted == y)
+    return robust
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
@@ -84,7 +84,7 @@ def test_no_attack_is_weaker_than_the_public_one_and_the_ensembles_agree(
     evaluate(model, x, y, threats=[threat], attacks=PARITY_ATTACKS, out=tmp_path)
     outcome = Outcome.load(tmp_path / OUTCOME_FILE)
     comparisons = [
-        Comparison(attack, standing(outcome, attack), robust_under_public(model, x, y, threat, attack))
+        Comparison(attack, robust_images(outcome, attack), robust_under_public(model, x, y, threat, attack))
         for attack in PARITY_ATTACKS
     ]
     print(table(f"{name}, {text}, {len(y)} images, natural {100 * outcome.accuracy():.1f} %", comparisons))
@@ -136,8 +136,8 @@ def test_both_ensembles_are_exact_on_linear_networks(name: str, classes: int):
     outcome = evaluate(model, x, y, threats=[threat], attacks=["aa"])
     change = for_two_classes if classes == 2 else lambda side: None
     theirs = robust_under_public(model, x, y, threat, "aa", change)
-    broken = [(~stand).tolist() for stand in (standing(outcome, "aa"), theirs)]
-    assert broken == [[True] * PAIRS + [False] * PAIRS] * 2
+    fooled = [(~robust).tolist() for robust in (robust_images(outcome, "aa"), theirs)]
+    assert fooled == [[True] * PAIRS + [False] * PAIRS] * 2
 
 
 @pytest.mark.parametrize("name", list(NORMS))

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from allrounder.attacks.base import perturb
-from allrounder.attacks.fab import Fab
-from allrounder.attacks.fab_projection import displace, plane_distance
+from allrounder.attacks.fab import Fab, displace, plane_distance
 from allrounder.attacks.search.base import RoundInit, query_model
 from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf
@@ -132,24 +131,24 @@ def test_without_targets_the_closest_of_all_boundaries_is_found(norm):
 
 @THREATS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_found_is_wrong_and_inside_the_threat(text, dtype):
+def test_results_are_misclassified_and_inside_the_threat(text, dtype):
     model, x, threat = network(dtype=dtype), images(12, dtype), Threat.parse(text)
     y = model(x).argmax(1)
-    found = perturb(Fab(steps=10, targets=2), model, x, y, threat, Rng(0))
-    assert found.fooled is not None and found.fooled.any()
-    assert torch.equal(model(found.x).argmax(1) != y, found.fooled)
-    assert threat.contains(x, found.x, slack=1e-6).all() and found.x.dtype == dtype
-    assert torch.equal(found.x[~found.fooled], x[~found.fooled])
+    result = perturb(Fab(steps=10, targets=2), model, x, y, threat, Rng(0))
+    assert result.fooled is not None and result.fooled.any()
+    assert torch.equal(model(result.x).argmax(1) != y, result.fooled)
+    assert threat.contains(x, result.x, slack=1e-6).all() and result.x.dtype == dtype
+    assert torch.equal(result.x[~result.fooled], x[~result.fooled])
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 5, 10, 100])
 @pytest.mark.parametrize("targets", [9, 0])
-def test_any_number_of_classes_will_do(classes, targets):
+def test_any_number_of_classes_works(classes, targets):
     model, x, threat = network(classes), images(4), Threat.parse("Linf:0.2")
     y, search = model(x).argmax(1), Fab(steps=8, targets=targets)
     assert search.num_rounds(classes) == (min(9, classes - 1) if targets else 1)
-    found = perturb(search, model, x, y, threat, Rng(0))
-    assert found.fooled is not None and found.fooled.all()
+    result = perturb(search, model, x, y, threat, Rng(0))
+    assert result.fooled is not None and result.fooled.all()
 
 
 def test_rounds_go_through_targets_by_natural_logit_and_through_starts_within():

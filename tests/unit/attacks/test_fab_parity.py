@@ -97,9 +97,9 @@ def theirs(trained):
         )
         for target in range(2, TARGETS + 2 if targeted else 3):
             attack.target_class = target
-            found = attack.attack_single_run(x, y, is_targeted=targeted)
-            length = NORMS[name]().length(found - x)
-            best = torch.where(model(found).argmax(1) != y, torch.minimum(best, length), best)
+            result = attack.attack_single_run(x, y, is_targeted=targeted)
+            length = NORMS[name]().length(result - x)
+            best = torch.where(model(result).argmax(1) != y, torch.minimum(best, length), best)
         return best, counted.forwards / len(x), counted.backwards / len(x)
 
     return find
@@ -111,7 +111,7 @@ def budgets(best):
 
 
 @NETWORKS
-def test_the_same_examples_break_as_with_the_public_code(trained, theirs, name):
+def test_fab_fools_the_same_examples_as_the_public_code(trained, theirs, name):
     model, x, y = trained
     mine, passes = ours(Fab(steps=STEPS, targets=TARGETS), model, x, y, Threat(NORMS[name](), "1"))
     other, forwards, backwards = theirs(name)
@@ -135,14 +135,14 @@ def test_decisions_inside_a_budget_agree(trained, theirs, name):
     model, x, y = trained
     other, _, _ = theirs(name)
     threat = Threat(NORMS[name](), f"{float(other.median()):.6g}")
-    found = perturb(Fab(steps=STEPS, targets=TARGETS), model, x, y, threat, Rng(0))
-    assert found.fooled is not None
+    result = perturb(Fab(steps=STEPS, targets=TARGETS), model, x, y, threat, Rng(0))
+    assert result.fooled is not None
     attack = public.FABAttack_PT(
         model, norm=name, n_iter=STEPS, eps=threat.eps, device="cpu", targeted=True, n_target_classes=TARGETS
     )
     broken = model(attack.perturb(x, y)).argmax(1) != y
-    assert int(found.fooled.sum()) >= int(broken.sum())
-    assert int((found.fooled != broken).sum()) <= 2
+    assert int(result.fooled.sum()) >= int(broken.sum())
+    assert int((result.fooled != broken).sum()) <= 2
 
 
 @NETWORKS

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.attacks.fab_projection import displace, plane_distance
+from allrounder.attacks.fab import displace, plane_distance
 from allrounder.threats.norms import L1, L2, Linf, Norm
 from tests.reference import fab as twin
 
@@ -51,10 +51,10 @@ def test_no_displacement_is_shorter(norm, seed, need, size):
     x, w, c = case(seed, need, n=2, shape=(1, 1, size))
     if need >= 1:
         return
-    found = norm.length(displace(x, w, c, norm))
+    result = norm.length(displace(x, w, c, norm))
     rows = zip(x.flatten(1).numpy(), w.flatten(1).numpy(), c.tolist(), strict=True)
     best = [twin.shortest(norm.name, *row) for row in rows]
-    np.testing.assert_allclose(found.numpy(), best, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(result.numpy(), best, rtol=1e-9, atol=1e-11)
 
 
 @THREE
@@ -142,7 +142,7 @@ def test_degenerate_planes_give_finite_displacements(norm, dtype):
 
 
 @THREE
-def test_a_broken_slope_is_not_hidden(norm):
+def test_nan_slope_gives_nan_displacement(norm):
     x, w, c = case(2, 0.3)
     w[1, 0, 0, 0] = float("nan")
     d = displace(x, w, c, norm)

@@ -62,7 +62,7 @@ def test_an_example_does_not_depend_on_its_neighbours(norm, targets):
 
 
 @pytest.mark.parametrize("targets", [0, 2])
-def test_telling_makes_a_new_state_of_the_same_names_and_shapes(targets):
+def test_tell_returns_a_new_state_of_the_same_names_and_shapes(targets):
     model, x, threat = network(), images(), Threat.parse("Linf:0.1")
     y, search = model(x).argmax(1), Fab(steps=5, targets=targets)
     state = search.begin(question(model, x, y, threat))
@@ -88,14 +88,14 @@ def test_flat_networks_are_left_alone(text, targets):
     threat, x = Threat.parse(text), images(4)
     search = Fab(steps=2, targets=targets, restarts=2)
     for logits in (torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3)):
-        found = perturb(search, lambda x, z=logits: z.double() + 0 * x.sum(dim=(1, 2, 3))[:, None], x,
+        result = perturb(search, lambda x, z=logits: z.double() + 0 * x.sum(dim=(1, 2, 3))[:, None], x,
                         torch.zeros(4, dtype=torch.long), threat, Rng(0))  # fmt: skip
-        assert torch.equal(found.x, x) and found.fooled is not None and not found.fooled.any()
+        assert torch.equal(result.x, x) and result.fooled is not None and not result.fooled.any()
 
 
 @THREATS
 @pytest.mark.parametrize("targets", [1, 0])
-def test_misclassified_images_and_empty_balls_break_nothing(text, targets):
+def test_misclassified_images_and_empty_balls_work(text, targets):
     model, x = network(), images(4)
     wrong = model(x).argmin(1)
     norm = Threat.parse(text).norm
@@ -105,19 +105,19 @@ def test_misclassified_images_and_empty_balls_break_nothing(text, targets):
             states, _ = follow(search, model, search.begin(question(model, x, wrong, threat, number)), threat)
             assert all(s["point"].isfinite().all() for s in states)
             assert not (states[0]["targets"] == wrong[:, None]).any()
-    found = perturb(search, model, x, model(x).argmax(1), Threat(norm, "0"), Rng(0))
-    assert torch.equal(found.x, x) and found.fooled is not None and not found.fooled.any()
+    result = perturb(search, model, x, model(x).argmax(1), Threat(norm, "0"), Rng(0))
+    assert torch.equal(result.x, x) and result.fooled is not None and not result.fooled.any()
 
 
 @pytest.mark.parametrize("targets", [0, 1])
-def test_a_broken_gradient_is_not_hidden(targets):
-    def broken(x):
+def test_nan_gradient_is_not_hidden(targets):
+    def nan_network(x):
         logits = model(x)
         return logits + (x.sum(dim=(1, 2, 3)) * 0).sqrt()[:, None] * torch.arange(4)
 
     model, x, threat = network(), images(), Threat.parse("L2:1")
     y, search = model(x).argmax(1), Fab(steps=2, targets=targets)
-    states, _ = follow(search, broken, search.begin(question(model, x, y, threat)), threat)
+    states, _ = follow(search, nan_network, search.begin(question(model, x, y, threat)), threat)
     assert any(s["point"].isnan().any() for s in states)
 
 

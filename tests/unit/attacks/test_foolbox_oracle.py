@@ -44,29 +44,29 @@ def theirs(model, x, y, threat, steps, start=None, **fields):
     if start is not None:
         attack.get_random_start = lambda x0, epsilon: eagerpy.astensor(x + start)
     bounded = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
-    found, _, success = attack(bounded, x, y, epsilons=threat.eps)
-    return found, success
+    result, _, success = attack(bounded, x, y, epsilons=threat.eps)
+    return result, success
 
 
-def agree(model, x, y, ours, found, success):
-    torch.testing.assert_close(ours, found, rtol=0, atol=1e-13)
+def agree(model, x, y, ours, result, success):
+    torch.testing.assert_close(ours, result, rtol=0, atol=1e-13)
     assert torch.equal(model(ours).argmax(1) != y, success)
 
 
 @TWO
 def test_from_the_image_itself_every_step_is_the_same(text):
     model, x, threat = network(), images(), Threat.parse(text)
-    y, ours, broken = model(x).argmax(1), x, []
+    y, ours, fooled = model(x).argmax(1), x, []
     for steps in STEPS:
         ours = craft(model, x, y, attack=Pgd(steps=steps, step=0.25, start="zero"), threat=threat)
-        found, success = theirs(model, x, y, threat, steps)
-        agree(model, x, y, ours, found, success)
-        broken.append(int(success.sum()))
+        result, success = theirs(model, x, y, threat, steps)
+        agree(model, x, y, ours, result, success)
+        fooled.append(int(success.sum()))
     # Something is compared only if ball and box bind, and if some examples break and others do not.
     d = ours - x
     assert (threat.norm.length(d) > 0.999 * threat.eps).any()
     assert (((ours == 0) | (ours == 1)) & (d != 0)).any()
-    assert 0 < broken[0] < broken[-1] < len(x)
+    assert 0 < fooled[0] < fooled[-1] < len(x)
 
 
 @TWO
@@ -88,7 +88,7 @@ def test_in_l1_the_sparse_steps_are_the_same_inside_ball_and_box(density):
     quantile = max(pixels - moved - 0.5, 0) / (pixels - 1)
     for steps in (1, 2, 3):
         ours = craft(model, x, y, attack=Pgd(steps=steps, step=0.25, start="zero"), threat=threat)
-        found, success = theirs(model, x, y, threat, steps, quantile=quantile)
-        agree(model, x, y, ours, found, success)
+        result, success = theirs(model, x, y, threat, steps, quantile=quantile)
+        agree(model, x, y, ours, result, success)
         if steps == 1:
             assert ((ours != x).flatten(1).sum(1) == moved).all()

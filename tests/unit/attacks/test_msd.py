@@ -40,12 +40,12 @@ def images(n: int = 8) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     "union", [(LINF, L2), (LINF, L2, L1), (L1, LINF)], ids=lambda u: "-".join(map(str, u))
 )
-def test_it_finds_what_the_slow_twin_finds(union: tuple[Threat, ...]):
+def test_results_equal_the_reference(union: tuple[Threat, ...]):
     attack = Msd(steps=7, linf_step=0.3, l2_step=0.2, l1_step=1 / 3)
     model, (x, y), rng = network(), images(), Rng(5)
     for parameter in model.parameters():
         parameter.data.mul_(3)
-    found = perturb(attack, model, x, y, AnyOf(union), rng)
+    result = perturb(attack, model, x, y, AnyOf(union), rng)
     ks = [int(rng.fold_in("step", t, "coordinates").integers(1, 5, 21)) for t in range(7)]
     assert all(5 <= k <= 20 for k in ks) and len(set(ks)) > 1
     budgets = {str(one.norm): one.eps for one in union}
@@ -53,14 +53,14 @@ def test_it_finds_what_the_slow_twin_finds(union: tuple[Threat, ...]):
     alphas = {name: share[name] * eps for name, eps in budgets.items()}
     for i in range(len(x)):
         delta, loss = twin.search(model, x[i].numpy(), int(y[i]), budgets, alphas, ks)
-        assert np.allclose(found.x[i].numpy(), x[i].numpy() + delta, atol=1e-8)
-        assert found.loss is not None and float(found.loss[i]) == pytest.approx(loss, abs=1e-8)
+        assert np.allclose(result.x[i].numpy(), x[i].numpy() + delta, atol=1e-8)
+        assert result.loss is not None and float(result.loss[i]) == pytest.approx(loss, abs=1e-8)
 
 
 def test_images_end_in_more_than_one_ball():
     model, (x, y) = network(), images(30)
-    found = perturb(Msd(), model, x, y, AnyOf((LINF, L2)), Rng(0))
-    assert not LINF.contains(x, found.x).all() and not L2.contains(x, found.x).all()
+    result = perturb(Msd(), model, x, y, AnyOf((LINF, L2)), Rng(0))
+    assert not LINF.contains(x, result.x).all() and not L2.contains(x, result.x).all()
 
 
 def test_the_best_loss_never_falls_with_more_steps():
@@ -85,10 +85,10 @@ def test_of_equal_candidates_the_later_norm_is_kept():
         return torch.stack([z, torch.zeros_like(z)], 1)
 
     x, y = torch.full((2, 1, 8, 8), 0.5, dtype=torch.float64), torch.tensor([1, 1])
-    found = perturb(Msd(steps=1), slope, x, y, AnyOf((LINF, L2, L1)), Rng(0))
+    result = perturb(Msd(steps=1), slope, x, y, AnyOf((LINF, L2, L1)), Rng(0))
     expected = x.clone()
     expected[:, 0, 4, 4] += LINF.eps / 4
-    assert torch.allclose(found.x, expected)
+    assert torch.allclose(result.x, expected)
     still = perturb(Msd(steps=2), flat, x, y, AnyOf((LINF, L2)), Rng(0))
     assert torch.equal(still.x, x)
 
@@ -106,10 +106,10 @@ def test_an_l1_step_moves_the_steepest_coordinates_that_have_room():
 @pytest.mark.parametrize("eps", [0.5, 3.0, 100.0])
 def test_the_projection_on_the_l1_ball_is_the_closest_point(eps: float):
     d = Rng(2).normal(torch.empty(4, 2, 3, 3, dtype=torch.float64))
-    found = project_l1_ball(d, eps)
-    for mine, given in zip(found, d, strict=True):
+    result = project_l1_ball(d, eps)
+    for mine, given in zip(result, d, strict=True):
         assert np.allclose(mine.numpy(), twin.l1_ball(given.numpy(), eps), atol=1e-12)
-    assert torch.allclose(project_l1_ball(found, eps), found, atol=1e-12)
+    assert torch.allclose(project_l1_ball(result, eps), result, atol=1e-12)
 
 
 def test_small_images_have_fewer_coordinates_to_move():
@@ -118,8 +118,8 @@ def test_small_images_have_fewer_coordinates_to_move():
     def linear(x: Tensor) -> Tensor:
         return x.flatten(1)
 
-    found = perturb(Msd(), linear, x, y, AnyOf((Threat.parse("L1:0.5"), LINF)), Rng(0))
-    assert (found.x != x).any(dim=(1, 2, 3)).all()
+    result = perturb(Msd(), linear, x, y, AnyOf((Threat.parse("L1:0.5"), LINF)), Rng(0))
+    assert (result.x != x).any(dim=(1, 2, 3)).all()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_crafting_moves_running_statistics_in_training_mode(layers: BatchNormMod
     assert bool(changed) == moves
 
 
-def test_the_loss_is_the_cross_entropy_at_what_was_found():
+def test_loss_is_the_cross_entropy_at_the_result():
     objective = Adversarial(threat=AnyOf((LINF, L2)), attack=Msd(), norm_layers="train")
     model, (x, y) = network().train(), images()
     ctx, given = Context(1, Clock(2, 2), Rng(0), {}), Batch(x, y, torch.arange(len(x)))

@@ -16,7 +16,7 @@ THREAT = Threat.parse("Linf:8/255")
 
 
 class Careless(Attack):
-    """Returns whatever it is told to, after making a mess of the network."""
+    """Returns a given result, after it changes modes and gradients of the network."""
 
     norms = ALL_NORMS
 
@@ -87,7 +87,7 @@ def odd_network():
 
 
 @pytest.mark.parametrize(
-    ("x", "said"),
+    ("x", "message"),
     [
         (
             torch.rand(3, 6, 6),
@@ -100,10 +100,10 @@ def odd_network():
         (torch.rand(4, 3, 6, 6) - 2e-6 - 1, "expected [0, 1]"),
     ],
 )
-def test_images_that_are_none_are_refused(x, said):
+def test_invalid_images_are_refused(x, message):
     with pytest.raises(ValueError) as error:
         go(x=x)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -114,14 +114,14 @@ def test_images_that_are_not_finite_are_refused(bad):
         go(x=x)
 
 
-def test_rounding_beyond_the_box_is_forgiven():
+def test_rounding_errors_beyond_the_box_are_allowed():
     x, _ = batch()
     x[0, 0, 0, 0] = 1 + 5e-7
     assert go(x=x).x.max() <= 1
 
 
 @pytest.mark.parametrize(
-    ("y", "said"),
+    ("y", "message"),
     [
         (torch.tensor([0.0, 1, 2, 3]), "labels are torch.float32"),
         (torch.tensor([True] * 4), "labels are torch.bool"),
@@ -131,10 +131,10 @@ def test_rounding_beyond_the_box_is_forgiven():
         (torch.tensor([0, 1, 4, 2]), "the largest label is 4, expected at most 3"),
     ],
 )
-def test_labels_that_are_none_are_refused(y, said):
+def test_invalid_labels_are_refused(y, message):
     with pytest.raises(ValueError) as error:
         go(y=y)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
@@ -143,17 +143,17 @@ def test_labels_may_be_any_integers(dtype):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (lambda x: (x, x), "the network returned tuple, expected logits of shape (4, k)"),
         (lambda x: x, "the network returned (4, 3, 6, 6)"),
         (lambda x: x.flatten(1)[:2], "the network returned (2, 108)"),
     ],
 )
-def test_answers_that_are_no_logits_are_refused(model, said):
+def test_invalid_network_outputs_are_refused(model, message):
     with pytest.raises(ValueError) as error:
         go(model=model)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_an_attack_is_refused_under_a_norm_it_does_not_know():
@@ -183,7 +183,7 @@ def test_a_plain_function_has_no_modes(norm_layers):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda x: x + 1, "beyond [0, 1]"),
         (lambda x: 1 - x, "beyond the ball"),
@@ -198,12 +198,12 @@ def test_a_plain_function_has_no_modes(norm_layers):
     ],
 )
 @pytest.mark.parametrize("norm_layers", ["eval", "train_frozen"])
-def test_an_illegal_result_is_an_error_and_never_repaired(make, said, norm_layers):
+def test_invalid_results_raise_an_error(make, message, norm_layers):
     model = odd_network()
     before = state(model)
     with pytest.raises(ThreatError) as error:
         go(Careless(make), model, norm_layers=norm_layers)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith("Careless under Linf:8/255")
     assert same(before, state(model))
 
@@ -216,7 +216,7 @@ def test_the_worst_excess_is_named():
         go(Careless(lambda x: x + 0.1 + 8 / 255), x=x, y=torch.tensor([0, 1]))
 
 
-def test_a_network_with_broken_gradients_is_reported():
+def test_nan_gradients_raise_an_error():
     with pytest.raises(ThreatError, match="gradients are not finite"):
         go(model=lambda x: x.flatten(1) * float("nan"))
 
@@ -224,8 +224,8 @@ def test_a_network_with_broken_gradients_is_reported():
 def test_results_are_detached_contiguous_and_new():
     x, _ = batch()
     for given in (x, x.requires_grad_()):
-        found = go(x=given).x
-        assert not found.requires_grad and found.grad_fn is None and found.is_contiguous()
+        result = go(x=given).x
+        assert not result.requires_grad and result.grad_fn is None and result.is_contiguous()
     assert go(Careless(lambda x: x), x=x).x.data_ptr() != x.data_ptr()
 
 
@@ -244,8 +244,8 @@ def test_results_have_the_layout_of_the_images(monkeypatch):
 
 
 def test_an_empty_batch_comes_back_empty_without_touching_the_network():
-    found = go(model=lambda x: 1 / 0, x=torch.empty(0, 3, 6, 6), y=torch.empty(0, dtype=torch.long))
-    assert found.x.shape == (0, 3, 6, 6) and found.passes == Passes()
+    result = go(model=lambda x: 1 / 0, x=torch.empty(0, 3, 6, 6), y=torch.empty(0, dtype=torch.long))
+    assert result.x.shape == (0, 3, 6, 6) and result.passes == Passes()
 
 
 @pytest.mark.parametrize("threat", ["Linf:0", "L2:0", "L1:0"])
@@ -257,8 +257,8 @@ def test_a_budget_of_zero_returns_the_images_exactly(threat, start):
 @pytest.mark.parametrize("threat", ["Linf:1e6", "L2:1e30", "L1:1e30"])
 def test_a_huge_budget_still_ends_in_the_box(threat):
     x, _ = batch()
-    found = go(Pgd(steps=3), threat=Threat.parse(threat)).x
-    assert (found >= 0).all() and (found <= 1).all() and (found - x).abs().max() > 0.5
+    result = go(Pgd(steps=3), threat=Threat.parse(threat)).x
+    assert (result >= 0).all() and (result <= 1).all() and (result - x).abs().max() > 0.5
 
 
 @pytest.mark.parametrize("threat", ["Linf:8/255", "L2:1/2", "L1:3"])

@@ -52,8 +52,8 @@ def test_pgd_equals_its_twin_step_by_step(threat, loss):
     start = threat.norm.sample(x, threat.eps, Rng(0).fold_in("start"))
     path = iterates(model, x, y, threat, start, 4, step=0.25, loss=loss)
     for steps in range(1, 5):
-        found = Pgd(steps=steps, loss=loss).run(model, x, y, threat, Rng(0))
-        torch.testing.assert_close(found.x, path[steps], rtol=0, atol=1e-10)
+        result = Pgd(steps=steps, loss=loss).run(model, x, y, threat, Rng(0))
+        torch.testing.assert_close(result.x, path[steps], rtol=0, atol=1e-10)
 
 
 @THREATS
@@ -63,8 +63,8 @@ def test_mim_equals_its_twin_step_by_step(threat, decay):
     start = threat.norm.sample(x, threat.eps, Rng(0).fold_in("start"))
     path = iterates(model, x, y, threat, start, 4, step=0.3, decay=decay)
     for steps in range(1, 5):
-        found = Mim(steps=steps, step=0.3, decay=decay).run(model, x, y, threat, Rng(0))
-        torch.testing.assert_close(found.x, path[steps], rtol=0, atol=1e-10)
+        result = Mim(steps=steps, step=0.3, decay=decay).run(model, x, y, threat, Rng(0))
+        torch.testing.assert_close(result.x, path[steps], rtol=0, atol=1e-10)
 
 
 @THREATS
@@ -74,19 +74,19 @@ def test_cw_equals_its_twin_step_by_step(threat, kappa):
     start = threat.norm.sample(x, threat.eps, Rng(0).fold_in("start"))
     path = iterates(model, x, y, threat, start, 4, step=0.25, loss="cw", kappa=kappa)
     for steps in range(1, 5):
-        found = Cw(steps=steps, kappa=kappa).run(model, x, y, threat, Rng(0))
-        torch.testing.assert_close(found.x, path[steps], rtol=0, atol=1e-10)
+        result = Cw(steps=steps, kappa=kappa).run(model, x, y, threat, Rng(0))
+        torch.testing.assert_close(result.x, path[steps], rtol=0, atol=1e-10)
 
 
 def test_mim_without_memory_is_pgd():
     model, (x, y) = network(), batch()
     threat = Threat.parse("L2:1/2")
-    found = [a.run(model, x, y, threat, Rng(0)).x for a in (Mim(steps=5, decay=0.0), Pgd(steps=5))]
-    torch.testing.assert_close(*found)
+    result = [a.run(model, x, y, threat, Rng(0)).x for a in (Mim(steps=5, decay=0.0), Pgd(steps=5))]
+    torch.testing.assert_close(*result)
 
 
 @THREATS
-def test_starts_are_what_they_say(threat):
+def test_starts_have_the_documented_length(threat):
     x, _ = batch()
     length = {
         s: threat.norm.length(initial_perturbation(s, x, threat, Rng(0)))
@@ -114,9 +114,9 @@ def test_pgd_counts_its_passes_and_asks_for_natural_logits_only_when_needed():
     assert perturb(Pgd(steps=3), counted, x, y, threat, Rng(0)).passes == Passes(3, 3)
     assert calls == [True] * 3
     calls.clear()
-    found = perturb(Pgd(steps=3, loss="kl"), counted, x, y, threat, Rng(0))
-    assert found.passes == Passes(4, 3) and calls == [False, True, True, True]
-    assert found.loss is None and found.fooled is None
+    result = perturb(Pgd(steps=3, loss="kl"), counted, x, y, threat, Rng(0))
+    assert result.passes == Passes(4, 3) and calls == [False, True, True, True]
+    assert result.loss is None and result.fooled is None
 
 
 @THREATS
@@ -127,9 +127,9 @@ def test_a_flat_loss_keeps_the_start(threat):
         return x.flatten(1)[:, :4] * 0
 
     for attack in (Pgd(steps=3), Mim(steps=3), Cw(steps=3)):
-        found = perturb(attack, flat, x, y, threat, Rng(0)).x
+        result = perturb(attack, flat, x, y, threat, Rng(0)).x
         start = threat.project(x, x + threat.norm.sample(x, threat.eps, Rng(0).fold_in("start")))
-        torch.testing.assert_close(found, start, rtol=0, atol=1e-12)
+        torch.testing.assert_close(result, start, rtol=0, atol=1e-12)
 
 
 def test_a_network_without_a_gradient_is_refused():
@@ -155,11 +155,11 @@ def test_a_step_may_be_written_as_a_fraction():
     assert OneOf(lambda: ATTACKS).decode({"kind": "pgd", "step": "7/31"}) == Pgd(step=7 / 31)
 
 
-def test_climb_projects_the_start_too():
+def test_pgd_loop_projects_the_start():
     x, y = batch()
     threat = Threat.parse("L2:1/10")
-    found = pgd_loop(network(), x, y, threat, cross_entropy, torch.full_like(x, 5.0), steps=1, step=1e-6)
-    assert threat.contains(x, found.x).all()
+    result = pgd_loop(network(), x, y, threat, cross_entropy, torch.full_like(x, 5.0), steps=1, step=1e-6)
+    assert threat.contains(x, result.x).all()
 
 
 # Tables and names
@@ -188,7 +188,7 @@ def test_attacks_are_read_from_tables_and_written_back():
         ("cw-100", Cw(steps=100)),
     ],
 )
-def test_evaluations_name_attacks_as_people_do(text, attack):
+def test_attack_names_set_the_steps(text, attack):
     assert parse_attack(text) == attack
 
 
@@ -207,6 +207,6 @@ def test_crafting_takes_one_line():
 
 
 @pytest.mark.parametrize("cls", ATTACKS.values())
-def test_the_first_line_of_every_attack_says_what_it_is(cls):
+def test_every_attack_has_a_first_line_of_documentation(cls):
     first = cls.__doc__.splitlines()[0]
     assert first.endswith(".") and len(first) > 20

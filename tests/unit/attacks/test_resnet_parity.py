@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 NATURAL, IMAGES = 100, 16
 STEPS, TARGETS, QUERIES = 10, 3, 100
 SOME, APART = 3, 3
-"""At least so many images break and so many stand; at most so many have another verdict."""
+"""The least numbers of fooled and of robust images; the most images with different results."""
 GRADIENTS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t")
 CASES = [
     ("Linf:0.5/255", GRADIENTS),
@@ -41,7 +41,7 @@ CASES = [
     ("Linf:4/255", ("square",)),
     ("L2:0.8", ("square",)),
 ]
-"""Budgets at which some images break and others stand."""
+"""Budgets at which some images are fooled and others are robust."""
 DATA = SHARED_DATA
 FILE = "cifar10_test_head.npz"
 
@@ -58,7 +58,7 @@ def ours() -> dict[str, Attack]:
 
 
 def cut_short(side: Any) -> None:
-    """The same of the public code; made anew, because APGD derives its checkpoints from its steps at once."""
+    """The same of the public code; built again, because APGD plans its checkpoints when it is built."""
     base, log = import_module("pyautoattack.autopgd_base"), side.logger
     same = {"norm": side.norm, "eps": side.epsilon, "seed": side.seed, "device": "cpu", "logger": log}
     side.apgd = base.APGDAttack(side.model, n_iter=STEPS, **same)
@@ -113,7 +113,7 @@ def test_natural_accuracy_is_that_of_the_public_network():
 def test_short_attacks_agree_with_the_public_ones(text: str, attacks: tuple[str, ...]):
     (x, y), model, threat = easy(), network(), Threat.parse(text)
     probes = [Probe(name, ours()[name], threat) for name in attacks]
-    # A lane as wide as there are images: all passes of both sides have one shape.
+    # A batch of all images: all passes of both sides have one shape.
     outcome = evaluate(model, x, y, probes=probes, options=EvalOptions(batch_size=len(y)))
     comparisons: list[Comparison] = []
     for probe in probes:

@@ -51,11 +51,11 @@ def test_restarts_keep_the_first_that_fools_else_the_highest_loss():
         result(0.3, [9.0, 9.0, 2.0], [True, True, False]),
     )
     x, y = torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
-    found = restarts(attack, 3).run(lambda x: x, x, y, Threat.parse("Linf:1"), Rng(0, ("a",)))
-    assert found.x[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.2])
-    assert found.loss is not None and found.loss.tolist() == [5.0, 0.5, 3.0]
-    assert found.fooled is not None and found.fooled.tolist() == [True, True, False]
-    assert found.passes == Passes(3, 3)
+    best_result = restarts(attack, 3).run(lambda x: x, x, y, Threat.parse("Linf:1"), Rng(0, ("a",)))
+    assert best_result.x[:, 0, 0, 0].tolist() == pytest.approx([0.1, 0.2, 0.2])
+    assert best_result.loss is not None and best_result.loss.tolist() == [5.0, 0.5, 3.0]
+    assert best_result.fooled is not None and best_result.fooled.tolist() == [True, True, False]
+    assert best_result.passes == Passes(3, 3)
     assert attack.rng == [("a", "restart", i) for i in range(3)]
 
 
@@ -67,37 +67,32 @@ def test_restarts_work_where_their_attack_works():
         restarts(attack, 2).check_supports(Threat.parse("L2:1"))
 
 
-def test_restarts_do_not_hide_a_broken_network():
+def test_restarts_do_not_hide_nan():
     x, y = batch()
     with pytest.raises(ThreatError, match="3 of 3 images with NaN"):
         perturb(
-            Restarts(attack=Pgd(), count=2),
-            lambda x: x.flatten(1) * float("nan"),
-            x,
-            y * 0,
-            L2_HALF,
-            Rng(0),
+            Restarts(attack=Pgd(), count=2), lambda x: x.flatten(1) * float("nan"), x, y * 0, L2_HALF, Rng(0)
         )
 
 
 def test_restarts_stop_once_everything_is_fooled():
     attack = Scripted(result(0.1, [1.0] * 3, [True] * 3))
     x, y = torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long)
-    found = restarts(attack, 9).run(lambda x: x, x, y, Threat.parse("Linf:1"), Rng(0))
-    assert found.passes == Passes(1, 1)
+    best_result = restarts(attack, 9).run(lambda x: x, x, y, Threat.parse("Linf:1"), Rng(0))
+    assert best_result.passes == Passes(1, 1)
 
 
-def test_restarts_judge_silent_attacks_by_cross_entropy_and_pay_for_it():
+def test_restarts_compare_by_cross_entropy_if_the_attack_reports_no_loss():
     model, (x, y) = network(), batch()
     y = model(x).argmax(1)
-    found = Restarts(attack=Pgd(steps=1, step=1e-3), count=4).run(
+    best_result = Restarts(attack=Pgd(steps=1, step=1e-3), count=4).run(
         model, x, y, Threat.parse("L2:1/100"), Rng(0)
     )
-    assert found.passes == Passes(8, 4)
-    torch.testing.assert_close(found.loss, F.cross_entropy(model(found.x), y, reduction="none"))
+    assert best_result.passes == Passes(8, 4)
+    torch.testing.assert_close(best_result.loss, F.cross_entropy(model(best_result.x), y, reduction="none"))
     single = [
         Pgd(steps=1, step=1e-3).run(model, x, y, Threat.parse("L2:1/100"), Rng(0).fold_in("restart", i))
         for i in range(4)
     ]
     best = torch.stack([F.cross_entropy(model(s.x), y, reduction="none") for s in single]).amax(0)
-    torch.testing.assert_close(found.loss, best)
+    torch.testing.assert_close(best_result.loss, best)

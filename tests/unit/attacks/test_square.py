@@ -10,8 +10,7 @@ from torch import nn
 
 from allrounder.attacks import perturb
 from allrounder.attacks.search.base import QueryResult, RoundInit, is_adversarial
-from allrounder.attacks.square import Square, window_sides
-from allrounder.attacks.square_patches import _pattern_table
+from allrounder.attacks.square import Square, _pattern_table, window_sides
 from allrounder.config.fields import adapter
 from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf
@@ -81,8 +80,8 @@ def test_the_schedule_of_p_does_not_depend_on_the_number_of_queries(threat):
         for queries in (40, 8100)
     ]
     assert torch.equal(plans[0], plans[1][:, :40])
-    found = plans[1][0, :, 0].tolist()
-    assert found == [twin.side(0.8, 32, 32, threat.norm.name, move) for move in range(8100)]
+    result = plans[1][0, :, 0].tolist()
+    assert result == [twin.side(0.8, 32, 32, threat.norm.name, move) for move in range(8100)]
 
 
 # The twin
@@ -175,7 +174,7 @@ def test_patterns_equal_the_twins(norm):
         for text in ("L2:20", "L1:500", "Linf:2", "L2:0", "L1:0", "Linf:0", "L1:1/100", "L1:1")
     ],
 )
-def test_everything_asked_is_in_ball_and_box(text, shape):
+def test_every_query_is_in_ball_and_box(text, shape):
     threat, x = Threat.parse(text), images(4, shape, torch.float32)
     search = Square(queries=8200)
     asked = question(x, torch.tensor([0, 1, 2, 3]), threat)
@@ -186,12 +185,12 @@ def test_everything_asked_is_in_ball_and_box(text, shape):
         assert new.dtype == x.dtype and new.min() >= 0 and new.max() <= 1
         assert (threat.norm.length((new - x).double()) <= threat.eps + 1e-6 * max(1, threat.eps)).all()
         answer = QueryResult(new, torch.randn(4, 4, generator=generator), ONE)
-        assert torch.equal(is_adversarial(answer, x, asked.y, threat), answer.logits.argmax(1) != asked.y)
+        assert torch.equal(is_adversarial(answer, state, threat), answer.logits.argmax(1) != asked.y)
         state = search.tell(state, answer, threat)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_first_image_asked_about_is_the_start(shape):
+def test_first_query_is_the_start(shape):
     x, y = 0.25 + images(5, shape) / 2, torch.zeros(5, dtype=torch.long)
     for text in ("Linf:1/10", "L2:1/10", "L1:1"):
         threat, search = Threat.parse(text), Square(queries=3)
@@ -261,7 +260,7 @@ def test_states_are_not_changed_after_the_fact(threat):
         state = after
 
 
-def test_answers_that_are_not_numbers_are_not_kept():
+def test_nan_margins_are_not_kept():
     threat, search = Threat.parse("L2:1"), Square(queries=9)
     asked = question(images(2, (1, 8, 8)), torch.tensor([0, 1]), threat)
     state = search.begin(asked)
@@ -313,10 +312,10 @@ def test_the_search_ends_after_the_start_and_all_windows():
         seen.append(x)
         return torch.tensor([[1.0, 0.0]], dtype=x.dtype).repeat(len(x), 1)
 
-    found = perturb(search, robust, x, torch.zeros(2, dtype=torch.long), threat, Rng(0))
+    result = perturb(search, robust, x, torch.zeros(2, dtype=torch.long), threat, Rng(0))
     assert search.num_rounds(10) == 2 and search.needs_grad_cycle == (False,)
-    assert found.passes == Passes(forwards=1 + 2 * 5, backwards=0) and len(seen) == 11
-    assert torch.equal(found.x, x) and found.fooled is not None and not found.fooled.any()
+    assert result.passes == Passes(forwards=1 + 2 * 5, backwards=0) and len(seen) == 11
+    assert torch.equal(result.x, x) and result.fooled is not None and not result.fooled.any()
     # The two searches start elsewhere and move elsewhere.
     assert not torch.equal(seen[1], seen[6]) and not torch.equal(seen[2], seen[7])
 

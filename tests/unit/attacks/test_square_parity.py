@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from allrounder.attacks import Pgd, perturb
-from allrounder.attacks.square import Square
-from allrounder.attacks.square_patches import _pattern_table
+from allrounder.attacks.square import Square, _pattern_table
 from allrounder.data import Embedded
 from allrounder.models.small_cnn import SmallCnnNetwork
 from allrounder.rng import Rng
@@ -25,7 +24,7 @@ public = pytest.importorskip(
 
 IMAGES, QUERIES = 200, 300
 THREATS = ("Linf:0.12", "L2:1.8", "L1:15")
-"""Budgets at which about half of the correctly classified images are broken."""
+"""Budgets at which about half of the correctly classified images are fooled."""
 
 
 def everything(split):
@@ -144,6 +143,6 @@ def test_patterns_are_the_public_ones(norm):
     attack = public.SquareAttack(lambda x: x, norm=norm, eps=1.0, device="cpu")
     for s in (1, 2, 3, 5, 6, 7, 11, 21, 25, 29):
         with torch.random.fork_rng():
-            found = attack.eta(s)
+            result = attack.eta(s)
         ours = _pattern_table((s,), 2 if norm == "L2" else 1, torch.float32, torch.device("cpu"))[0]
-        assert min(float((found - one).abs().max()) for one in ours) < 1e-6
+        assert min(float((result - one).abs().max()) for one in ours) < 1e-6

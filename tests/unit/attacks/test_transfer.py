@@ -59,10 +59,10 @@ def fitted(kind=Tiny, seed=0):
 def test_the_images_are_those_of_the_attack_on_the_source(attack, source, threat):
     model, (x, y) = source(), batch()
     rng = Rng(5).per_example(torch.tensor([4, 0, 9]))
-    found = perturb(Transfer(attack=attack, source=model, name="other"), forbidden, x, y, threat, rng)
+    result = perturb(Transfer(attack=attack, source=model, name="other"), forbidden, x, y, threat, rng)
     expected = perturb(attack, model, x, y, threat, rng)
-    assert torch.equal(found.x, expected.x) and found.passes == expected.passes
-    assert found.loss is None and found.fooled is None
+    assert torch.equal(result.x, expected.x) and result.passes == expected.passes
+    assert result.loss is None and result.fooled is None
 
 
 @pytest.mark.parametrize("kind", [Tiny, Unfoldable])
@@ -82,7 +82,7 @@ def test_an_evaluation_crafts_on_the_source_and_judges_by_the_network(kind):
     assert outcome.accuracy("pgd") <= outcome.accuracy("transfer") < outcome.accuracy()
 
 
-def test_what_fools_the_source_alone_is_no_success():
+def test_images_that_fool_only_the_source_do_not_count():
     source, test = fitted(), blobs().test
     x, y, threat = test.fetch(torch.arange(len(test))), test.labels, Threat.parse("Linf:1/2")
     attack = Pgd(steps=10)
@@ -103,7 +103,7 @@ def test_what_fools_the_source_alone_is_no_success():
 
 @pytest.mark.parametrize("norm_layers", ["eval", "train_frozen"])
 @pytest.mark.parametrize("alone", [True, False], ids=["same", "other"])
-def test_source_and_network_come_back_as_they_were(norm_layers, alone):
+def test_source_and_network_are_restored(norm_layers, alone):
     source, (x, y) = odd_network(), odd_batch()
     model = source if alone else odd_network()
     before = state(source), state(model)
@@ -138,11 +138,11 @@ def test_it_works_where_its_attack_works():
 
 def test_sequences_run_on_the_source_too():
     model, (x, y) = network(), batch()
-    found = perturb(Transfer(attack=AutoAttack(), source=model, name="a"), forbidden, x, y, LINF, Rng(0))
-    assert torch.equal(found.x, perturb(AutoAttack(), model, x, y, LINF, Rng(0)).x)
+    result = perturb(Transfer(attack=AutoAttack(), source=model, name="a"), forbidden, x, y, LINF, Rng(0))
+    assert torch.equal(result.x, perturb(AutoAttack(), model, x, y, LINF, Rng(0)).x)
 
 
-def test_an_error_on_the_source_says_so():
+def test_error_on_the_source_names_the_source():
     x, _ = batch()
     attack = Transfer(attack=Pgd(), source=network(classes=4), name="four-classes")
     with pytest.raises(ValueError, match="the largest label is 5, expected at most 3") as caught:
@@ -150,7 +150,7 @@ def test_an_error_on_the_source_says_so():
     assert caught.value.__notes__ == [f"This happened on four-classes, the source of {attack}."]
 
 
-def test_training_and_its_recipes_do_not_know_it():
+def test_recipes_cannot_use_transfer():
     assert Transfer not in ATTACKS.values()
     with pytest.raises(ValueError, match=re.escape(f"expected a table with a kind ({', '.join(ATTACKS)})")):
         Adversarial(threat=LINF, attack=Transfer(attack=Pgd(), source=network(), name="a"))

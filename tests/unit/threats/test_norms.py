@@ -101,7 +101,7 @@ def test_l1_projection_of_a_photo_sized_image_stays_in_the_ball_in_float32():
     assert (L1().length((p - x0).double()) >= 12.0 * (1 - 1e-4)).all()
 
 
-def test_l1_projection_settles_ties():
+def test_l1_projection_handles_ties():
     x0, x = torch.full((1, 1, 1, 4), 0.5), torch.full((1, 1, 1, 4), 0.9)
     torch.testing.assert_close(L1().project(x0, x, 0.8), torch.full((1, 1, 1, 4), 0.7))
 
@@ -183,7 +183,7 @@ def test_a_zero_gradient_gives_a_zero_direction(norm):
 
 @EVERY
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_broken_gradient_is_not_taken_for_a_flat_one(norm, bad):
+def test_nan_gradient_gives_nan_direction(norm, bad):
     g = noise(0, images(0))
     g[1, 2, 3, 3] = bad
     assert norm.ascend(g).isnan().flatten(1).any(1).tolist() == [False, True, False, False]
@@ -245,19 +245,19 @@ def test_empty_batches_stay_empty(norm):
 @pytest.mark.parametrize(
     "text", ["Linf", "linf", "LINF", "l_inf", "inf", "np.inf", np.inf, float("inf"), Linf()]
 )
-def test_linf_goes_by_many_names(text):
+def test_all_spellings_of_linf_are_parsed(text):
     assert parse_norm(text) == Linf()
 
 
 @pytest.mark.parametrize(
     ("text", "norm"), [("l2", L2()), (2, L2()), (2.0, L2()), ("1", L1()), ("l1(0.1)", L1(density=0.1))]
 )
-def test_other_norms_go_by_many_names(text, norm):
+def test_all_spellings_of_other_norms_are_parsed(text, norm):
     assert parse_norm(text) == norm
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("L3", "unknown norm 'L3' (known: Linf, L2, L1); did you mean"),
         ("lnf", 'did you mean "Linf"?'),
@@ -270,10 +270,10 @@ def test_other_norms_go_by_many_names(text, norm):
         ("L\n1", "unknown norm"),
     ],
 )
-def test_unknown_norms_are_refused_with_a_hint(text, said):
+def test_unknown_norms_are_refused_with_a_hint(text, message):
     with pytest.raises(ValueError) as error:
         parse_norm(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("density", [0.0, -1.0, 1.5, float("nan"), "a", True])

@@ -21,7 +21,7 @@ class Holder:
 @given(
     norm=st.sampled_from(["Linf", "L2", "L1", "L1(0.2)"]), top=st.integers(0, 999), bottom=st.integers(1, 999)
 )
-def test_what_is_written_is_read_back(norm, top, bottom):
+def test_threat_text_round_trips(norm, top, bottom):
     text = f"{norm}:{top}/{bottom}"
     threat = Threat.parse(text)
     assert str(threat) == threat.to_toml() == text
@@ -30,7 +30,7 @@ def test_what_is_written_is_read_back(norm, top, bottom):
 
 
 @pytest.mark.parametrize("text", ["Linf:8/255", "linf:8/255", " L_INF : 8/255 ", "inf:8/255"])
-def test_any_usual_spelling_is_read(text):
+def test_usual_spellings_are_parsed(text):
     assert Threat.parse(text) == Threat(Linf(), "8/255")
     assert str(Threat.parse(text)) == "Linf:8/255"
 
@@ -43,7 +43,7 @@ def test_numbers_are_kept_as_written():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("Linf:8/0", "divides by zero"),
         ("Linf:-1/255", "negative, expected 0 or more"),
@@ -58,10 +58,10 @@ def test_numbers_are_kept_as_written():
         ("Lif:8/255", "unknown norm 'Lif' (known: Linf, L2, L1); did you mean \"Linf\"?"),
     ],
 )
-def test_unreadable_threats_are_refused_with_what_was_expected(text, said):
+def test_unreadable_threats_are_refused_with_what_was_expected(text, message):
     with pytest.raises(ValueError) as error:
         Threat.parse(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith(f"threat {text!r}")
 
 
@@ -93,7 +93,7 @@ def test_a_recipe_reads_and_writes_a_threat_as_text():
         *(("0.063", 16), ("16/256", 16), ("0.24706", 63)),
     ],
 )
-def test_a_budget_near_a_fraction_of_255_raises_a_question(budget, k):
+def test_budget_near_a_fraction_of_255_gives_a_warning(budget, k):
     question = Threat.parse(f"Linf:{budget}").budget_warning()
     number = f"{k / 255:.4g}"
     assert question == (
@@ -101,13 +101,13 @@ def test_a_budget_near_a_fraction_of_255_raises_a_question(budget, k):
     )
 
 
-def test_exact_fractions_of_255_raise_no_question():
+def test_exact_fractions_of_255_give_no_warning():
     for k in range(255):
         for budget in (f"{k}/255", repr(k / 255), f"{2 * k}/510"):
             assert Threat.parse(f"Linf:{budget}").budget_warning() is None
 
 
-def test_round_budgets_are_meant_as_they_are():
+def test_round_budgets_give_no_warning():
     for budget in ("0", "0.0", "3/10", "0.30", "1/10", "0.123", *(f"{k / 100:g}" for k in range(1, 100))):
         assert Threat.parse(f"Linf:{budget}").budget_warning() is None
 
@@ -120,7 +120,7 @@ def test_round_budgets_are_meant_as_they_are():
         *((budget, "use a budget below 1") for budget in ("7.5", "255", "300")),
     ],
 )
-def test_a_budget_that_allows_every_image_raises_a_question(budget, fix):
+def test_budget_that_allows_every_image_gives_a_warning(budget, fix):
     question = Threat.parse(f"Linf:{budget}").budget_warning()
     assert question is not None
     assert question.startswith(f"Linf:{budget} allows every image, because images lie in [0, 1]; ")
@@ -128,7 +128,7 @@ def test_a_budget_that_allows_every_image_raises_a_question(budget, fix):
 
 
 @pytest.mark.parametrize("text", ["L2:0.5", "L2:128/255", "L2:0.031", "L1:12", "L1(0.2):8"])
-def test_other_norms_raise_no_question(text):
+def test_other_norms_give_no_warning(text):
     assert Threat.parse(text).budget_warning() is None
 
 

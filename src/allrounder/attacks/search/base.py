@@ -1,9 +1,9 @@
 """`Search`, the ask/tell interface of the attacks in AutoAttack.
 
-A search has no access to the network. `ask` returns the images to query next, and `tell` updates the state
-with the result. The caller runs the network and decides whether a queried image is adversarial and inside the
-threat. So a search cannot report a false success, passes are counted in one place, and examples at different
-points of their search can share a batch: each row of the state depends only on its own example.
+A search has no access to the network: `ask` returns the images to query next, and `tell` updates the state
+with the result. The caller runs the network and decides whether a queried image is adversarial. So a search
+cannot report a false success, passes are counted in one place, and examples at different points of their
+search can share a batch: each row of the state depends only on its own example.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import Attack, AttackResult, select_rows
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool
@@ -36,11 +36,9 @@ class RoundInit:
     x: Images
     y: Labels
     natural: Logits
-    """The logits of the network at x."""
     threat: Threat
     rng: Rng
-    """The random numbers of this round. In an evaluation they are addressed per example, so draw once per
-    name, never per step."""
+    """In an evaluation, random numbers are addressed per example, so draw once per name, never per step."""
     round: int
 
 
@@ -63,14 +61,12 @@ class Search(Attack):
     stops_at_success: ClassVar[bool] = True
     needs_grad_cycle: ClassVar[tuple[bool, ...]] = (True,)
     """Whether each query of a step needs gradients; all examples of a batch are at the same query."""
+    eot: int = 1
+    """How many times each gradient query is repeated and averaged; more than once for random networks."""
 
     @abstractmethod
     @override
     def address(self) -> str: ...
-
-    def num_repeats(self) -> int:
-        """How many times each gradient query is repeated and averaged; more than once for random networks."""
-        return 1
 
     def num_grads(self, classes: int) -> int:
         """The number of losses that a query with gradients differentiates."""
@@ -82,7 +78,7 @@ class Search(Attack):
 
     @abstractmethod
     def begin(self, round_init: RoundInit) -> State:
-        """The state at the beginning of a round, without a pass; it holds x and y if `tell` needs them."""
+        """The state at the beginning of a round, without a pass; it holds "x" and "y"."""
 
     @abstractmethod
     def ask(self, state: State, threat: Threat) -> Images:
@@ -105,10 +101,7 @@ class Search(Attack):
         """The number of queries of a round without success; drivers check it."""
 
     def skip_ahead(self, state: State, steps: Labels) -> State | None:
-        """The state after `steps` rejected queries, or None if the search cannot skip ahead.
-
-        Must stay consistent with `tell`.
-        """
+        """The state after `steps` rejected queries, as `tell` returns it; None if the search cannot skip."""
         return None
 
     def accepted(self, before: State, after: State) -> PerExampleBool:
@@ -123,16 +116,14 @@ class Search(Attack):
     @override
     def evaluation_passes(self, classes: int) -> Passes:
         num_cycles = self.num_rounds(classes) * self.num_queries() // len(self.needs_grad_cycle)
-        gradient = Passes(self.num_repeats(), self.num_repeats() * self.num_grads(classes))
+        gradient = Passes(1, self.num_grads(classes)) * self.eot
         per_query = [gradient if needs_grad else Passes(1) for needs_grad in self.needs_grad_cycle]
         return sum(per_query, Passes()) * num_cycles + Passes(forwards=1)
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
         """Search all examples in one batch; keeps the first success, or the image itself without one."""
-        with torch.no_grad():
-            natural = model(x)
-        x_adv = x
-        fooled = natural.argmax(1) != y
+        natural = model(x)
+        x_adv, fooled = x, natural.argmax(1) != y
         passes = Passes(forwards=1)
         for number in range(self.num_rounds(natural.shape[1])):
             state = self.begin(RoundInit(x, y, natural, threat, rng.fold_in("round", number), number))
@@ -140,8 +131,8 @@ class Search(Attack):
                 for needs_grad in self.needs_grad_cycle:
                     result = query_model(self, model, state, threat, needs_grad)
                     passes = passes + result.passes
-                    new = is_adversarial(result, x, y, threat) & ~fooled & ~self.is_finished(state)
-                    x_adv = torch.where(new[:, None, None, None], result.x, x_adv)
+                    new = is_adversarial(result, state, threat) & ~fooled & ~self.is_finished(state)
+                    x_adv = select_rows(new, result.x, x_adv)
                     fooled = fooled | new
                     state = self.tell(state, result, threat)
         return AttackResult(x=x_adv, fooled=fooled, passes=passes)
@@ -152,19 +143,18 @@ def query_model(
 ) -> QueryResult:
     """Query the network at the images that a search asks for: a forward pass, and a backward pass per loss.
 
-    With gradients the query is repeated `search.num_repeats()` times, and the results are averaged.
+    With gradients the query is repeated `search.eot` times, and the results are averaged.
     """
     x = search.ask(state, threat).detach()
     if not needs_grad:
         with torch.no_grad():
             return QueryResult(x, model(x), Passes(forwards=1))
-    samples = [_differentiate(search, model, state, x) for _ in range(search.num_repeats())]
-    passes = Passes(len(samples), sum(len(loss) for _, loss, _ in samples))
-    if len(samples) == 1:
-        logits, loss, gradient = samples[0]
-    else:
-        logits, loss, gradient = (torch.stack(tensors).mean(0) for tensors in zip(*samples, strict=True))
-    return QueryResult(x, logits, passes, loss, gradient)
+    samples = [_differentiate(search, model, state, x) for _ in range(search.eot)]
+    logits, loss, gradient = (
+        tensors[0] if len(tensors) == 1 else torch.stack(tensors).mean(0)
+        for tensors in zip(*samples, strict=True)
+    )
+    return QueryResult(x, logits, Passes(1, len(loss)) * len(samples), loss, gradient)
 
 
 def _differentiate(
@@ -176,20 +166,19 @@ def _differentiate(
         loss = search.loss(state, logits)
         losses = loss if loss.dim() == 2 else loss[None]
         totals = losses.sum(dim=1)
-        last = len(totals) - 1
         gradients = [
-            torch.autograd.grad(total, x, retain_graph=number < last)[0]
-            for number, total in enumerate(totals)
+            torch.autograd.grad(total, x, retain_graph=number < len(totals))[0]
+            for number, total in enumerate(totals, start=1)
         ]
     stacked = torch.stack(gradients) if len(gradients) > 1 else gradients[0][None]
     return logits.detach(), losses.detach(), stacked
 
 
-def is_adversarial(result: QueryResult, x: Images, y: Labels, threat: Threat) -> PerExampleBool:
-    """Whether the queried images are misclassified and inside the threat."""
-    fooled = result.logits.argmax(1) != y
+def is_adversarial(result: QueryResult, state: State, threat: Threat) -> PerExampleBool:
+    """Whether the images that were queried in a state are misclassified and inside the threat."""
+    fooled = result.logits.argmax(1) != state["y"]
     rows = fooled.nonzero().squeeze(1)
     if len(rows):
         # Only misclassified images, usually few, are checked against the threat.
-        fooled[rows] = threat.contains(x[rows], result.x[rows], slack=SUCCESS_SLACK)
+        fooled[rows] = threat.contains(state["x"][rows], result.x[rows], slack=SUCCESS_SLACK)
     return fooled

@@ -42,7 +42,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def select(self, index: Labels) -> Examples:
+    def select(self, index: Labels | slice) -> Examples:
         """The examples at the given positions."""
         return Examples(self.x[index], self.y[index], self.natural[index], self.rows[index])
 
@@ -50,16 +50,14 @@ class Examples:
 @final
 @dataclass(frozen=True, eq=False)
 class SearchResults:
-    """The results so far, per example, and the passes spent on all.
-
-    For an example without success, `predicted` is the label and `x` the image itself.
-    """
+    """The results so far: without success, `x` is the image itself and `predicted` the label."""
 
     done: PerExampleBool
     predicted: Labels
     """The prediction of the original network at `x`."""
     x: Images
     passes: Passes = field(default_factory=Passes)
+    """The passes spent on all examples."""
 
     @classmethod
     def empty(cls, examples: Examples) -> SearchResults:
@@ -69,14 +67,13 @@ class SearchResults:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RoundTask:
-    """A round of an example; a round that was interrupted has a state and a place in the query cycle."""
+    """A round of an example; a round that was interrupted by a candidate has a state."""
 
     example: int
     round: int
     state: State | None = None
-    phase: int = 0
     num_queries: int = 0
 
 
@@ -92,12 +89,9 @@ class ExampleProgress:
     has_success: bool = False
     """Whether the last round has an adversarial image, confirmed or not."""
 
-    def is_done(self, num_rounds: int) -> bool:
-        """Whether no round that could count is left."""
-        return not self.undecided and (self.has_success or self.num_begun == num_rounds)
-
 
 @final
+@dataclass(eq=False)
 class SearchDriver:
     """Runs a search on a network, and confirms its candidates on the original network.
 
@@ -105,22 +99,14 @@ class SearchDriver:
     misclassifies it.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        network: Classifier,
-        original: Classifier,
-        threat: Threat,
-        rng: Rng,
-        batch_size: int,
-    ):
-        self.search = search
-        self.network = network
-        self.original = original
-        self.threat = threat
-        self.rng = rng
-        self.batch_size = batch_size
-        self.passes = Passes()
+    search: Search
+    network: Classifier
+    original: Classifier
+    threat: Threat
+    rng: Rng
+    batch_size: int
+    """The number of slots."""
+    passes: Passes = field(default_factory=Passes)
 
     def run(
         self, examples: Examples, report: Callable[[SearchResults], None] = lambda results: None
@@ -132,7 +118,6 @@ class SearchDriver:
         self.queue = deque(range(len(examples)))
         self.resumed = deque[RoundTask]()
         self.slots: list[RoundTask | None] = [None] * self.batch_size
-        self.slot_queries = [0] * self.batch_size
         self.lookahead = cast(LookAhead | None, None)
         self.candidates: list[tuple[RoundTask, Tensor]] = []
         # With one class a search may have no round; then no example is fooled.
@@ -142,47 +127,41 @@ class SearchDriver:
             report(self.results)
             return self.results
         # Empty slots hold the first example, or their last one; their results are discarded.
-        self.state = {name: self._repeat_row(row) for name, row in self._begin_round(RoundTask(0, 0)).items()}
-        self.x = self._repeat_row(examples.x[:1])
-        self.y = self._repeat_row(examples.y[:1])
-        cycle = self.search.needs_grad_cycle
-        num_done = 0
+        first = self._begin_round(RoundTask(0, 0))
+        self.state = {
+            name: row.repeat(self.batch_size, *[1] * (row.dim() - 1)) for name, row in first.items()
+        }
         num_steps = 0
-        while num_done < len(examples):
-            for phase, needs_grad in enumerate(cycle):
+        while not bool(done.all()):
+            for phase, needs_grad in enumerate(self.search.needs_grad_cycle):
                 self._fill_slots(phase)
-                if any(task is not None for task in self.slots):
-                    self._query(needs_grad, (phase + 1) % len(cycle))
+                if self._occupied():
+                    self._query(needs_grad)
             num_steps += 1
             is_full = len(self.candidates) >= self.batch_size
-            is_idle = not any(task is not None for task in self.slots)
-            if is_full or is_idle or num_steps % CONFIRM_EVERY == 0:
+            if is_full or not self._occupied() or num_steps % CONFIRM_EVERY == 0:
                 self._confirm_candidates()
-            num_done = int(done.sum())
             self.results = replace(self.results, passes=self.passes)
             report(self.results)
         return self.results
 
     def _begin_round(self, task: RoundTask) -> State:
         """The initial state of a round, always computed in a batch of one, so that it never varies."""
-        examples = self.examples
-        at = slice(task.example, task.example + 1)
-        rng = self.rng.fold_in("round", task.round).per_example(examples.rows[at].cpu())
-        x, y, natural = examples.x[at], examples.y[at], examples.natural[at]
-        return self.search.begin(RoundInit(x, y, natural, self.threat, rng, task.round))
+        example = self.examples.select(slice(task.example, task.example + 1))
+        rng = self.rng.fold_in("round", task.round).per_example(example.rows.cpu())
+        return self.search.begin(
+            RoundInit(example.x, example.y, example.natural, self.threat, rng, task.round)
+        )
 
-    def _repeat_row(self, row: Tensor) -> Tensor:
-        return row.repeat(self.batch_size, *[1] * (row.dim() - 1))
+    def _occupied(self) -> list[int]:
+        return [slot for slot, task in enumerate(self.slots) if task is not None]
 
     def _fill_slots(self, phase: int) -> None:
         """Put rounds that wait for this phase of the query cycle into the empty slots."""
         for slot, current in enumerate(self.slots):
             if current is None and (task := self._next_task(phase)) is not None:
                 self.slots[slot] = task
-                self.slot_queries[slot] = task.num_queries
                 self.lookahead = None
-                self.x[slot] = self.examples.x[task.example]
-                self.y[slot] = self.examples.y[task.example]
                 state = self._begin_round(task) if task.state is None else task.state
                 for name, row in state.items():
                     self.state[name][slot] = row[0]
@@ -190,7 +169,7 @@ class SearchDriver:
     def _next_task(self, phase: int) -> RoundTask | None:
         for _ in range(len(self.resumed)):
             task = self.resumed.popleft()
-            if task.phase == phase:
+            if task.num_queries % len(self.search.needs_grad_cycle) == phase:
                 return task
             self.resumed.append(task)
         while phase == 0 and self.queue:
@@ -205,18 +184,18 @@ class SearchDriver:
                 return task
         return None
 
-    def _query(self, needs_grad: bool, next_phase: int) -> None:
+    def _query(self, needs_grad: bool) -> None:
         """Make one query for the whole batch, collect candidates and free the slots of finished rounds."""
         self.lookahead = self.lookahead or self._look_ahead()
         lookahead = self.lookahead
-        if lookahead is None:
-            before, x, y = self.state, self.x, self.y
-        else:
-            before, x, y = lookahead.state, self.x[lookahead.slots], self.y[lookahead.slots]
+        before = self.state if lookahead is None else lookahead.state
         result = query_model(self.search, self.network, before, self.threat, needs_grad)
         self.passes += result.passes
-        self._check_finite(result)
-        fooled = is_adversarial(result, x, y, self.threat)
+        # A sum of images is not finite if one number is not; a sum of logits might overflow.
+        if not bool(result.x.sum().isfinite() & result.logits.isfinite().all()):
+            fix = "check the network's gradients"
+            raise self._error(f"images or logits are not finite, expected finite numbers; {fix}")
+        fooled = is_adversarial(result, before, self.threat)
         after = self.search.tell(before, result, self.threat)
         finished = self.search.is_finished(after)
         rows = list(range(self.batch_size))
@@ -225,18 +204,18 @@ class SearchDriver:
         else:
             ends = fooled | finished | self.search.accepted(before, after)
             self.state, rows = lookahead.follow(self.state, after, _to_list(ends))
-        self._apply_answers(result, _to_list(fooled), _to_list(finished), rows, next_phase)
+        self._apply_result(result, _to_list(fooled), _to_list(finished), rows)
 
     def _look_ahead(self) -> LookAhead | None:
         """A lookahead for the empty slots, if there are any and the search can skip ahead."""
-        occupied = [slot for slot, task in enumerate(self.slots) if task is not None]
-        no_steps = torch.zeros_like(self.y)
+        occupied = self._occupied()
+        no_steps = torch.zeros_like(self.state["y"])
         if len(occupied) == self.batch_size or self.search.skip_ahead(self.state, no_steps) is None:
             return None
         return LookAhead(self.search, self.state, occupied, self.batch_size)
 
-    def _apply_answers(
-        self, result: QueryResult, fooled: list[bool], finished: list[bool], rows: list[int], next_phase: int
+    def _apply_result(
+        self, result: QueryResult, fooled: list[bool], finished: list[bool], rows: list[int]
     ) -> None:
         """Update each slot with the last row that counts for it."""
         lookahead = self.lookahead
@@ -244,32 +223,17 @@ class SearchDriver:
             task = self.slots[slot]  # read again in each turn: a candidate empties slots of later rounds
             if task is None:
                 continue
-            self.slot_queries[slot] += 1 if lookahead is None else 1 + lookahead.rows[slot].index(row)
+            task.num_queries += 1 if lookahead is None else 1 + lookahead.rows[slot].index(row)
+            if fooled[row] or finished[row]:
+                self.slots[slot] = self.lookahead = None
             if fooled[row]:
-                self.slots[slot] = self.lookahead = None
-                state = {name: tensor[slot : slot + 1].clone() for name, tensor in self.state.items()}
-                paused = replace(task, state=state, phase=next_phase, num_queries=self.slot_queries[slot])
-                self._add_candidate(paused, result.x[row].clone())
+                task.state = {name: tensor[slot : slot + 1].clone() for name, tensor in self.state.items()}
+                self._add_candidate(task, result.x[row].clone())
             elif finished[row]:
-                self.slots[slot] = self.lookahead = None
-                self._check_num_queries(self.slot_queries[slot])
+                if task.num_queries != (expected := self.search.num_queries()):
+                    got = f"ended a round after {task.num_queries} queries, expected {expected}"
+                    raise self._error(f"{got}; this is a bug in the attack")
                 self._finish_round(task)
-
-    def _check_finite(self, result: QueryResult) -> None:
-        # A sum of images is not finite if one number is not; a sum of logits might overflow.
-        if not bool(result.x.sum().isfinite() & result.logits.isfinite().all()):
-            raise ThreatError(
-                f"{self.search} under {self.threat}: images or logits are not finite, expected finite "
-                "numbers; check the network's gradients"
-            )
-
-    def _check_num_queries(self, num_queries: int) -> None:
-        expected = self.search.num_queries()
-        if num_queries != expected:
-            raise ThreatError(
-                f"{self.search} under {self.threat}: ended a round after {num_queries} queries, expected "
-                f"{expected}; this is a bug in the attack"
-            )
 
     def _add_candidate(self, task: RoundTask, x: Tensor) -> None:
         """Store an image to be confirmed, and drop the later rounds of its example."""
@@ -283,8 +247,7 @@ class SearchDriver:
 
         self.slots = [other if other is None or counts(other) else None for other in self.slots]
         self.resumed = deque(filter(counts, self.resumed))
-        kept = [(other, other_x) for other, other_x in self.candidates if counts(other)]
-        self.candidates = [*kept, (task, x)]
+        self.candidates = [candidate for candidate in self.candidates if counts(candidate[0])] + [(task, x)]
 
     def _confirm_candidates(self) -> None:
         """Classify candidates with the original network; a round that is not confirmed resumes."""
@@ -296,13 +259,10 @@ class SearchDriver:
         with torch.no_grad():
             logits = self.original(torch.stack([x for _, x in candidates] + padding))
         if not bool(logits.isfinite().all()):
-            raise ThreatError(
-                f"{self.search} under {self.threat}: the original network's logits are not finite, expected "
-                "finite numbers; check the network"
-            )
-        predicted = logits.argmax(1)
+            got = "the original network's logits are not finite"
+            raise self._error(f"{got}, expected finite numbers; check the network")
         self.passes += Passes(forwards=1)
-        for (task, x), prediction in zip(candidates, predicted, strict=False):
+        for (task, x), prediction in zip(candidates, logits.argmax(1), strict=False):
             if prediction != self.examples.y[task.example]:
                 self.results.predicted[task.example] = prediction
                 self.results.x[task.example] = x
@@ -324,7 +284,11 @@ class SearchDriver:
     def _finish_round(self, task: RoundTask) -> None:
         progress = self.progress[task.example]
         progress.undecided.discard(task.round)
-        self.results.done[task.example] = progress.is_done(self.num_rounds)
+        no_round_left = progress.has_success or progress.num_begun == self.num_rounds
+        self.results.done[task.example] = no_round_left and not progress.undecided
+
+    def _error(self, problem: str) -> ThreatError:
+        return ThreatError(f"{self.search} under {self.threat}: {problem}")
 
 
 def _to_list(flags: PerExampleBool) -> list[bool]:

@@ -1,9 +1,8 @@
 """Lookahead: unused rows of a batch make the queries that follow if the earlier ones are rejected.
 
-Late in a random search most queries are rejected, so the queries after the next one are known in advance, and
-unused rows of the batch can make them at the same time. The queries up to the first accepted one count; the
-rest are discarded. Rows do not depend on each other, so the outcome equals that of single queries bit for
-bit.
+Late in a random search most queries are rejected, so those after the next one are known in advance. The
+queries up to the first accepted one count; the rest are discarded. Rows do not depend on each other, so the
+outcome equals that of single queries bit for bit.
 """
 
 from __future__ import annotations
@@ -25,15 +24,11 @@ class LookAhead:
         self.search = search
         unused = [row for row in range(batch_size) if row not in set(occupied)]
         self.rows = {slot: [slot, *unused[turn :: len(occupied)]] for turn, slot in enumerate(occupied)}
-        slots = torch.arange(batch_size)
-        steps = torch.zeros(batch_size, dtype=torch.int64)
+        slots, steps = torch.arange(batch_size), torch.zeros(batch_size, dtype=torch.int64)
         for slot, rows in self.rows.items():
-            for ahead, row in enumerate(rows):
-                slots[row] = slot
-                steps[row] = ahead
-        device = state["x"].device
-        self.slots = slots.to(device)
-        self.steps = steps.to(device)
+            slots[rows] = slot
+            steps[rows] = torch.arange(len(rows))
+        self.slots, self.steps = slots.to(state["x"].device), steps.to(state["x"].device)
         self.state = self._skip_ahead({name: tensor[self.slots] for name, tensor in state.items()})
 
     def _skip_ahead(self, state: State) -> State:

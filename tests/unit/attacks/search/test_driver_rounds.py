@@ -1,4 +1,4 @@
-"""Lanes whose slots hold several rounds of a point at once: the lowest round that breaks it counts."""
+"""Batches whose slots hold several rounds of an example: the lowest successful round counts."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ SEARCHES = pytest.mark.parametrize(
 )
 
 
-def points(n: int = 12) -> Examples:
+def make_examples(n: int = 12) -> Examples:
     x = torch.rand(n, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     natural = NETWORK(x)
     return Examples(x, natural.argmax(1), natural, torch.arange(100, 100 + n))
 
 
-def hunt(search: Search, of: Examples, width: int, threat: Threat) -> SearchResults:
-    return SearchDriver(search, NETWORK, NETWORK, threat, Rng(0), width).run(of)
+def run_search(search: Search, examples: Examples, width: int, threat: Threat) -> SearchResults:
+    return SearchDriver(search, NETWORK, NETWORK, threat, Rng(0), width).run(examples)
 
 
 @SEARCHES
 @pytest.mark.parametrize("threat", BUDGETS, ids=str)
-def test_rounds_side_by_side_find_what_rounds_in_sequence_find(search: Search, threat: Threat):
-    of = points()
-    for some in (of, of.select(torch.tensor([7, 2, 9]))):
-        narrow = hunt(search, some, 1, threat)
+def test_parallel_rounds_find_the_same_as_sequential_rounds(search: Search, threat: Threat):
+    examples = make_examples()
+    for some in (examples, examples.select(torch.tensor([7, 2, 9]))):
+        narrow = run_search(search, some, 1, threat)
         for width in (3, 16, 50):
-            wide = hunt(search, some, width, threat)
+            wide = run_search(search, some, width, threat)
             assert torch.equal(wide.x, narrow.x) and torch.equal(wide.predicted, narrow.predicted)
         for i in range(len(some)):
             one = some.select(torch.tensor([i]))
@@ -56,23 +56,23 @@ def test_rounds_side_by_side_find_what_rounds_in_sequence_find(search: Search, t
 
 
 @SEARCHES
-def test_the_points_of_the_test_above_are_of_every_kind(search: Search):
-    """Broken in the first round, broken there but sooner in a later one, only in a later one, and never."""
-    of, kinds = points(), []
+def test_examples_cover_every_order_of_success(search: Search):
+    """Fooled in the first round, there but sooner in a later one, only in a later one, and never."""
+    examples, kinds = make_examples(), []
     for threat in BUDGETS:
-        when = torch.full((3, len(of)), 99)
+        when = torch.full((3, len(examples)), 99)
         for number in range(3):
-            rng = Rng(0).fold_in("round", number).per_example(of.rows)
-            state = search.begin(RoundInit(of.x, of.y, of.natural, threat, rng, number))
+            rng = Rng(0).fold_in("round", number).per_example(examples.rows)
+            state = search.begin(RoundInit(examples.x, examples.y, examples.natural, threat, rng, number))
             for asked, gradient in enumerate(5 * search.needs_grad_cycle):
                 result = query_model(search, NETWORK, state, threat, gradient)
-                found = is_adversarial(result, of.x, of.y, threat) & ~search.is_finished(state)
-                when[number] = torch.where(found, when[number].clamp(max=asked), when[number])
+                is_fooled = is_adversarial(result, state, threat) & ~search.is_finished(state)
+                when[number] = torch.where(is_fooled, when[number].clamp(max=asked), when[number])
                 state = search.tell(state, result, threat)
             assert search.is_finished(state).all()
         first, later = when[0], when[1:].amin(0)
-        broken, only_later = first < 99, (first == 99) & (later < 99)
-        kinds.append([broken, broken & (later < first), only_later, ~broken & ~only_later])
+        fooled, only_later = first < 99, (first == 99) & (later < 99)
+        kinds.append([fooled, fooled & (later < first), only_later, ~fooled & ~only_later])
     assert all((one | other).any() for one, other in zip(*kinds, strict=True))
 
 
@@ -83,10 +83,10 @@ def test_the_points_of_the_test_above_are_of_every_kind(search: Search):
 )
 def test_idle_slots_are_used_for_later_rounds(search: Search, round_: Passes):
     # In so small a ball nothing is found, and every round goes on to its end.
-    of, small = points(2), Threat.parse("Linf:1e-9")
+    examples, small = make_examples(2), Threat.parse("Linf:1e-9")
     for width, turns in ((1, 6), (2, 3), (3, 2), (4, 2), (6, 1), (50, 1)):
         spent = Passes(turns * round_.forwards, turns * round_.backwards)
-        assert hunt(search, of, width, small).passes == spent
+        assert run_search(search, examples, width, small).passes == spent
 
 
 # Rounds of a scripted search
@@ -112,7 +112,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Scripted(Search):
-    """Asks about images that say where it is; whether it was ever told what it did not want comes last."""
+    """Queries images that encode its position, and last, whether a result ever had the wrong kind."""
 
     length: int = 6
     count: int = 3
@@ -126,7 +126,13 @@ class Scripted(Search):
 
     def begin(self, round_init: RoundInit) -> State:
         zero = torch.zeros_like(round_init.y)
-        return {"x": round_init.x, "round": zero + round_init.round, "asked": zero, "astray": zero.clone()}
+        return {
+            "x": round_init.x,
+            "y": round_init.y,
+            "round": zero + round_init.round,
+            "asked": zero,
+            "astray": zero.clone(),
+        }
 
     def ask(self, state: State, threat: Threat) -> Tensor:
         x = state["x"].clone()
@@ -157,18 +163,22 @@ WIDTHS = (1, 2, 3, 5, 40)
 
 
 def follow(search: Scripted, finds: set[Where], refused: set[Where], n: int, width: int):
-    """What a lane makes of n points: where each was broken, and how many questions that took."""
+    """Run a driver on n examples: where each was fooled, and the number of queries."""
     x = torch.full((n, 1, 1, 4), 0.5, dtype=torch.float64)
     x[:, 0, 0, 0] += UNIT * torch.arange(n)
     natural = torch.eye(3).double()[[0] * n]
     asked, plain = Script(finds | refused, 1), Script(finds, 2)
-    lane = SearchDriver(search, asked, plain, Threat.parse("Linf:0.08"), Rng(0), width)
-    found = lane.run(Examples(x, torch.zeros(n, dtype=torch.int64), natural, torch.arange(n)))
-    assert found.done.all() and found.passes.forwards == asked.batches + plain.batches
-    read = ((found.x[:, 0, 0] - 0.5) / UNIT).round().long().tolist()
-    broken = (found.predicted == 2).tolist()
-    assert all(found.predicted[i] == 0 and torch.equal(found.x[i], x[i]) for i in range(n) if not broken[i])
-    return [(at[1], at[2]) if found else None for at, found in zip(read, broken, strict=True)], asked.batches
+    driver = SearchDriver(search, asked, plain, Threat.parse("Linf:0.08"), Rng(0), width)
+    results = driver.run(Examples(x, torch.zeros(n, dtype=torch.int64), natural, torch.arange(n)))
+    assert results.done.all() and results.passes.forwards == asked.batches + plain.batches
+    read = ((results.x[:, 0, 0] - 0.5) / UNIT).round().long().tolist()
+    fooled = (results.predicted == 2).tolist()
+    assert all(
+        results.predicted[i] == 0 and torch.equal(results.x[i], x[i]) for i in range(n) if not fooled[i]
+    )
+    return [
+        (at[1], at[2]) if is_fooled else None for at, is_fooled in zip(read, fooled, strict=True)
+    ], asked.batches
 
 
 def expected(search: Scripted, finds: set[Where], n: int) -> list[tuple[int, int] | None]:
@@ -178,7 +188,7 @@ def expected(search: Scripted, finds: set[Where], n: int) -> list[tuple[int, int
 
 
 @BOTH
-def test_an_earlier_round_counts_however_late_it_breaks_a_point(kind: type[Scripted]):
+def test_lowest_successful_round_counts(kind: type[Scripted]):
     for width in WIDTHS:
         assert follow(kind(), {(0, 0, 5), (0, 1, 2)}, set(), 1, width)[0] == [(0, 5)]
         assert follow(kind(), {(0, 1, 2), (0, 2, 0)}, set(), 1, width)[0] == [(1, 2)]
@@ -188,7 +198,7 @@ def test_an_earlier_round_counts_however_late_it_breaks_a_point(kind: type[Scrip
 
 
 @BOTH
-def test_a_find_that_is_refused_changes_nothing(kind: type[Scripted]):
+def test_unconfirmed_candidate_changes_nothing(kind: type[Scripted]):
     for width in WIDTHS:
         # Of the first round: later ones begin again, and their finds count as if nothing had been.
         assert follow(kind(), {(0, 1, 2)}, {(0, 0, 3)}, 1, width)[0] == [(1, 2)]
@@ -208,8 +218,8 @@ def test_a_find_that_is_refused_changes_nothing(kind: type[Scripted]):
 
 @BOTH
 @pytest.mark.parametrize("at", range(5))
-def test_a_round_goes_on_where_it_was_interrupted(kind: type[Scripted], at: int):
-    """In either phase of its cycle; told what it does not want, it would go astray and find no more."""
+def test_round_resumes_where_it_was_interrupted(kind: type[Scripted], at: int):
+    """In either phase of its cycle; a result of the wrong kind would lead it astray."""
     for later in range(at + 1, 6):
         for width in WIDTHS:
             search, others = kind(count=1), {(p, 0, 2 * p) for p in (1, 2)}
@@ -230,7 +240,7 @@ WHERE = st.sets(st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 4
     st.integers(1, 4),
     st.integers(1, 14),
 )
-def test_any_script_ends_as_round_after_round_would(
+def test_any_script_gives_the_results_of_sequential_rounds(
     finds: set[Where], refused: set[Where], kind: type[Scripted], length: int, n: int, width: int
 ):
     search = kind(length=length)

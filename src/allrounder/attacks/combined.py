@@ -1,0 +1,205 @@
+"""Attacks that run other attacks: restarts, the worst of several threats, sequences, and transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, final
+
+import torch
+from pydantic import Field
+from typing_extensions import override
+
+from allrounder.attacks.base import Attack, AttackResult, perturb, select_rows
+from allrounder.attacks.losses import Identifier, cross_entropy
+from allrounder.config.fields import OneOf, PositiveInt, frozen_config
+from allrounder.rng import Rng
+from allrounder.threats.norms import Norm
+from allrounder.threats.threat import AnyOf, Threat
+from allrounder.types import Classifier, Images, Labels, Passes, PerExample, PerExampleBool
+
+
+def _fixed_length() -> Mapping[str, type[Attack]]:
+    # Imported on first use, because the tables contain the attacks of this file.
+    from allrounder.attacks import ATTACKS
+
+    return ATTACKS
+
+
+def _all_attacks() -> Mapping[str, type[Attack]]:
+    from allrounder.attacks import ATTACKS, SEARCHES
+
+    return {**ATTACKS, **SEARCHES}
+
+
+@final
+@frozen_config
+class Restarts(Attack):
+    """Several runs of an attack with different random starts; keeps the best result for each example.
+
+    The best result is the first that fools the network, otherwise the one of highest loss. Stops as soon as
+    all examples are fooled.
+    """
+
+    attack: Annotated[Attack, OneOf(_fixed_length)]
+    """The attack to run; it determines the supported norms."""
+    count: PositiveInt = 5
+    """The number of runs, including the first."""
+
+    @override
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        x_adv, passes = x, Passes()
+        loss = torch.full_like(x[:, 0, 0, 0], float("-inf"))
+        fooled = torch.zeros_like(y, dtype=torch.bool)
+        for number in range(self.count):
+            result = self.attack.run(model, x, y, threat, rng.fold_in("restart", number))
+            new_loss, new_fooled, extra_passes = _loss_and_fooled(result, model, y)
+            # Not (new_loss > loss), so that a NaN is kept and `perturb` detects it.
+            better = ~fooled & (new_fooled | ~(new_loss <= loss))
+            x_adv = select_rows(better, result.x, x_adv)
+            loss = torch.where(better, new_loss, loss)
+            fooled = fooled | new_fooled
+            passes = passes + result.passes + extra_passes
+            if fooled.all():
+                break
+        return AttackResult(x=x_adv, loss=loss, fooled=fooled, passes=passes)
+
+    def passes(self) -> Passes:
+        """The passes of `count` runs, each with one more forward pass to compare the results."""
+        return (self.attack.passes() + Passes(forwards=1)) * self.count
+
+    @override
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        return (self.attack,)
+
+
+@final
+@frozen_config
+class WorstOf(Attack):
+    """Runs an attack under each threat and keeps the candidate of highest cross-entropy for each image.
+
+    x' = argmax_p CE(f(x'_p), y), where x'_p is the result under threat p; the first one wins ties. Each
+    threat costs one more forward pass for the cross-entropy, because the attack may use another loss.
+    """
+
+    supports_unions: ClassVar[bool] = True
+
+    attack: Annotated[Attack, OneOf(_fixed_length)]
+    """The attack to run; it determines the supported norms."""
+
+    @override
+    def check_supports(self, threat: Threat | AnyOf) -> None:
+        for member in threat.threats:
+            self.attack.check_supports(member)
+
+    @override
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat | AnyOf, rng: Rng) -> AttackResult:
+        x_adv, passes = x, Passes()
+        loss = torch.full_like(x[:, 0, 0, 0], float("-inf"))
+        fooled = torch.zeros_like(y, dtype=torch.bool)
+        for number, member in enumerate(threat.threats):
+            result = self.attack.run(model, x, y, member, rng.fold_in("threat", number))
+            logits = model(result.x)
+            new_loss = cross_entropy(logits, y)
+            # Not (new_loss > loss), so that a NaN is kept and `perturb` detects it.
+            worse = ~(new_loss <= loss)
+            x_adv = select_rows(worse, result.x, x_adv)
+            loss = torch.where(worse, new_loss, loss)
+            fooled = torch.where(worse, logits.argmax(1) != y, fooled)
+            passes = passes + result.passes + Passes(forwards=1)
+        return AttackResult(x=x_adv, loss=loss, fooled=fooled, passes=passes)
+
+    @override
+    def passes(self) -> Passes:
+        return self.passes_under(1)
+
+    @override
+    def passes_under(self, num_threats: int) -> Passes:
+        return (self.attack.passes() + Passes(forwards=1)) * num_threats
+
+
+@final
+@frozen_config
+class Cascade(Attack):
+    """A sequence of attacks; each runs only on the images that are still classified correctly."""
+
+    stops_at_success: ClassVar[bool] = True
+
+    attacks: Annotated[tuple[Annotated[Attack, OneOf(_all_attacks)], ...], Field(min_length=1)]
+    """The attacks, in order."""
+
+    @override
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        return run_cascade(self.attacks, model, x, y, threat, rng)
+
+    @override
+    def stages(self, norm: Norm) -> tuple[Attack, ...]:
+        return tuple(stage for attack in self.attacks for stage in attack.stages(norm))
+
+    @override
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        return self.attacks
+
+
+@final
+@frozen_config
+class Transfer(Attack):
+    """Images that an attack crafts on another network, the source.
+
+    `perturb` runs the attack on the source: in eval mode, folded where possible, and restored afterwards.
+    The network under attack is not evaluated here, and the passes are those of the source. Prefer attacks
+    that continue after a success, such as Pgd or Mim: one that stops at its first success returns images that
+    barely fool the source. Papernot et al., 2016, Transferability in machine learning.
+    """
+
+    is_white_box: ClassVar[bool] = False
+
+    attack: Attack
+    """The attack to run on the source; it determines the supported norms."""
+    source: Classifier
+    """The network to craft on, with the same classes in the same order."""
+    name: Identifier
+    """The name of the source in the text of this attack; a different source needs a different name."""
+
+    def __repr__(self) -> str:
+        return f"Transfer(attack={self.attack!r}, name={self.name!r})"
+
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        """Craft on the source, with the random numbers of a direct attack on it; `model` is not used."""
+        try:
+            result = perturb(self.attack, self.source, x, y, threat, rng)
+        except (ValueError, RuntimeError) as error:
+            error.add_note(f"This happened on {self.name}, the source of {self}.")
+            raise
+        return AttackResult(x=result.x, passes=result.passes)
+
+    @override
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        return (self.attack,)
+
+
+def run_cascade(
+    attacks: tuple[Attack, ...], model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng
+) -> AttackResult:
+    """Run attacks in order, each on the images that the earlier ones did not fool."""
+    fooled = model(x).argmax(1) != y
+    x_adv, passes = x.clone(), Passes(forwards=1)
+    for number, attack in enumerate(attacks):
+        left = (~fooled).nonzero().flatten()
+        if len(left) == 0:
+            break
+        result = attack.run(model, x[left], y[left], threat, rng.select(left).fold_in("stage", number))
+        _, newly_fooled, extra_passes = _loss_and_fooled(result, model, y[left])
+        x_adv[left[newly_fooled]] = result.x[newly_fooled]
+        fooled[left[newly_fooled]] = True
+        passes = passes + result.passes + extra_passes
+    return AttackResult(x=x_adv, fooled=fooled, passes=passes)
+
+
+def _loss_and_fooled(
+    result: AttackResult, model: Classifier, y: Labels
+) -> tuple[PerExample, PerExampleBool, Passes]:
+    """Loss, fooled, and the passes spent on them: one forward pass if the attack did not report them."""
+    if result.loss is not None and result.fooled is not None:
+        return result.loss, result.fooled, Passes()
+    logits = model(result.x)
+    return cross_entropy(logits, y), logits.argmax(dim=1) != y, Passes(forwards=1)
