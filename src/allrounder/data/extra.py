@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, cast, final
 
-import torch
 from pydantic import Field
 
 from allrounder.config.fields import FiniteFloat, OneOf, adapter, frozen_config, kind_of
-from allrounder.data.base import Data, DataSpec, Split, TensorSplit, as_tensor, prefix_errors
+from allrounder.data.base import (
+    Data,
+    DataSpec,
+    Split,
+    TensorSplit,
+    as_tensor,
+    image_shape,
+    prefix_errors,
+    to_nchw,
+)
 from allrounder.data.datasets.npz import InMemory, Npz, detect_layout, get_class_names, read_arrays
 from allrounder.errors import RecipeError
 
@@ -69,7 +77,7 @@ class Extra:
 
 def check_compatible(extra: Split, main: Data) -> None:
     """Raise ValueError unless extra images have the shape and the classes of a dataset."""
-    shape = tuple(extra.fetch(torch.tensor([0])).shape[1:])
+    shape = image_shape(extra)
     if shape != main.shape:
         raise ValueError(f"images: got shape {shape}, expected {main.shape} as in {main.name}; resize them")
     highest = int(extra.labels.max())
@@ -96,14 +104,8 @@ def _load_npz(spec: Npz, classes: Sequence[str]) -> Split:
         if names is not None:
             _check_classes(names, classes)
         layout = detect_layout(pair[0], images) if spec.layout == "auto" else spec.layout
-        if images.ndim != (3 if layout == "nhw" else 4):
-            raise ValueError(
-                f'{pair[0]}: got shape {images.shape}, expected layout "{layout}"; '
-                'set layout to "nchw", "nhwc" or "nhw"'
-            )
-        x = as_tensor("images", images)
-        # A view in another order and not a copy, because there may be gigabytes of images.
-        x = {"nchw": x, "nhw": x.unsqueeze(1), "nhwc": x.movedim(-1, 1)}[layout]
+        # Not contiguous but a view, because there may be gigabytes of images.
+        x = to_nchw(pair[0], as_tensor("images", images), layout)
         return TensorSplit(x, as_tensor("labels", labels), len(classes))
 
 

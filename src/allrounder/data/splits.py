@@ -1,12 +1,74 @@
-"""Stratified parts of a split: a validation set, or a sample to evaluate on."""
+"""Splits made from others: concatenated, with other labels, and stratified parts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import final
+
 import torch
 
-from allrounder.data.base import Split, Subset
+from allrounder.data.base import Split, Subset, prefetch
 from allrounder.rng import Rng
-from allrounder.types import Labels
+from allrounder.types import Images, Labels
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ConcatSplit:
+    """The images of one split, then those of another of the same shape; nothing is copied."""
+
+    first: Split
+    second: Split
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of the first split, then those of the second."""
+        return torch.cat([self.first.labels, self.second.labels])
+
+    def fetch(self, index: Labels) -> Images:
+        """Return the images at these positions."""
+        in_first = index < len(self.first)
+        if bool(in_first.all()):
+            return self.first.fetch(index)
+        second = self.second.fetch(index[~in_first] - len(self.first))
+        if len(second) == len(index):
+            return second
+        x = second.new_empty(len(index), *second.shape[1:])
+        x[in_first], x[~in_first] = self.first.fetch(index[in_first]), second
+        return x
+
+    def prefetch(self, index: Labels) -> None:
+        """Forward to the splits that can prefetch."""
+        in_first = index < len(self.first)
+        for split, part in ((self.first, index[in_first]), (self.second, index[~in_first] - len(self.first))):
+            if len(part):
+                prefetch(split, part)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Relabelled:
+    """The images of a split with the given labels, such as pseudo-labels; nothing is copied."""
+
+    split: Split
+    labels: Labels
+
+    def __post_init__(self) -> None:
+        assert self.labels.shape == (len(self.split),), "one label for each image"
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def fetch(self, index: Labels) -> Images:
+        """Return the images at these positions."""
+        return self.split.fetch(index)
+
+    def prefetch(self, index: Labels) -> None:
+        """Forward to the underlying split, if it can prefetch."""
+        prefetch(self.split, index)
 
 
 def stratified_indices(split: Split, count: int, seed: int) -> Labels:
