@@ -149,10 +149,9 @@ class Data:
         classes: Sequence[str] | None = None,
         layout: Layout = "nchw",
     ) -> Data:
-        """Build a dataset in memory from arrays or tensors: images as uint8, or as floats in [0, 1].
+        """Build a dataset in memory from images as uint8, or as floats in [0, 1], copied only if necessary.
 
-        Arrays are copied only where necessary. Without `classes`, the class names are the numbers in
-        `y_train`, which must be 0 .. k - 1 without a gap.
+        Without `classes`, the names are the numbers in `y_train`, which must be 0 .. k - 1 without a gap.
         """
         with prefix_errors("train"):
             names = classes_from_labels(y_train) if classes is None else tuple(classes)
@@ -200,13 +199,9 @@ def to_nchw(name: str, x: Tensor, layout: Layout) -> Tensor:
             f'{name}: got shape {tuple(x.shape)}, expected {ndim} dimensions for layout "{layout}"; '
             'set layout to "nchw", "nhwc" or "nhw"'
         )
-    match layout:
-        case "nchw":
-            return x
-        case "nhw":
-            return x.unsqueeze(1)
-        case "nhwc":
-            return x.movedim(-1, 1)
+    if layout == "nchw":
+        return x
+    return x.unsqueeze(1) if layout == "nhw" else x.movedim(-1, 1)
 
 
 def _tensor_split(x: Array, y: Array, num_classes: int, layout: Layout) -> TensorSplit:

@@ -19,7 +19,7 @@ from allrounder.data.base import (
     prefix_errors,
     to_nchw,
 )
-from allrounder.data.datasets.npz import InMemory, Npz, detect_layout, get_class_names, read_arrays
+from allrounder.data.datasets.npz import InMemory, Npz, detect_layout, get_class_names, read_first_pair
 from allrounder.errors import RecipeError
 
 ARRAY_NAMES = (("x_train", "y_train"), ("x", "y"), ("image", "label"))
@@ -90,23 +90,15 @@ def check_compatible(extra: Split, main: Data) -> None:
 
 def _load_npz(spec: Npz, classes: Sequence[str]) -> Split:
     path = Path(spec.path).expanduser()
-    _, available = read_arrays(path, ())
-    pair = next((pair for pair in ARRAY_NAMES if set(pair) <= set(available)), None)
-    if pair is None:
-        accepted = " or ".join(" and ".join(pair) for pair in ARRAY_NAMES)
-        raise ValueError(
-            f"{path}: has the arrays {', '.join(available)}, expected {accepted}; save it with these names"
-        )
-    arrays, _ = read_arrays(path, (*pair, "classes"))
-    images, labels = (arrays[name] for name in pair)
+    arrays, (x, y) = read_first_pair(path, ARRAY_NAMES)
     with prefix_errors(f"{path}:"):
         names = get_class_names(arrays)
         if names is not None:
             _check_classes(names, classes)
-        layout = detect_layout(pair[0], images) if spec.layout == "auto" else spec.layout
+        layout = detect_layout(x, arrays[x]) if spec.layout == "auto" else spec.layout
         # Not contiguous but a view, because there may be gigabytes of images.
-        x = to_nchw(pair[0], as_tensor("images", images), layout)
-        return TensorSplit(x, as_tensor("labels", labels), len(classes))
+        images = to_nchw(x, as_tensor("images", arrays[x]), layout)
+        return TensorSplit(images, as_tensor("labels", arrays[y]), len(classes))
 
 
 def _check_classes(got: Sequence[str], expected: Sequence[str]) -> None:

@@ -72,10 +72,7 @@ class Relabelled:
 
 
 def stratified_indices(split: Split, count: int, seed: int) -> Labels:
-    """Sample the positions of `count` images with the class proportions of the split, up to rounding.
-
-    With the same seed, a smaller sample is a prefix of every larger one.
-    """
+    """Sample `count` positions with the class proportions of the split; a prefix of every larger sample."""
     if not 1 <= count <= len(split):
         raise ValueError(f"subset: got {count} of {len(split)} images, expected 1 to {len(split)}")
     return stratified_order(split.labels, Rng(seed).fold_in("subset").permutation(len(split)))[:count]
@@ -88,9 +85,8 @@ def hold_out(train: Split, count: int, rng: Rng) -> tuple[Split, Split]:
     held-out set is contained in every larger one.
     """
     if not 1 <= count < len(train):
-        raise ValueError(
-            f"hold out: got {count} of {len(train)} training images, expected 1 to {len(train) - 1}"
-        )
+        total = len(train)
+        raise ValueError(f"hold out: got {count} of {total} training images, expected 1 to {total - 1}")
     order = stratified_order(train.labels, rng.fold_in("hold-out").permutation(len(train)))
     return Subset(train, order[count:].sort().values), Subset(train, order[:count].sort().values)
 

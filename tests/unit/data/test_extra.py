@@ -16,8 +16,8 @@ from allrounder.cli.target import load_target
 from allrounder.data import Embedded, Npz
 from allrounder.data.base import Data, Split, TensorSplit
 from allrounder.data.batches import Batches, ExtraBatches
-from allrounder.data.splits import ConcatSplit
 from allrounder.data.extra import ARRAY_NAMES, Extra
+from allrounder.data.splits import ConcatSplit
 from allrounder.errors import RecipeError, RunError
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import Outcome
@@ -139,7 +139,7 @@ def test_a_file_may_hold_training_images_alone_under_any_usual_name(pair, layout
 def test_a_file_that_does_not_fit_is_refused_with_its_reason(arrays, message, tmp_path: Path):
     with pytest.raises(RecipeError, match=message):
         read(tmp_path, **arrays)
-    with pytest.raises(RecipeError, match=r"x: got shape \(6, 8, 8, 1\), expected 3 dimensions for layout \"nhw\""):
+    with pytest.raises(RecipeError, match=r"x: got shape .6, 8, 8, 1., expected 3 dimensions .* \"nhw\""):
         read(tmp_path, "nhw", x=X, y=Y)
 
 

@@ -9,13 +9,14 @@ import io
 import os
 import random
 import re
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import pooch
+import platformdirs
 import pytest
 
 from allrounder.data.files import archives, download
@@ -29,7 +30,8 @@ from allrounder.data.files.cache import (
     verify,
 )
 from allrounder.data.files.catalog import PUBLISHED, PublishedFile
-from allrounder.data.files.download import copy_verified, download_file, partial_path
+from allrounder.data.files.download import copy_verified, download_file
+from allrounder.data.files.locks import partial_path
 from allrounder.errors import DataError
 from tests.support import formats
 from tests.support.servers import Server, serve_files
@@ -57,13 +59,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Generator[Server]:
         yield shop
 
 
-class Heard:
-    """A listener that keeps what it hears."""
+class Messages:
+    """A progress that keeps what it receives."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[int, int]] = []
         self.steps: list[int] = []
-        self.said: list[str] = []
+        self.logged: list[str] = []
 
     def begin(self, total: int, done: int) -> None:
         self.begun.append((total, done))
@@ -72,7 +74,7 @@ class Heard:
         self.steps.append(t)
 
     def log(self, text: str) -> None:
-        self.said.append(text)
+        self.logged.append(text)
 
 
 def file(server: Server, *names: str, md5: str | None = MD5) -> PublishedFile:
@@ -93,7 +95,7 @@ def test_the_cache_is_where_the_variable_says_or_where_the_system_keeps_such(mon
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "sets"
     monkeypatch.setenv("ALLROUNDER_DATA", "")
-    assert cache_folder() == Path(pooch.os_cache("allrounder"))
+    assert cache_folder() == platformdirs.user_cache_path("allrounder")
 
 
 @pytest.mark.parametrize("text", ["CIFAR-10", "cifar10", "Cifar_10", "CIFAR10", "cifar-10"])
@@ -120,11 +122,11 @@ def test_every_published_file_says_where_it_is_found_and_has_a_checksum_or_none(
 
 
 def test_a_file_is_fetched_checked_and_told(server, tmp_path):
-    heard, where = Heard(), tmp_path / "deep" / "folder"
-    assert download_file(file(server, "file"), where, heard) == where / "file"
+    messages, where = Messages(), tmp_path / "deep" / "folder"
+    assert download_file(file(server, "file"), where, messages) == where / "file"
     assert (where / "file").read_bytes() == RAW and there(where) == ["file"]
-    assert heard.begun == [(len(RAW), 0)] and heard.steps[-1] == len(RAW)
-    assert heard.steps == sorted(set(heard.steps)) and len(heard.steps) > 2
+    assert messages.begun == [(len(RAW), 0)] and messages.steps[-1] == len(RAW)
+    assert messages.steps == sorted(set(messages.steps)) and len(messages.steps) > 2
 
 
 def test_a_file_that_is_right_is_not_fetched_again(server, tmp_path):
@@ -137,12 +139,12 @@ def test_a_file_that_is_right_is_not_fetched_again(server, tmp_path):
 
 def test_a_file_that_is_wrong_is_replaced_only_by_the_right_one(server, tmp_path):
     (tmp_path / "file").write_bytes(b"mine")
-    heard = Heard()
+    messages = Messages()
     server.behaviors["file"] = "missing"
     with pytest.raises(DataError):
-        download_file(file(server, "file"), tmp_path, heard)
+        download_file(file(server, "file"), tmp_path, messages)
     assert (tmp_path / "file").read_bytes() == b"mine"
-    assert "has MD5" in heard.said[0] and "downloaded again" in heard.said[0]
+    assert "has MD5" in messages.logged[0] and "downloaded again" in messages.logged[0]
     server.behaviors["file"] = "good"
     download_file(file(server, "file"), tmp_path)
     assert (tmp_path / "file").read_bytes() == RAW
@@ -150,9 +152,9 @@ def test_a_file_that_is_wrong_is_replaced_only_by_the_right_one(server, tmp_path
 
 def test_a_download_goes_on_where_it_broke_off(server, tmp_path):
     partial_path(tmp_path / "file").write_bytes(RAW[:1000])
-    heard = Heard()
-    download_file(file(server, "file"), tmp_path, heard)
-    assert server.requests == [("file", "bytes=1000-")] and heard.begun == [(len(RAW), 1000)]
+    messages = Messages()
+    download_file(file(server, "file"), tmp_path, messages)
+    assert server.requests == [("file", "bytes=1000-")] and messages.begun == [(len(RAW), 1000)]
     assert (tmp_path / "file").read_bytes() == RAW and there(tmp_path) == ["file"]
 
 
@@ -255,16 +257,15 @@ def test_without_a_network_it_is_told_what_to_put_where(tmp_path):
     assert there(tmp_path) == []
 
 
-def test_a_full_disk_is_told_and_nothing_is_left(server, tmp_path, monkeypatch):
-    def full(self: Any, chunk: bytes) -> None:
-        self.file.write(chunk[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_full_disk_is_reported_and_leaves_nothing(server, tmp_path):
+    class FullDisk(Messages):
+        def step(self, t: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(download.Sink, "write", full)
     with pytest.raises(
         DataError, match=r"file: the disk is full; free some space, or move .* ALLROUNDER_DATA"
     ):
-        download_file(file(server, "file", "other"), tmp_path)
+        download_file(file(server, "file", "other"), tmp_path, FullDisk())
     assert there(tmp_path) == [] and len(server.requests) == 1
 
 
@@ -418,7 +419,17 @@ def test_unpacking_onto_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     archive = write(tmp_path / "x.zip", FILES)
-    monkeypatch.setattr(archives, "_copy", full)
+    monkeypatch.setattr(shutil, "copyfileobj", full)
     with pytest.raises(DataError, match="target: the disk is full"):
         extract(archive, tmp_path / "target")
+    assert there(tmp_path) == ["x.zip"]
+
+
+def test_false_size_in_a_zip_header_does_not_get_around_the_limit(tmp_path):
+    archive = write(tmp_path / "x.zip", {"long": bytes(5000)})
+    archive.write_bytes(
+        archive.read_bytes().replace((5000).to_bytes(4, "little"), (10).to_bytes(4, "little"))
+    )
+    with pytest.raises(ValueError, match="cut short or damaged"):
+        extract(archive, tmp_path / "target", max_bytes=100)
     assert there(tmp_path) == ["x.zip"]

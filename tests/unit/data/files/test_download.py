@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,21 +16,21 @@ from typing import Any
 
 import pytest
 
-from allrounder.data.files import archives, download
+from allrounder.data.files import download
 from allrounder.data.files.archives import DamagedArchive, extract
 from allrounder.data.files.cache import verify
 from allrounder.data.files.catalog import PublishedFile
-from allrounder.data.files.download import DownloadError, copy_verified, download_file, partial_path
-from allrounder.data.files.locks import file_lock
+from allrounder.data.files.download import DownloadError, copy_verified, download_file
+from allrounder.data.files.locks import file_lock, partial_path
 from allrounder.errors import DataError
 from tests.support.pictures import ROOT
-from tests.unit.data.files.test_cache import MD5, RAW, ZIP, Heard, file, server, there, write, zipped
+from tests.unit.data.files.test_cache import MD5, RAW, ZIP, Messages, file, server, there, write, zipped
 
 __all__ = ["server"]  # a fixture
 
 
 def test_two_at_once_fetch_a_file_once(server, tmp_path, monkeypatch):
-    begun, go_on, wait = threading.Event(), threading.Event(), Heard()
+    begun, go_on, messages = threading.Event(), threading.Event(), Messages()
     connect = download._connect
 
     def slow(*given: Any) -> None:
@@ -41,13 +42,13 @@ def test_two_at_once_fetch_a_file_once(server, tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(download_file, file(server, "file"), tmp_path)
         assert begun.wait(20)
-        second = pool.submit(download_file, file(server, "file"), tmp_path, wait)
+        second = pool.submit(download_file, file(server, "file"), tmp_path, messages)
         late = time.monotonic() + 20
-        while not wait.said and time.monotonic() < late:
+        while not messages.logged and time.monotonic() < late:
             time.sleep(0.01)
         go_on.set()
         assert first.result() == second.result() == tmp_path / "file"
-    assert wait.said == ["file: waiting for another process"]
+    assert messages.logged == ["file: waiting for another process"]
     assert len(server.requests) == 1 and there(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == RAW
 
@@ -70,14 +71,14 @@ def test_many_at_once_are_alone_one_after_the_other(tmp_path):
 def test_two_at_once_unpack_an_archive_once(tmp_path, monkeypatch):
     archive = write(tmp_path / "x.zip", {"top/a": b"1", "top/b": b"2"})
     copies: list[str] = []
-    copy = archives._copy
+    copy = shutil.copyfileobj
 
-    def slow(*given: Any) -> int:
-        copies.append(given[2].name)
+    def slow(*given: Any) -> None:
+        copies.append(given[1].name)
         time.sleep(0.1)
-        return copy(*given)
+        copy(*given)
 
-    monkeypatch.setattr(archives, "_copy", slow)
+    monkeypatch.setattr(shutil, "copyfileobj", slow)
     with ThreadPoolExecutor(2) as pool:
         for one in [pool.submit(extract, archive, tmp_path / "out", "top") for _ in range(2)]:
             one.result()
