@@ -177,16 +177,11 @@ def _class_names(files: Mapping[str, bytes], version: ArchiveFormat, default: Na
         if version.label_key is None:
             names = raw.decode("ascii", "replace").split()
         else:
-            names = _names_from_pickle(raw, version.label_key)
+            entry = read_plain_dict(raw).get(f"{version.label_key}_names")
+            items = cast(list[Any], entry) if isinstance(entry, list) else []
+            names = [item.decode("ascii", "replace") if isinstance(item, bytes) else item for item in items]
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"has no list of texts {version.label_key}_names; get it again")
         if len(names) != len(default):
             raise ValueError(f"names {len(names)} classes, expected {len(default)}; get it again")
         return tuple(names)
-
-
-def _names_from_pickle(raw: bytes, label_key: str) -> list[str]:
-    entry = read_plain_dict(raw).get(f"{label_key}_names")
-    names = cast(list[Any], entry) if isinstance(entry, list) else []
-    texts = [name.decode("ascii", "replace") if isinstance(name, bytes) else name for name in names]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"has no list of texts {label_key}_names; get it again")
-    return texts

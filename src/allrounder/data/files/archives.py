@@ -33,6 +33,8 @@ MAX_READ_BYTES = 2**24
 DAMAGE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 DECOMPRESSORS = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 """By the first two bytes of a compressed tar archive."""
+Member = tuple[str, int, IO[bytes] | None]
+"""Name, size, and the open file; None for a link, a device or an encrypted file."""
 
 
 class DamagedArchive(ValueError):
@@ -114,10 +116,15 @@ def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, IO
         bytes_left -= size
         if number > MAX_FILES or bytes_left < 0:
             raise ValueError(f"{archive}: holds more files or bytes than is allowed; unpack it yourself")
+        if file is None:
+            raise ValueError(
+                f"{archive}: {name} is a link, a device or encrypted, expected files; do not use it"
+            )
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
             raise ValueError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
-        yield path, file
+        with file:
+            yield path, file
 
 
 @final
@@ -136,34 +143,24 @@ class _BoundedReader:
         return self.file.read(size)
 
 
-def _tar_members(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
+def _tar_members(archive: Path) -> Generator[Member]:
     with archive.open("rb") as file:
         decompress = DECOMPRESSORS.get(file.read(2))
     with archive.open("rb") if decompress is None else cast(BufferedIOBase, decompress(archive)) as file:
         bounded = _BoundedReader(file)
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], bounded))
         for member in tar:
-            if member.isdir():
-                continue
-            source = tar.extractfile(member) if member.isreg() else None
-            if source is None:
-                raise ValueError(
-                    f"{archive}: {member.name} is a link or device, expected files; do not use it"
-                )
-            yield member.name, member.size, source
+            if not member.isdir():
+                yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
         # A compressed archive ends with a checksum, which is verified when the end is read.
         while bounded.read(CHUNK_BYTES):
             pass
 
 
-def _zip_members(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
+def _zip_members(archive: Path) -> Generator[Member]:
     with zipfile.ZipFile(archive) as zip_file:
         for member in zip_file.infolist():
-            if member.is_dir():
-                continue
-            if member.flag_bits & 1 or stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-                raise ValueError(
-                    f"{archive}: {member.filename} is a link or encrypted, expected files; do not use it"
-                )
-            with zip_file.open(member) as file:
-                yield member.filename, member.file_size, file
+            is_encrypted, file_type = member.flag_bits & 1, stat.S_IFMT(member.external_attr >> 16)
+            is_plain = not is_encrypted and file_type in (0, stat.S_IFREG)
+            if not member.is_dir():
+                yield member.filename, member.file_size, zip_file.open(member) if is_plain else None

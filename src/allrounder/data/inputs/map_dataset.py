@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from allrounder.data.base import as_tensor
+from allrounder.data.base import as_tensor, check_images, check_integer_labels
 from allrounder.data.streaming.decode import to_chw
-from allrounder.data.validate import check_images, check_integer_labels
 from allrounder.errors import DataError
 from allrounder.types import Images, Labels
 
