@@ -44,54 +44,35 @@ class ArchiveFormat:
     """The number of bytes before the pixels, in the binary version."""
 
 
-@frozen_config
-class CifarSpec(DataSpec):
-    """What both datasets have in common."""
-
-    folder: PathField = None
-    """The folder with the archive or the unpacked files; by default in the cache."""
-
-    def read(self, kind: str, formats: Sequence[ArchiveFormat], splits: Splits, names: Names) -> Data:
-        """Read the first of the versions that the folder has; `names` are for files without class names."""
-        root = dataset_folder(kind, self.folder)
-        for version in formats:
-            suffix = ".bin" if version.label_key is None else ""
-            train, test = ([f"{name}{suffix}" for name in split] for split in splits)
-            location = _read_files(kind, root, version, [*train, *test])
-            if location is None:
-                continue
-            path, files = location
-            arrays = [array for split in (train, test) for array in _parse_all(path, files, split, version)]
-            with prefix_errors(f"{path}:"):
-                classes = _class_names(files, version, names)
-                return Data.from_arrays(kind, *arrays, classes=classes)
-        raise missing_error(kind, root, [formats[0].archive])
-
-
 @final
 @frozen_config
-class Cifar10(CifarSpec):
+class Cifar10(DataSpec):
     """CIFAR-10: 50,000 training and 10,000 test photographs of 10 classes, 32x32, from its archive.
 
     Reads the binary or the Python archive, or the folder that it unpacks to. Pickles are not executed.
     """
+
+    folder: PathField = None
+    """The folder with the archive or the unpacked files; by default in the cache."""
 
     @override
     def load(self) -> Data:
         binary = ArchiveFormat("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "batches.meta.txt")
         python = ArchiveFormat("cifar-10-python.tar.gz", "cifar-10-batches-py", "batches.meta", "label")
         batches = tuple(f"data_batch_{number}" for number in range(1, 6))
-        return self.read("cifar10", (binary, python), (batches, ("test_batch",)), CIFAR10)
+        return _load("cifar10", self.folder, (binary, python), (batches, ("test_batch",)), CIFAR10)
 
 
 @final
 @frozen_config
-class Cifar100(CifarSpec):
+class Cifar100(DataSpec):
     """CIFAR-100: 50,000 training and 10,000 test photographs of 100 classes, 32x32, from its archive.
 
     Reads the binary or the Python archive, or the folder that it unpacks to. Pickles are not executed.
     """
 
+    folder: PathField = None
+    """The folder with the archive or the unpacked files; by default in the cache."""
     labels: Literal["fine", "coarse"] = "fine"
     """The 100 fine classes, or the 20 coarse classes that group them."""
 
@@ -103,7 +84,26 @@ class Cifar100(CifarSpec):
         )
         python = ArchiveFormat("cifar-100-python.tar.gz", "cifar-100-python", "meta", kind)
         names = CIFAR100_FINE if self.labels == "fine" else CIFAR100_COARSE
-        return self.read("cifar100", (binary, python), (("train",), ("test",)), names)
+        return _load("cifar100", self.folder, (binary, python), (("train",), ("test",)), names)
+
+
+def _load(
+    kind: str, folder: str | None, formats: Sequence[ArchiveFormat], splits: Splits, names: Names
+) -> Data:
+    """Read the first of the versions that the folder has; `names` are for files without class names."""
+    root = dataset_folder(kind, folder)
+    for version in formats:
+        suffix = ".bin" if version.label_key is None else ""
+        train, test = ([f"{name}{suffix}" for name in split] for split in splits)
+        location = _read_files(kind, root, version, [*train, *test])
+        if location is None:
+            continue
+        path, files = location
+        arrays = [array for split in (train, test) for array in _parse_all(path, files, split, version)]
+        with prefix_errors(f"{path}:"):
+            classes = _class_names(files, version, names)
+            return Data.from_arrays(kind, *arrays, classes=classes)
+    raise missing_error(kind, root, [formats[0].archive])
 
 
 def _read_files(

@@ -167,9 +167,7 @@ def _index_val(root: Path, ids: Sequence[str]) -> FileIndex:
     class_of = _read_annotations(annotations)
     unknown = sorted(set(class_of.values()) - set(ids))
     if unknown:
-        raise ValueError(
-            f"{annotations}: has the class {unknown[0]}, which {train} has not; get the folder again"
-        )
+        raise ValueError(f"{annotations}: has the class {unknown[0]}, which {train} has not; get it again")
     images = list_images(folder)
     for name in sorted(class_of.keys() - set(images)):
         raise ValueError(f"{annotations}: lists {name}, which is not in {folder}; get it again")

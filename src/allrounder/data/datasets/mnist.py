@@ -28,45 +28,44 @@ IDX_UINT8 = 0x08
 MAX_BYTES = 2**31
 
 
+@final
 @frozen_config
-class IdxSpec(DataSpec):
-    """A dataset of four idx files."""
+class Mnist(DataSpec):
+    """MNIST: 60,000 training and 10,000 test images of digits, 28x28, from its four idx files."""
 
     folder: PathField = None
     """The folder with the files, compressed (.gz) or not; by default in the cache."""
 
-    def read(self, kind: str, raw_folder: str, classes: tuple[str, ...]) -> Data:
-        """Read the files, which may also be in the folder `raw_folder` of torchvision."""
-        root = dataset_folder(kind, self.folder)
-        arrays: list[NDArray[np.uint8]] = []
-        for name in IDX_FILES:
-            paths = [root / variant for variant in idx_file_names(name, raw_folder)]
-            path = next((path for path in paths if path.is_file()), None)
-            if path is None:
-                raise missing_error(kind, root, [name])
-            arrays.append(read_idx(path, ndim=1 if "labels" in name else 3))
-        with prefix_errors(f"{root}:"):
-            return Data.from_arrays(kind, *arrays, classes=classes, layout="nhw")
-
-
-@final
-@frozen_config
-class Mnist(IdxSpec):
-    """MNIST: 60,000 training and 10,000 test images of digits, 28x28, from its four idx files."""
-
     @override
     def load(self) -> Data:
-        return self.read("mnist", "MNIST", DIGITS)
+        return _load("mnist", self.folder, "MNIST", DIGITS)
 
 
 @final
 @frozen_config
-class FashionMnist(IdxSpec):
+class FashionMnist(DataSpec):
     """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 28x28, from its four idx files."""
 
+    folder: PathField = None
+    """The folder with the files, compressed (.gz) or not; by default in the cache."""
+
     @override
     def load(self) -> Data:
-        return self.read("fashion-mnist", "FashionMNIST", CLOTHES)
+        return _load("fashion-mnist", self.folder, "FashionMNIST", CLOTHES)
+
+
+def _load(kind: str, folder: str | None, raw_folder: str, classes: tuple[str, ...]) -> Data:
+    """Read the files, which may also be in the folder `raw_folder` of torchvision."""
+    root = dataset_folder(kind, folder)
+    arrays: list[NDArray[np.uint8]] = []
+    for name in IDX_FILES:
+        paths = [root / variant for variant in idx_file_names(name, raw_folder)]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise missing_error(kind, root, [name])
+        arrays.append(read_idx(path, ndim=1 if "labels" in name else 3))
+    with prefix_errors(f"{root}:"):
+        return Data.from_arrays(kind, *arrays, classes=classes, layout="nhw")
 
 
 def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
