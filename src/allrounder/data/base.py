@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from allrounder.data.validate import check_images, check_integer_labels, check_labels
 from allrounder.types import Images, Labels
 
 Array: TypeAlias = NDArray[Any] | Tensor
@@ -44,6 +43,18 @@ class Prefetchable(Protocol):
     def prefetch(self, index: Labels) -> None:
         """Start preparing the images at these positions. It does not change what `fetch` returns."""
         ...
+
+
+def prefetch(split: Split, index: Labels) -> None:
+    """Tell a split to prepare the images at these positions, if it can prefetch."""
+    if isinstance(split, Prefetchable):
+        split.prefetch(index)
+
+
+def image_shape(split: Split) -> tuple[int, int, int]:
+    """Channels, height and width of the images of a split."""
+    c, h, w = split.fetch(torch.tensor([0])).shape[1:]
+    return c, h, w
 
 
 @final
@@ -97,8 +108,7 @@ class Subset:
 
     def prefetch(self, index: Labels) -> None:
         """Forward to the underlying split, if it can prefetch."""
-        if isinstance(self.split, Prefetchable):
-            self.split.prefetch(self.index[index])
+        prefetch(self.split, self.index[index])
 
 
 @final
@@ -119,17 +129,14 @@ class Data:
         for name, split in (("train", self.train), ("test", self.test)):
             with prefix_errors(name):
                 check_labels(split.labels, len(split), len(self.classes))
-        shapes = [tuple(split.fetch(torch.tensor([0])).shape[1:]) for split in (self.train, self.test)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(
-                f"images: got shape {shapes[0]} in train and {shapes[1]} in test, expected the same"
-            )
+        train, test = image_shape(self.train), image_shape(self.test)
+        if train != test:
+            raise ValueError(f"images: got shape {train} in train and {test} in test, expected the same")
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
-        c, h, w = self.train.fetch(torch.tensor([0])).shape[1:]
-        return c, h, w
+        return image_shape(self.train)
 
     @staticmethod
     def from_arrays(
@@ -141,19 +148,15 @@ class Data:
         classes: Sequence[str] | None = None,
         layout: Layout = "nchw",
     ) -> Data:
-        """Build a dataset in memory from arrays or tensors: images as uint8, or as floats in [0, 1].
+        """Build a dataset in memory from images as uint8, or as floats in [0, 1], copied only if necessary.
 
-        Arrays are copied only where necessary. Without `classes`, the class names are the numbers in
-        `y_train`, which must be 0 .. k - 1 without a gap.
+        Without `classes`, the names are the numbers in `y_train`, which must be 0 .. k - 1 without a gap.
         """
         with prefix_errors("train"):
-            labels = as_tensor("labels", y_train)
-            names = classes_from_labels(labels) if classes is None else tuple(classes)
-            train = TensorSplit(_to_nchw(as_tensor("images", x_train), layout), labels, len(names))
+            names = classes_from_labels(y_train) if classes is None else tuple(classes)
+            train = _tensor_split(x_train, y_train, len(names), layout)
         with prefix_errors("test"):
-            test = TensorSplit(
-                _to_nchw(as_tensor("images", x_test), layout), as_tensor("labels", y_test), len(names)
-            )
+            test = _tensor_split(x_test, y_test, len(names), layout)
         return Data(name, train, test, names)
 
     @staticmethod
@@ -162,9 +165,8 @@ class Data:
     ) -> Data:
         """Build a dataset for evaluation from test images only; `train` is the same split as `test`."""
         with prefix_errors("test"):
-            labels = as_tensor("labels", y)
-            names = classes_from_labels(labels) if classes is None else tuple(classes)
-            test = TensorSplit(_to_nchw(as_tensor("images", x), layout), labels, len(names))
+            names = classes_from_labels(y) if classes is None else tuple(classes)
+            test = _tensor_split(x, y, len(names), layout)
         return Data(name, test, test, names)
 
 
@@ -188,28 +190,75 @@ def as_tensor(name: str, raw: Array) -> Tensor:
         raise ValueError(f"{name}: got dtype {raw.dtype}, expected numbers; convert them") from None
 
 
-def _to_nchw(x: Tensor, layout: Layout) -> Tensor:
-    expected = 3 if layout == "nhw" else 4
-    if x.ndim != expected:
+def to_nchw(name: str, x: Tensor, layout: Layout) -> Tensor:
+    """A view of images with the dimensions (n, c, h, w); errors begin with `name`."""
+    ndim = 3 if layout == "nhw" else 4
+    if x.ndim != ndim:
         raise ValueError(
-            f'images: got shape {tuple(x.shape)}, expected {expected} dimensions for layout "{layout}"; '
+            f'{name}: got shape {tuple(x.shape)}, expected {ndim} dimensions for layout "{layout}"; '
             'set layout to "nchw", "nhwc" or "nhw"'
         )
     if layout == "nchw":
         return x
-    return (x.unsqueeze(1) if layout == "nhw" else x.permute(0, 3, 1, 2)).contiguous()
+    return x.unsqueeze(1) if layout == "nhw" else x.movedim(-1, 1)
 
 
-def classes_from_labels(y: Tensor) -> tuple[str, ...]:
+def _tensor_split(x: Array, y: Array, num_classes: int, layout: Layout) -> TensorSplit:
+    labels = as_tensor("labels", y)
+    return TensorSplit(to_nchw("images", as_tensor("images", x), layout).contiguous(), labels, num_classes)
+
+
+def classes_from_labels(y: Array) -> tuple[str, ...]:
     """Name the classes by their numbers; the labels must cover 0 .. k - 1 without a gap."""
-    check_integer_labels(y)
-    numbers = cast(list[int], y.long().unique().tolist())
+    labels = as_tensor("labels", y)
+    check_integer_labels(labels)
+    numbers = cast(list[int], labels.long().unique().tolist())
     if numbers != list(range(len(numbers))):
         raise ValueError(
             f"labels: got {len(numbers)} numbers from {numbers[0]} to {numbers[-1]}, expected 0 to "
             f"{len(numbers) - 1}; number the classes from 0 without a gap, or name them all in classes"
         )
-    return tuple(str(number) for number in numbers)
+    return tuple(map(str, numbers))
+
+
+def check_images(x: Tensor) -> None:
+    """Raise ValueError unless images are (n, c, h, w), uint8 or floats in [0, 1]."""
+    if x.ndim != 4 or 0 in x.shape:
+        hint = '; greyscale images without a channel are layout "nhw"' if x.ndim == 3 else ""
+        raise ValueError(f"images: got shape {tuple(x.shape)}, expected (n, c, h, w), none of them 0{hint}")
+    if x.dtype == torch.uint8:
+        return
+    if not x.is_floating_point():
+        raise ValueError(f"images: got {x.dtype}, expected uint8 or a floating type in [0, 1]; convert them")
+    low, high = (float(end) for end in x.aminmax())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ValueError("images: got NaN or infinite pixels, expected finite ones in [0, 1]; fix them")
+    if low < 0 or high > 1:
+        hint = "undo any normalisation, which belongs to the network"
+        if low >= 0 and high <= 255:
+            hint = "divide by 255, or give uint8"
+        raise ValueError(f"images: got pixels from {low:g} to {high:g}, expected [0, 1]; {hint}")
+
+
+def check_labels(y: Tensor, num_images: int, num_classes: int) -> None:
+    """Raise ValueError unless there is one class number for each image."""
+    check_integer_labels(y)
+    if y.ndim != 1:
+        raise ValueError(f"labels: got shape {tuple(y.shape)}, expected (n,): one class for each image")
+    if len(y) != num_images:
+        raise ValueError(f"labels: got {len(y)} for {num_images} images, expected one for each image")
+    low, high = (int(end) for end in y.long().aminmax())
+    if low < 0 or high >= num_classes:
+        raise ValueError(
+            f"labels: got numbers from {low} to {high}, expected 0 to {num_classes - 1}; "
+            "number the classes from 0, or name them all in classes"
+        )
+
+
+def check_integer_labels(y: Tensor) -> None:
+    """Raise ValueError unless labels are whole numbers."""
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"labels: got {y.dtype}, expected whole numbers; convert them to int64")
 
 
 class DataSpec(ABC):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from allrounder.data.base import Prefetchable, Split
-from allrounder.data.concat import ConcatSplit
+from allrounder.data.splits import ConcatSplit
 from allrounder.rng import Rng
 from allrounder.types import Batch
 
@@ -31,9 +31,8 @@ class Batches:
             )
         self.split = split
         self.batch_size = batch_size
-        self.rng = rng
         self._labels = split.labels
-        self._orders: dict[int, Tensor] = {}
+        self._epochs = _ShuffledPasses(len(split), len(split), rng.fold_in("order"))
 
     @property
     def steps(self) -> int:
@@ -42,26 +41,18 @@ class Batches:
         return max(1, full + (rest > 1))
 
     def at(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step. It depends on the epoch and the step only, not on earlier calls.
-
-        A split that can prefetch starts preparing the next batches.
-        """
+        """Return the batch of a step, whatever the earlier calls; prefetch the next batches if possible."""
         _check_address(epoch, step, self.steps)
         index = self._index(epoch, step)
         batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index)
         if isinstance(self.split, Prefetchable):
             for later in range(step, step + PREFETCH_BATCHES):
                 self.split.prefetch(self._index(epoch + later // self.steps, later % self.steps + 1))
-        self._orders = {
-            e: order for e, order in self._orders.items() if epoch <= e <= epoch + PREFETCH_BATCHES
-        }
         return batch
 
     def _index(self, epoch: int, step: int) -> Tensor:
-        if epoch not in self._orders:
-            self._orders[epoch] = self.rng.fold_in("order", epoch).permutation(len(self.split))
         first = (step - 1) * self.batch_size
-        return self._orders[epoch][first : len(self.split) if step == self.steps else first + self.batch_size]
+        return self._epochs.at(epoch)[first : None if step == self.steps else first + self.batch_size]
 
 
 @final
@@ -75,10 +66,8 @@ class ExtraBatches:
 
     def __init__(self, split: Split, extra: Split, extra_per_batch: int, batch_size: int, rng: Rng) -> None:
         original_per_batch = batch_size - extra_per_batch
-        for kind, images, count in (
-            ("original", split, original_per_batch),
-            ("extra", extra, extra_per_batch),
-        ):
+        counts = {"original": (split, original_per_batch), "extra": (extra, extra_per_batch)}
+        for kind, (images, count) in counts.items():
             if not 1 <= count <= len(images):
                 raise ValueError(
                     f"a batch of {batch_size} takes {count} {kind} images, expected 1 to {len(images)}, the "
@@ -91,15 +80,12 @@ class ExtraBatches:
         self._extra = _ShuffledPasses(len(extra), extra_per_batch, rng.fold_in("extra order"))
 
     def at(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: the original images, then the extra ones.
-
-        Splits that can prefetch start preparing the next batches.
-        """
+        """Return the batch of a step: the original images, then the extra ones; prefetch the next batches."""
         _check_address(epoch, step, self.steps)
         t = (epoch - 1) * self.steps + step
         index = self._index(t)
-        extra = index >= self._original.total
-        batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index, extra=extra)
+        is_extra = index >= self._original.total
+        batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index, extra=is_extra)
         for later in range(t + 1, t + 1 + PREFETCH_BATCHES):
             self.split.prefetch(self._index(later))
         return batch
@@ -119,8 +105,9 @@ class _ShuffledPasses:
         self._orders: dict[int, Tensor] = {}
 
     def at(self, t: int) -> Tensor:
-        passes, group = divmod(t - 1, self.total // self.size)
-        number = passes + 1
+        """Return group `t`, from 1."""
+        completed, group = divmod(t - 1, self.total // self.size)
+        number = completed + 1
         if number not in self._orders:
             # Prefetching asks for later steps, so the orders of neighbouring passes are kept.
             near = range(number - PREFETCH_BATCHES, number + PREFETCH_BATCHES + 1)

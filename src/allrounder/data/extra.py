@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, cast, final
 
-import torch
 from pydantic import Field
 
 from allrounder.config.fields import FiniteFloat, OneOf, adapter, frozen_config, kind_of
-from allrounder.data.base import Data, DataSpec, Split, TensorSplit, as_tensor, prefix_errors
-from allrounder.data.datasets.npz import InMemory, Npz, detect_layout, get_class_names, read_arrays
+from allrounder.data.base import (
+    Data,
+    DataSpec,
+    Split,
+    TensorSplit,
+    as_tensor,
+    image_shape,
+    prefix_errors,
+    to_nchw,
+)
+from allrounder.data.datasets.npz import InMemory, Npz, detect_layout, get_class_names, read_first_pair
 from allrounder.errors import RecipeError
 
 ARRAY_NAMES = (("x_train", "y_train"), ("x", "y"), ("image", "label"))
@@ -69,7 +77,7 @@ class Extra:
 
 def check_compatible(extra: Split, main: Data) -> None:
     """Raise ValueError unless extra images have the shape and the classes of a dataset."""
-    shape = tuple(extra.fetch(torch.tensor([0])).shape[1:])
+    shape = image_shape(extra)
     if shape != main.shape:
         raise ValueError(f"images: got shape {shape}, expected {main.shape} as in {main.name}; resize them")
     highest = int(extra.labels.max())
@@ -82,29 +90,15 @@ def check_compatible(extra: Split, main: Data) -> None:
 
 def _load_npz(spec: Npz, classes: Sequence[str]) -> Split:
     path = Path(spec.path).expanduser()
-    _, available = read_arrays(path, ())
-    pair = next((pair for pair in ARRAY_NAMES if set(pair) <= set(available)), None)
-    if pair is None:
-        accepted = " or ".join(" and ".join(pair) for pair in ARRAY_NAMES)
-        raise ValueError(
-            f"{path}: has the arrays {', '.join(available)}, expected {accepted}; save it with these names"
-        )
-    arrays, _ = read_arrays(path, (*pair, "classes"))
-    images, labels = (arrays[name] for name in pair)
+    arrays, (x, y) = read_first_pair(path, ARRAY_NAMES)
     with prefix_errors(f"{path}:"):
         names = get_class_names(arrays)
         if names is not None:
             _check_classes(names, classes)
-        layout = detect_layout(pair[0], images) if spec.layout == "auto" else spec.layout
-        if images.ndim != (3 if layout == "nhw" else 4):
-            raise ValueError(
-                f'{pair[0]}: got shape {images.shape}, expected layout "{layout}"; '
-                'set layout to "nchw", "nhwc" or "nhw"'
-            )
-        x = as_tensor("images", images)
-        # A view in another order and not a copy, because there may be gigabytes of images.
-        x = {"nchw": x, "nhw": x.unsqueeze(1), "nhwc": x.movedim(-1, 1)}[layout]
-        return TensorSplit(x, as_tensor("labels", labels), len(classes))
+        layout = detect_layout(x, arrays[x]) if spec.layout == "auto" else spec.layout
+        # Not contiguous but a view, because there may be gigabytes of images.
+        images = to_nchw(x, as_tensor("images", arrays[x]), layout)
+        return TensorSplit(images, as_tensor("labels", arrays[y]), len(classes))
 
 
 def _check_classes(got: Sequence[str], expected: Sequence[str]) -> None:

@@ -54,12 +54,12 @@ GOOD_X, GOOD_Y = torch.zeros(4, 1, 2, 2), torch.tensor([0, 1, 0, 1])
         (GOOD_X, GOOD_Y - 1, r"labels: got numbers from -1 to 0, expected 0 to 1"),
     ],
 )
-def test_wrong_images_and_labels_are_refused_with_what_was_got_and_expected(x, y, message):
+def test_wrong_images_and_labels_raise_an_error(x, y, message):
     with pytest.raises(ValueError, match=message):
         TensorSplit(x, y, 2)
 
 
-def test_one_bad_pixel_among_many_is_found():
+def test_one_nan_pixel_raises_an_error():
     x = torch.zeros(50, 3, 8, 8)
     x[31, 2, 7, 1] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
@@ -76,7 +76,7 @@ def test_a_subset_is_a_view_by_position():
 
 
 @pytest.mark.parametrize("index", [[12], [-1], []])
-def test_a_subset_refuses_positions_that_are_not_there(index):
+def test_subset_refuses_positions_outside_the_split(index):
     with pytest.raises(ValueError, match="expected positions from 0 to 11"):
         Subset(tensors(), torch.tensor(index, dtype=torch.int64))
 

@@ -7,18 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allrounder.data.base import TensorSplit
 from allrounder.data.batches import Batches
 from allrounder.rng import Rng
-
-
-def tensors(n=12, k=3, c=1, h=2, w=2):
-    x = torch.arange(n * c * h * w).view(n, c, h, w) % 256
-    return TensorSplit(x.to(torch.uint8), torch.arange(n) % k, k)
+from tests.unit.data.test_base import tensors
 
 
 @given(n=st.integers(1, 70), size=st.integers(1, 80), epoch=st.integers(1, 9))
-def test_every_image_comes_exactly_once_an_epoch_and_none_is_left_alone(n, size, epoch):
+def test_every_image_occurs_once_per_epoch_and_never_alone(n, size, epoch):
     split = tensors(n)
     batches = Batches(split, size, Rng(0))
     seen = [batches.at(epoch, step) for step in range(1, batches.steps + 1)]
@@ -56,7 +51,7 @@ def test_the_order_differs_by_epoch_and_by_seed_and_is_the_same_by_address():
         return batches.at(epoch, 1).index.tolist()
 
     orders = [order(seed, epoch) for seed in (0, 1) for epoch in (1, 2, 3)]
-    assert len({tuple(one) for one in orders}) == 6
+    assert len(set(map(tuple, orders))) == 6
     assert order(1, 2) == orders[4]
     assert order(0, 2) == Rng(0).fold_in("batches", "order", 2).permutation(40).tolist()
 
@@ -68,7 +63,7 @@ def test_a_batch_does_not_depend_on_the_calls_before_it():
         assert torch.equal(index, Batches(tensors(40), 7, Rng(0)).at(epoch, step).index)
 
 
-def test_batches_leave_the_global_generator_alone():
+def test_batches_do_not_use_the_global_generator():
     before = torch.get_rng_state()
     Batches(tensors(), 4, Rng(0)).at(1, 1)
     assert torch.equal(before, torch.get_rng_state())
@@ -80,6 +75,6 @@ def test_an_address_outside_the_epoch_is_refused(epoch, step):
         Batches(tensors(12), 4, Rng(0)).at(epoch, step)
 
 
-def test_a_batch_size_of_nothing_is_refused():
+def test_batch_size_zero_is_refused():
     with pytest.raises(ValueError, match="got batch size 0 and 12 images, expected at least 1"):
         Batches(tensors(12), 0, Rng(0))

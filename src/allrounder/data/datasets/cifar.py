@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allrounder.config.fields import PathField, frozen_config
 from allrounder.data.base import Data, DataSpec, prefix_errors
@@ -19,18 +21,19 @@ from allrounder.data.files.safe_pickle import read_plain_dict
 SHAPE = (3, 32, 32)
 NUM_PIXELS = 3 * 32 * 32
 ImagesAndLabels = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Names = tuple[str, ...]
+Splits = tuple[Names, Names]
+"""The files of the training and of the test images, without ".bin"."""
 
 
 @final
-@frozen_config
+@dataclass(frozen=True)
 class ArchiveFormat:
-    """The files of one version of a dataset: binary, or pickled for Python."""
+    """The files of one version of a dataset: binary (.bin), or pickled for Python."""
 
     archive: str
     folder: str
     """The folder in the archive."""
-    train: tuple[str, ...]
-    test: tuple[str, ...]
     names_file: str
     """The file with the names of the classes."""
     label_key: str | None = None
@@ -52,25 +55,12 @@ class Cifar10(DataSpec):
     folder: PathField = None
     """The folder with the archive or the unpacked files; by default in the cache."""
 
+    @override
     def load(self) -> Data:
-        """Read the archive in place and check it."""
+        binary = ArchiveFormat("cifar-10-binary.tar.gz", "cifar-10-batches-bin", "batches.meta.txt")
+        python = ArchiveFormat("cifar-10-python.tar.gz", "cifar-10-batches-py", "batches.meta", "label")
         batches = tuple(f"data_batch_{number}" for number in range(1, 6))
-        binary = ArchiveFormat(
-            archive="cifar-10-binary.tar.gz",
-            folder="cifar-10-batches-bin",
-            train=tuple(f"{name}.bin" for name in batches),
-            test=("test_batch.bin",),
-            names_file="batches.meta.txt",
-        )
-        python = ArchiveFormat(
-            archive="cifar-10-python.tar.gz",
-            folder="cifar-10-batches-py",
-            train=batches,
-            test=("test_batch",),
-            names_file="batches.meta",
-            label_key="label",
-        )
-        return _load("cifar10", self.folder, (binary, python), CIFAR10)
+        return _load("cifar10", self.folder, (binary, python), (batches, ("test_batch",)), CIFAR10)
 
 
 @final
@@ -86,63 +76,45 @@ class Cifar100(DataSpec):
     labels: Literal["fine", "coarse"] = "fine"
     """The 100 fine classes, or the 20 coarse classes that group them."""
 
+    @override
     def load(self) -> Data:
-        """Read the archive in place and check it."""
+        kind, column = f"{self.labels}_label", 1 if self.labels == "fine" else 0
         binary = ArchiveFormat(
-            archive="cifar-100-binary.tar.gz",
-            folder="cifar-100-binary",
-            train=("train.bin",),
-            test=("test.bin",),
-            names_file=f"{self.labels}_label_names.txt",
-            label_column=1 if self.labels == "fine" else 0,
-            num_label_columns=2,
+            "cifar-100-binary.tar.gz", "cifar-100-binary", f"{kind}_names.txt", None, column, 2
         )
-        python = ArchiveFormat(
-            archive="cifar-100-python.tar.gz",
-            folder="cifar-100-python",
-            train=("train",),
-            test=("test",),
-            names_file="meta",
-            label_key=f"{self.labels}_label",
-        )
-        class_names = CIFAR100_FINE if self.labels == "fine" else CIFAR100_COARSE
-        return _load("cifar100", self.folder, (binary, python), class_names)
+        python = ArchiveFormat("cifar-100-python.tar.gz", "cifar-100-python", "meta", kind)
+        names = CIFAR100_FINE if self.labels == "fine" else CIFAR100_COARSE
+        return _load("cifar100", self.folder, (binary, python), (("train",), ("test",)), names)
 
 
 def _load(
-    kind: str, folder: str | None, formats: tuple[ArchiveFormat, ...], default_names: tuple[str, ...]
+    kind: str, folder: str | None, formats: Sequence[ArchiveFormat], splits: Splits, names: Names
 ) -> Data:
-    """Read the first of the versions that the folder has."""
+    """Read the first of the versions that the folder has; `names` are for files without class names."""
     root = dataset_folder(kind, folder)
-    for archive_format in formats:
-        location = _read_files(kind, root, archive_format)
+    for version in formats:
+        suffix = ".bin" if version.label_key is None else ""
+        train, test = ([f"{name}{suffix}" for name in split] for split in splits)
+        location = _read_files(kind, root, version, [*train, *test])
         if location is None:
             continue
         path, files = location
-        (x_train, y_train), (x_test, y_test) = (
-            _concat([_parse(path, name, files.pop(name), archive_format) for name in names])
-            for names in (archive_format.train, archive_format.test)
-        )
+        arrays = [array for split in (train, test) for array in _parse_all(path, files, split, version)]
         with prefix_errors(f"{path}:"):
-            classes = _class_names(files, archive_format, default_names)
-            return Data.from_arrays(kind, x_train, y_train, x_test, y_test, classes)
+            classes = _class_names(files, version, names)
+            return Data.from_arrays(kind, *arrays, classes=classes)
     raise missing_error(kind, root, [formats[0].archive])
 
 
 def _read_files(
-    kind: str, folder: Path, archive_format: ArchiveFormat
+    kind: str, folder: Path, version: ArchiveFormat, needed: list[str]
 ) -> tuple[Path, dict[str, bytes]] | None:
-    """Read the files of a version from its archive, or unpacked: (where they are, contents by name).
-
-    None if the folder does not have this version.
-    """
-    needed = (*archive_format.train, *archive_format.test)
-    wanted = (*needed, archive_format.names_file)
-    archive = folder / archive_format.archive
-    unpacked = [path for path in (folder / archive_format.folder, folder) if (path / needed[0]).is_file()]
-    if archive.is_file():
-        path = archive
-        files = read_members(archive, wanted)
+    """Read the files of a version: (archive or folder, contents by name); None if the folder has none."""
+    wanted = (*needed, version.names_file)
+    path = folder / version.archive
+    unpacked = [place for place in (folder / version.folder, folder) if (place / needed[0]).is_file()]
+    if path.is_file():
+        files = read_members(path, wanted)
     elif unpacked:
         path = unpacked[0]
         files = {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
@@ -154,23 +126,29 @@ def _read_files(
     return path, files
 
 
-def _parse(path: Path, name: str, raw: bytes, archive_format: ArchiveFormat) -> ImagesAndLabels:
-    with prefix_errors(f"{path}: {name}"):
-        if archive_format.label_key is None:
-            return _parse_binary(raw, archive_format)
-        return _parse_pickle(raw, archive_format.label_key)
+def _parse_all(
+    path: Path, files: dict[str, bytes], names: list[str], version: ArchiveFormat
+) -> ImagesAndLabels:
+    """Parse and concatenate the files of a split, and drop their contents."""
+    parts: list[ImagesAndLabels] = []
+    for name in names:
+        with prefix_errors(f"{path}: {name}"):
+            raw, key = files.pop(name), version.label_key
+            parts.append(_parse_binary(raw, version) if key is None else _parse_pickle(raw, key))
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return images.reshape(-1, *SHAPE), labels
 
 
-def _parse_binary(raw: bytes, archive_format: ArchiveFormat) -> ImagesAndLabels:
-    record = archive_format.num_label_columns + NUM_PIXELS
+def _parse_binary(raw: bytes, version: ArchiveFormat) -> ImagesAndLabels:
+    record = version.num_label_columns + NUM_PIXELS
     count, rest = divmod(len(raw), record)
     if rest or not count:
         raise ValueError(
             f"is cut short: got {len(raw)} bytes, expected {record} for each image; get it again"
         )
     rows = np.frombuffer(raw, np.uint8).reshape(count, record)
-    labels = rows[:, archive_format.label_column].astype(np.int64)
-    return rows[:, archive_format.num_label_columns :], labels
+    labels = rows[:, version.label_column].astype(np.int64)
+    return rows[:, version.num_label_columns :], labels
 
 
 def _parse_pickle(raw: bytes, label_key: str) -> ImagesAndLabels:
@@ -190,32 +168,20 @@ def _parse_pickle(raw: bytes, label_key: str) -> ImagesAndLabels:
     return images, np.array(labels, np.int64)
 
 
-def _concat(parts: list[ImagesAndLabels]) -> ImagesAndLabels:
-    x = np.concatenate([images for images, _ in parts])
-    return x.reshape(-1, *SHAPE), np.concatenate([labels for _, labels in parts])
-
-
-def _class_names(
-    files: Mapping[str, bytes], archive_format: ArchiveFormat, default: tuple[str, ...]
-) -> tuple[str, ...]:
+def _class_names(files: Mapping[str, bytes], version: ArchiveFormat, default: Names) -> Names:
     """The class names in the files, or the default ones."""
-    raw = files.get(archive_format.names_file)
+    raw = files.get(version.names_file)
     if raw is None:
         return default
-    with prefix_errors(archive_format.names_file):
-        if archive_format.label_key is None:
+    with prefix_errors(version.names_file):
+        if version.label_key is None:
             names = raw.decode("ascii", "replace").split()
         else:
-            names = _names_from_pickle(raw, archive_format.label_key)
+            entry = read_plain_dict(raw).get(f"{version.label_key}_names")
+            items = cast(list[Any], entry) if isinstance(entry, list) else []
+            names = [item.decode("ascii", "replace") if isinstance(item, bytes) else item for item in items]
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"has no list of texts {version.label_key}_names; get it again")
         if len(names) != len(default):
             raise ValueError(f"names {len(names)} classes, expected {len(default)}; get it again")
         return tuple(names)
-
-
-def _names_from_pickle(raw: bytes, label_key: str) -> list[str]:
-    entry = read_plain_dict(raw).get(f"{label_key}_names")
-    names = cast(list[Any], entry) if isinstance(entry, list) else []
-    texts = [name.decode("ascii", "replace") if isinstance(name, bytes) else name for name in names]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"has no list of texts {label_key}_names; get it again")
-    return texts

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from allrounder.config.fields import frozen_config
 from allrounder.data.base import Data, DataSpec
@@ -28,11 +29,11 @@ class Embedded(DataSpec):
     of each class. Accuracies are not comparable with those on the full dataset.
     """
 
+    @override
     def load(self) -> Data:
-        """Read the arrays and check their digest."""
         arrays = read_embedded(files("allrounder.data.datasets") / "embedded.npz")
-        x_train, y_train, x_test, y_test, classes = (arrays[name] for name in EMBEDDED_ARRAYS)
-        return Data.from_arrays("embedded", x_train, y_train, x_test, y_test, classes.tolist(), layout="nhw")
+        *parts, classes = (arrays[name] for name in EMBEDDED_ARRAYS)
+        return Data.from_arrays("embedded", *parts, classes=classes.tolist(), layout="nhw")
 
 
 def read_embedded(asset: Traversable) -> dict[str, NDArray[Any]]:

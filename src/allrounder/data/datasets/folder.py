@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import final
 
+from typing_extensions import override
+
 from allrounder.config.fields import Flag, PositiveInt, Workers, frozen_config, raise_field_errors
 from allrounder.data.base import Data, DataSpec
 from allrounder.data.streaming.decode import PIL_MODES, DecodeSpec, open_image
@@ -53,28 +55,27 @@ class Folder(DataSpec):
     not change results."""
 
     def __post_init__(self) -> None:
-        problems = list[tuple[tuple[str | int, ...], str]]()
+        problems: list[tuple[tuple[str], str]] = []
+        got = f"got {self.resize}"
         if self.resize is not None and self.size is None:
-            problems.append((("resize",), f"got {self.resize} without a size, expected both; set size too"))
-        if self.resize is not None and self.size is not None and self.resize < self.size:
-            message = (
-                f"got {self.resize}, expected at least the size of {self.size}, which is cropped from it"
-            )
+            problems.append((("resize",), f"{got} without a size, expected both; set size too"))
+        elif self.resize is not None and self.size is not None and self.resize < self.size:
+            message = f"{got}, expected at least the size of {self.size}, which is cropped from it"
             problems.append((("resize",), message))
         if self.channels not in PIL_MODES:
             problems.append((("channels",), f"got {self.channels}, expected 3 for colour or 1 for greyscale"))
         raise_field_errors(self, problems)
 
+    @override
     def load(self) -> Data:
-        """List the files of both folders; images are decoded later."""
         root = Path(self.path).expanduser().absolute()
         train, test = root / self.train, root / self._test_folder(root)
-        classes = list_class_folders(train)
-        check_same_classes(train, test, classes, list_class_folders(test))
+        classes = list_common_classes(train, test)
         return self._data(
             root, scan_class_folders(train, classes), scan_class_folders(test, classes), classes
         )
 
+    @override
     def load_test(self) -> Data:
         """List the test images only; a folder without a train or test folder holds test images itself."""
         root = Path(self.path).expanduser().absolute()
@@ -82,9 +83,7 @@ class Folder(DataSpec):
         has_test_folder = any((root / name).is_dir() for name in TEST_FOLDERS)
         has_splits = train.is_dir() or has_test_folder or self.test != "auto"
         test = root / self._test_folder(root) if has_splits else root
-        classes = list_class_folders(test)
-        if train.is_dir():
-            check_same_classes(train, test, list_class_folders(train), classes)
+        classes = list_common_classes(train if train.is_dir() else test, test)
         return self._data(root, None, scan_class_folders(test, classes), classes)
 
     def _test_folder(self, root: Path) -> str:
@@ -109,6 +108,13 @@ class Folder(DataSpec):
         if self.subset is not None:
             test = select_listed(Path(self.subset).expanduser(), test, Path(test.root).name)
         return lazy_data(root.resolve().name, tuple(classes), train, test, spec, self.workers)
+
+
+def list_common_classes(train: Path, test: Path) -> list[str]:
+    """List the classes of two folders. Raises ValueError unless both have the same."""
+    classes = list_class_folders(train)
+    check_same_classes(train, test, classes, list_class_folders(test))
+    return classes
 
 
 def resize_for_crop(size: int) -> int:

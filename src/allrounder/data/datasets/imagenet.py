@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
+from typing_extensions import override
+
 from allrounder.config.fields import PathField, PositiveInt, Workers, frozen_config
 from allrounder.data.base import Data, DataSpec
-from allrounder.data.datasets.folder import resize_for_crop
+from allrounder.data.datasets.folder import list_common_classes, resize_for_crop
 from allrounder.data.files.cache import dataset_folder
 from allrounder.data.files.catalog import PUBLISHED
 from allrounder.data.streaming.decode import DecodeSpec
@@ -50,20 +52,17 @@ class ImageNet(DataSpec):
     """Processes that decode images ahead of time; 0 for none, by default one per free core, at most 8. Does
     not change results."""
 
+    @override
     def load(self) -> Data:
-        """List the files of both folders; images are decoded later."""
         root = unpacked_folder("imagenet", self.folder)
-        ids = list_class_folders(root / "train")
-        check_same_classes(root / "train", root / "val", ids, list_class_folders(root / "val"))
+        ids = list_common_classes(root / "train", root / "val")
         return self._data(root, scan_class_folders(root / "train", ids), ids)
 
+    @override
     def load_test(self) -> Data:
-        """List the test images only; the training images need not exist."""
         root = unpacked_folder("imagenet", self.folder)
-        ids = list_class_folders(root / "val")
-        if (root / "train").is_dir():
-            check_same_classes(root / "train", root / "val", list_class_folders(root / "train"), ids)
-        return self._data(root, None, ids)
+        train, val = root / "train", root / "val"
+        return self._data(root, None, list_common_classes(train if train.is_dir() else val, val))
 
     def _data(self, root: Path, train: FileIndex | None, ids: Sequence[str]) -> Data:
         spec = DecodeSpec(self.size, self.size, resize=resize_for_crop(self.size))
@@ -89,24 +88,26 @@ class TinyImageNet(DataSpec):
     """Processes that decode images ahead of time; 0 for none, by default one per free core, at most 8. Does
     not change results."""
 
+    @override
     def load(self) -> Data:
-        """List the files of both folders; images are decoded later."""
         root = unpacked_folder("tiny-imagenet", self.folder)
         ids = list_class_folders(root / "train")
         train = scan_class_folders(root / "train", ids, _inner_folder(root / "train", ids))
         return self._data(root, train, ids)
 
+    @override
     def load_test(self) -> Data:
-        """List the test images only; the training images need not exist."""
         root = unpacked_folder("tiny-imagenet", self.folder)
+        wnids, annotations = root / "wnids.txt", root / "val" / ANNOTATIONS
         if (root / "train").is_dir():
-            return self._data(root, None, list_class_folders(root / "train"))
-        wnids = root / "wnids.txt"
-        if wnids.is_file():
-            return self._data(root, None, sorted(line.strip() for _, line in read_lines(wnids)))
-        if (root / "val" / ANNOTATIONS).is_file():
-            return self._data(root, None, sorted(set(_read_annotations(root / "val" / ANNOTATIONS).values())))
-        return self._data(root, None, _sorted_classes(root / "val")[1])
+            ids = list_class_folders(root / "train")
+        elif wnids.is_file():
+            ids = sorted(line.strip() for _, line in read_lines(wnids))
+        elif annotations.is_file():
+            ids = sorted(set(_read_annotations(annotations).values()))
+        else:
+            _, ids = _sorted_classes(root / "val")
+        return self._data(root, None, ids)
 
     def _data(self, root: Path, train: FileIndex | None, ids: Sequence[str]) -> Data:
         test = _index_val(root, ids)
@@ -157,20 +158,24 @@ def _inner_folder(train: Path, ids: Sequence[str]) -> str:
 
 
 def _index_val(root: Path, ids: Sequence[str]) -> FileIndex:
-    val = root / "val"
-    annotations = val / ANNOTATIONS
-    if not annotations.is_file() or not _contains(val / "images", Path.is_file):
+    train, val = root / "train", root / "val"
+    annotations, folder = val / ANNOTATIONS, val / "images"
+    if not annotations.is_file() or not _contains(folder, Path.is_file):
         folder, val_ids = _sorted_classes(val)
-        check_same_classes(root / "train", folder, ids, val_ids)
+        check_same_classes(train, folder, ids, val_ids)
         return scan_class_folders(folder, ids, _inner_folder(folder, ids))
     class_of = _read_annotations(annotations)
     unknown = sorted(set(class_of.values()) - set(ids))
     if unknown:
-        raise ValueError(
-            f"{annotations}: has the class {unknown[0]}, which {root / 'train'} has not; get the folder again"
-        )
+        raise ValueError(f"{annotations}: has the class {unknown[0]}, which {train} has not; get it again")
+    images = list_images(folder)
+    for name in sorted(class_of.keys() - set(images)):
+        raise ValueError(f"{annotations}: lists {name}, which is not in {folder}; get it again")
+    for name in images:
+        if name not in class_of:
+            raise ValueError(f"{folder / name}: is not in {ANNOTATIONS}, so its class is not known")
     label_of = {wnid: label for label, wnid in enumerate(ids)}
-    return FileIndex.from_files(val, _annotated_files(val, class_of, label_of))
+    return FileIndex.from_files(val, ((f"images/{name}", label_of[class_of[name]]) for name in images))
 
 
 def _sorted_classes(val: Path) -> tuple[Path, list[str]]:
@@ -181,25 +186,7 @@ def _sorted_classes(val: Path) -> tuple[Path, list[str]]:
 
 def _contains(folder: Path, predicate: Callable[[Path], bool]) -> bool:
     """Whether a folder exists and has an entry that is not hidden and satisfies the predicate."""
-    return folder.is_dir() and any(
-        predicate(path) for path in folder.iterdir() if not path.name.startswith(".")
-    )
-
-
-def _annotated_files(
-    val: Path, class_of: Mapping[str, str], label_of: Mapping[str, int]
-) -> Iterable[tuple[str, int]]:
-    """The files of val/images with their labels."""
-    images = list_images(val / "images")
-    missing = sorted(class_of.keys() - set(images))
-    if missing:
-        raise ValueError(
-            f"{val / ANNOTATIONS}: lists {missing[0]}, which is not in {val / 'images'}; get it again"
-        )
-    for name in images:
-        if name not in class_of:
-            raise ValueError(f"{val / 'images' / name}: is not in {ANNOTATIONS}, so its class is not known")
-        yield f"images/{name}", label_of[class_of[name]]
+    return folder.is_dir() and any(predicate(path) for path in folder.glob("[!.]*"))
 
 
 def _read_annotations(file: Path) -> dict[str, str]:
@@ -208,8 +195,7 @@ def _read_annotations(file: Path) -> dict[str, str]:
     for number, line in read_lines(file):
         name, *rest = line.split()[:2]
         if not rest:
-            raise ValueError(
-                f"{file}: line {number}: got {line!r}, expected a file name and a class; get it again"
-            )
+            got = f"{file}: line {number}: got {line!r}"
+            raise ValueError(f"{got}, expected a file name and a class; get it again")
         class_of[name] = rest[0]
     return class_of

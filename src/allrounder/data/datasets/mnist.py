@@ -23,8 +23,6 @@ CLOTHES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-RAW_FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
-"""The folders in which torchvision keeps the files."""
 IDX_UINT8 = 0x08
 """The type code of uint8 in an idx file."""
 MAX_BYTES = 2**31
@@ -40,7 +38,7 @@ class Mnist(DataSpec):
 
     @override
     def load(self) -> Data:
-        return _load("mnist", self.folder, DIGITS)
+        return _load("mnist", self.folder, "MNIST", DIGITS)
 
 
 @final
@@ -53,45 +51,41 @@ class FashionMnist(DataSpec):
 
     @override
     def load(self) -> Data:
-        return _load("fashion-mnist", self.folder, CLOTHES)
+        return _load("fashion-mnist", self.folder, "FashionMNIST", CLOTHES)
 
 
-def _load(kind: str, folder: str | None, classes: tuple[str, ...]) -> Data:
+def _load(kind: str, folder: str | None, raw_folder: str, classes: tuple[str, ...]) -> Data:
+    """Read the files, which may also be in the folder `raw_folder` of torchvision."""
     root = dataset_folder(kind, folder)
-    x_train, y_train, x_test, y_test = (
-        read_idx(_find_file(kind, root, name), ndim)
-        for name, ndim in zip(IDX_FILES, (3, 1, 3, 1), strict=True)
-    )
+    arrays: list[NDArray[np.uint8]] = []
+    for name in IDX_FILES:
+        paths = [root / variant for variant in idx_file_names(name, raw_folder)]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise missing_error(kind, root, [name])
+        arrays.append(read_idx(path, ndim=1 if "labels" in name else 3))
     with prefix_errors(f"{root}:"):
-        return Data.from_arrays(kind, x_train, y_train, x_test, y_test, classes, layout="nhw")
-
-
-def _find_file(kind: str, folder: Path, name: str) -> Path:
-    candidates = [folder / file_name for file_name in idx_file_names(name, RAW_FOLDERS[kind])]
-    path = next((path for path in candidates if path.is_file()), None)
-    if path is None:
-        raise missing_error(kind, folder, [name])
-    return path
+        return Data.from_arrays(kind, *arrays, classes=classes, layout="nhw")
 
 
 def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
     """Read an idx file of uint8 with `ndim` dimensions, compressed by gzip or not."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
-    try:
-        with gzip.open(path) if is_gzip else path.open("rb") as file:
-            head = file.read(4 + 4 * ndim)
-            if len(head) != 4 + 4 * ndim or head[:4] != bytes((0, 0, IDX_UINT8, ndim)):
-                raise ValueError(
-                    f"{path}: begins with {head[:4].hex() or 'nothing'}, expected "
-                    f"0000{IDX_UINT8:02x}{ndim:02x} of an idx file with {ndim} dimensions; get it again"
-                )
-            shape = struct.unpack(f">{ndim}I", head[4:])
-            size = math.prod(shape)
-            content = file.read(min(size, MAX_BYTES) + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: cut short or damaged ({error}); get it again") from None
-    if len(content) != size:
-        got = f"{len(content)} bytes" if len(content) < size else "more bytes"
-        raise ValueError(f"{path}: holds {got}, expected {size} for shape {shape}; get it again")
+    start = bytes((0, 0, IDX_UINT8, ndim))
+    with prefix_errors(f"{path}:"):
+        try:
+            with gzip.open(path) if is_gzip else path.open("rb") as file:
+                head = file.read(4 + 4 * ndim)
+                if len(head) != 4 + 4 * ndim or not head.startswith(start):
+                    got = f"begins with {head[:4].hex() or 'nothing'}, expected {start.hex()}"
+                    raise ValueError(f"{got} of an idx file with {ndim} dimensions; get it again")
+                shape = struct.unpack(f">{ndim}I", head[4:])
+                size = math.prod(shape)
+                content = file.read(min(size, MAX_BYTES) + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"cut short or damaged ({error}); get it again") from None
+        if len(content) != size:
+            got = f"{len(content)} bytes" if len(content) < size else "more bytes"
+            raise ValueError(f"holds {got}, expected {size} for shape {shape}; get it again")
     return np.frombuffer(content, np.uint8).reshape(shape)

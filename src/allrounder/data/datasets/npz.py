@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, TypeAlias, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from allrounder.config.fields import frozen_config
 from allrounder.data.base import Data, DataSpec, Layout, prefix_errors
 from allrounder.errors import RecipeError
 
+Arrays: TypeAlias = dict[str, NDArray[Any]]
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 TEST_ARRAYS = (("x_test", "y_test"), ("x", "y"))
 """Accepted names of images and labels in a file of test images only."""
@@ -66,26 +67,31 @@ class InMemory(DataSpec):
 
 def load_test_arrays(path: Path) -> Data:
     """Read a file of test images only: x_test and y_test, or x and y, and optionally classes."""
-    names = [name for pair in TEST_ARRAYS for name in pair]
-    arrays, available = read_arrays(path, [*names, "classes"])
+    arrays, (x, y) = read_first_pair(path, TEST_ARRAYS)
     with prefix_errors(f"{path}:"):
-        for x, y in TEST_ARRAYS:
-            if x in arrays and y in arrays:
-                layout = detect_layout(x, arrays[x])
-                return Data.from_test_arrays(path.stem, arrays[x], arrays[y], get_class_names(arrays), layout)
-        raise ValueError(
-            f"no test images (it has: {', '.join(available)}), expected x_test and y_test, or x and y; "
-            "save them under these names"
-        )
+        layout = detect_layout(x, arrays[x])
+        return Data.from_test_arrays(path.stem, arrays[x], arrays[y], get_class_names(arrays), layout)
 
 
-def read_arrays(path: Path, names: Iterable[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+def read_first_pair(path: Path, pairs: Sequence[tuple[str, str]]) -> tuple[Arrays, tuple[str, str]]:
+    """Read the first pair of images and labels that a file has, and its classes; also return their names."""
+    _, available = read_arrays(path, ())
+    for pair in pairs:
+        if set(pair) <= set(available):
+            return read_arrays(path, (*pair, "classes"))[0], pair
+    accepted = " or ".join(" and ".join(pair) for pair in pairs)
+    raise ValueError(
+        f"{path}: has the arrays {', '.join(available)}, expected {accepted}; save it with these names"
+    )
+
+
+def read_arrays(path: Path, names: Iterable[str]) -> tuple[Arrays, list[str]]:
     """Read the named arrays that a file has; also return the names of all its arrays."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file (looked from {Path.cwd()}); set path to an .npz file")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: not an .npz file, or one cut short; write it again with numpy.savez")
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: Arrays = {}
     name = "its list of arrays"
     # numpy, zipfile, zlib and lzma raise different errors for a damaged file.
     try:
@@ -114,7 +120,7 @@ def detect_layout(name: str, x: NDArray[Any]) -> Layout:
     return "nchw" if first else "nhwc"
 
 
-def get_class_names(arrays: Mapping[str, NDArray[Any]]) -> list[str] | None:
+def get_class_names(arrays: Arrays) -> list[str] | None:
     """The class names in the arrays of a file; None if it has none."""
     if "classes" not in arrays:
         return None

@@ -34,9 +34,9 @@ class Svhn(DataSpec):
         missing = [name for name in FILES if not (root / name).is_file()]
         if missing:
             raise missing_error("svhn", root, missing)
-        (x_train, y_train), (x_test, y_test) = (read_mat(root / name) for name in FILES)
+        train, test = (read_mat(root / name) for name in FILES)
         with prefix_errors(f"{root}:"):
-            return Data.from_arrays("svhn", x_train, y_train, x_test, y_test, DIGITS)
+            return Data.from_arrays("svhn", *train, *test, DIGITS)
 
 
 def read_mat(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -47,23 +47,21 @@ def read_mat(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         raise RuntimeError(
             f'{path}: scipy is needed to read it ({error}); install it with: pip install "allrounder[ood]"'
         ) from error
-    # scipy and zlib raise different errors for a damaged file.
-    try:
-        content = cast(dict[str, object], loadmat(path, variable_names=("X", "y")))
-    except Exception as error:
-        raise ValueError(f"{path}: cut short or damaged ({error}); get it again") from error
-    arrays = [content.get(name) for name in ("X", "y")]
-    if not all(isinstance(array, np.ndarray) for array in arrays):
-        raise ValueError(f"{path}: has no X or no y, expected images X and digits y; get it again")
-    x, y = cast(list[NDArray[Any]], arrays)
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2] != 3 or y.size != x.shape[3]:
-        raise ValueError(
-            f"{path}: holds X of shape {x.shape} and type {x.dtype}, y of shape {y.shape}, expected bytes "
-            "(h, w, 3, n) and n digits; get it again"
-        )
-    digits = y.ravel().astype(np.int64)
-    if len(digits) and not (digits.min() >= 0 and digits.max() <= 10):
-        raise ValueError(
-            f"{path}: holds digits from {digits.min()} to {digits.max()}, expected 1 to 10; get it again"
-        )
+    with prefix_errors(f"{path}:"):
+        # scipy and zlib raise different errors for a damaged file.
+        try:
+            content = cast(dict[str, object], loadmat(path, variable_names=("X", "y")))
+        except Exception as error:
+            raise ValueError(f"cut short or damaged ({error}); get it again") from error
+        x, y = (content.get(name) for name in ("X", "y"))
+        if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
+            raise ValueError("has no X or no y, expected images X and digits y; get it again")
+        x, y = cast(NDArray[Any], x), cast(NDArray[Any], y)
+        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2] != 3 or y.size != x.shape[3]:
+            got = f"holds X of shape {x.shape} and type {x.dtype}, y of shape {y.shape}"
+            raise ValueError(f"{got}, expected bytes (h, w, 3, n) and n digits; get it again")
+        digits = y.ravel().astype(np.int64)
+        if len(digits) and not (digits.min() >= 0 and digits.max() <= 10):
+            got = f"holds digits from {digits.min()} to {digits.max()}"
+            raise ValueError(f"{got}, expected 1 to 10; get it again")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), np.where(digits == 10, 0, digits)

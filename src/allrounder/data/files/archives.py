@@ -7,7 +7,6 @@ accept links; here a hostile archive can neither write outside its folder nor fi
 from __future__ import annotations
 
 import bz2
-import errno
 import gzip
 import lzma
 import shutil
@@ -17,11 +16,11 @@ import zipfile
 import zlib
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from io import BufferedIOBase, BufferedWriter
+from io import BufferedIOBase, BytesIO
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol, cast, final, runtime_checkable
+from typing import IO, cast, final
 
-from allrounder.data.files.locks import file_lock
+from allrounder.data.files.locks import exclusive_write
 from allrounder.errors import DataError
 from allrounder.system.files import temporary_path
 
@@ -34,19 +33,12 @@ MAX_READ_BYTES = 2**24
 DAMAGE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 DECOMPRESSORS = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 """By the first two bytes of a compressed tar archive."""
+Member = tuple[str, int, IO[bytes] | None]
+"""Name, size, and the open file; None for a link, a device or an encrypted file."""
 
 
 class DamagedArchive(ValueError):
     """The archive is cut short or damaged."""
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """A file open for reading."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes, or all with -1; nothing at the end."""
-        ...
 
 
 def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 2**30) -> dict[str, bytes]:
@@ -58,7 +50,9 @@ def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 2**30)
             if path.name in contents:
                 raise ValueError(f"{archive}: holds {path.name} twice, expected it once; pack it again")
             if path.name in wanted:
-                contents[path.name] = b"".join(iter(lambda file=file: file.read(CHUNK_BYTES), b""))
+                buffer = BytesIO()
+                shutil.copyfileobj(file, buffer, CHUNK_BYTES)
+                contents[path.name] = buffer.getvalue()
     return contents
 
 
@@ -67,14 +61,15 @@ def extract(archive: Path, target: Path, top: str = "", *, max_bytes: int = MAX_
 
     A `target` that exists and is not empty is left unchanged: another process may have unpacked it.
     """
-    _check_readable(archive)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(target):
-            if not target.is_dir() or not any(target.iterdir()):
-                _extract(archive, target, top, max_bytes)
+        archive.open("rb").close()
     except OSError as error:
-        raise disk_error(target, error) from error
+        raise DataError(
+            f"{archive}: cannot be read ({error.strerror or error}); make it readable, or get it again"
+        ) from error
+    with exclusive_write(target):
+        if not target.is_dir() or not any(target.iterdir()):
+            _extract(archive, target, top, max_bytes)
 
 
 def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
@@ -82,14 +77,13 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        bytes_left = max_bytes
         with _report_damage(archive):
             for path, source in _entries(archive, max_bytes):
                 file = temporary / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 # "x" also fails on a name that occurs twice.
                 with file.open("xb") as copy:
-                    bytes_left -= _copy(archive, source, copy, bytes_left)
+                    shutil.copyfileobj(source, copy, CHUNK_BYTES)
         if not (temporary / top).is_dir():
             raise ValueError(f"{archive}: has no folder {top}; get it again")
         (temporary / top).rename(target)
@@ -97,27 +91,6 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
         raise ValueError(f"{archive}: holds a name twice ({error.filename}); get it again") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def disk_error(path: Path, error: OSError) -> DataError:
-    """The error for a file or folder that cannot be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(f"{path}: the disk is full; free some space, or move the cache with ALLROUNDER_DATA")
-    return DataError(
-        f"{path}: cannot be written ({error.strerror or error}); make the folder writable, "
-        "or move the cache with ALLROUNDER_DATA"
-    )
-
-
-def _check_readable(archive: Path) -> None:
-    """Raise DataError if the archive cannot be read, before errors of the target can occur."""
-    try:
-        with archive.open("rb"):
-            pass
-    except OSError as error:
-        raise DataError(
-            f"{archive}: cannot be read ({error.strerror or error}); make it readable, or get it again"
-        ) from error
 
 
 @contextmanager
@@ -131,10 +104,11 @@ def _report_damage(archive: Path) -> Generator[None]:
         raise DamagedArchive(f"{archive}: cut short or damaged ({reason}); get it again") from None
 
 
-def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, Stream]]:
+def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, IO[bytes]]]:
     """Yield the regular files of a tar or zip archive in order, each open for reading.
 
-    Raises ValueError for names outside the folder, links, devices, and more than `max_bytes` in all.
+    Raises ValueError for names outside the folder, links, devices, and more than `max_bytes` in all. Headers
+    may be false, but tarfile and zipfile never read more than the size in them.
     """
     members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
     bytes_left = max_bytes
@@ -142,7 +116,15 @@ def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, St
         bytes_left -= size
         if number > MAX_FILES or bytes_left < 0:
             raise ValueError(f"{archive}: holds more files or bytes than is allowed; unpack it yourself")
-        yield _safe_path(archive, name), file
+        if file is None:
+            raise ValueError(
+                f"{archive}: {name} is a link, a device or encrypted, expected files; do not use it"
+            )
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
+            raise ValueError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
+        with file:
+            yield path, file
 
 
 @final
@@ -161,52 +143,24 @@ class _BoundedReader:
         return self.file.read(size)
 
 
-def _tar_members(archive: Path) -> Generator[tuple[str, int, Stream]]:
+def _tar_members(archive: Path) -> Generator[Member]:
     with archive.open("rb") as file:
         decompress = DECOMPRESSORS.get(file.read(2))
     with archive.open("rb") if decompress is None else cast(BufferedIOBase, decompress(archive)) as file:
         bounded = _BoundedReader(file)
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], bounded))
         for member in tar:
-            if member.isdir():
-                continue
-            source = tar.extractfile(member) if member.isreg() else None
-            if source is None:
-                raise ValueError(
-                    f"{archive}: {member.name} is a link or device, expected files; do not use it"
-                )
-            yield member.name, member.size, source
+            if not member.isdir():
+                yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
         # A compressed archive ends with a checksum, which is verified when the end is read.
         while bounded.read(CHUNK_BYTES):
             pass
 
 
-def _zip_members(archive: Path) -> Generator[tuple[str, int, Stream]]:
+def _zip_members(archive: Path) -> Generator[Member]:
     with zipfile.ZipFile(archive) as zip_file:
         for member in zip_file.infolist():
-            if member.is_dir():
-                continue
-            if member.flag_bits & 1 or stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-                raise ValueError(
-                    f"{archive}: {member.filename} is a link or encrypted, expected files; do not use it"
-                )
-            with zip_file.open(member) as file:
-                yield member.filename, member.file_size, file
-
-
-def _safe_path(archive: Path, name: str) -> PurePosixPath:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
-        raise ValueError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
-    return path
-
-
-def _copy(archive: Path, source: Stream, copy: BufferedWriter, max_bytes: int) -> int:
-    """Copy a file and return its length; the sizes in the headers may be false."""
-    copied = 0
-    while chunk := source.read(CHUNK_BYTES):
-        copied += len(chunk)
-        if copied > max_bytes:
-            raise ValueError(f"{archive}: holds more bytes than is allowed; unpack it yourself")
-        copy.write(chunk)
-    return copied
+            is_encrypted, file_type = member.flag_bits & 1, stat.S_IFMT(member.external_attr >> 16)
+            is_plain = not is_encrypted and file_type in (0, stat.S_IFREG)
+            if not member.is_dir():
+                yield member.filename, member.file_size, zip_file.open(member) if is_plain else None

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-import pooch
+import platformdirs
 
 from allrounder.config.fields import did_you_mean
 from allrounder.data.files.catalog import PUBLISHED, PublishedDataset, PublishedFile
@@ -17,14 +17,12 @@ from allrounder.errors import DataError
 
 CACHE_VARIABLE = "ALLROUNDER_DATA"
 """The environment variable with the folder of the cache."""
-HTML_START = rb"\s*<(?:!doctype|html|\?xml)"
-"""A pattern of the beginning of a web page, in lower case."""
 
 
 def cache_folder() -> Path:
     """The folder that has one folder for every dataset."""
     override = os.environ.get(CACHE_VARIABLE)
-    return Path(override).expanduser().absolute() if override else Path(pooch.os_cache("allrounder"))
+    return Path(override).expanduser().absolute() if override else platformdirs.user_cache_path("allrounder")
 
 
 def dataset_folder(kind: str, folder: str | None = None) -> Path:
@@ -37,11 +35,8 @@ def dataset_folder(kind: str, folder: str | None = None) -> Path:
 
 def match_name(text: str, names: Iterable[str]) -> str | None:
     """The name that equals a text up to case, dashes, underscores and spaces; None if there is none."""
-    return next((name for name in names if _normalise_name(name) == _normalise_name(text)), None)
-
-
-def _normalise_name(text: str) -> str:
-    return re.sub("[-_ ]", "", text).lower()
+    name_of = {re.sub("[-_ ]", "", name).lower(): name for name in names}
+    return name_of.get(re.sub("[-_ ]", "", text).lower())
 
 
 def find_published(text: str) -> tuple[str, PublishedDataset]:
@@ -55,11 +50,9 @@ def find_published(text: str) -> tuple[str, PublishedDataset]:
 
 def missing_error(kind: str, folder: Path, names: Iterable[str]) -> FileNotFoundError:
     """The error for files of a dataset that are not in their folder."""
-    missing = ", ".join(names)
-    elsewhere = "" if folder == dataset_folder(kind) else f" (which puts it into {dataset_folder(kind)})"
-    return FileNotFoundError(
-        f"{folder}: has no {missing}; put it there, or get it with: allrounder data get {kind}{elsewhere}"
-    )
+    cache = dataset_folder(kind)
+    command = f"allrounder data get {kind}" + ("" if folder == cache else f" (which puts it into {cache})")
+    return FileNotFoundError(f"{folder}: has no {', '.join(names)}; put it there, or get it with: {command}")
 
 
 def verify(path: Path, file: PublishedFile) -> str | None:
@@ -72,27 +65,22 @@ def verify(path: Path, file: PublishedFile) -> str | None:
         return f"is a link to {path.readlink()}, which is not there"
     if not path.is_file():
         return "is not there"
-    if is_html(path):
-        return "is a web page, not the file itself"
-    if file.md5 is None:
-        if file.size is not None and (size := path.stat().st_size) != file.size:
-            return f"has {size} bytes, expected {file.size}"
-        complete = not file.name.endswith(".zip") or zipfile.is_zipfile(path)
-        return None if complete else "is no zip archive, or one cut short"
-    md5 = file_md5(path)
-    return None if md5 == file.md5 else f"has MD5 {md5}, expected {file.md5}"
+    with path.open("rb") as content:
+        if is_html(content.read(64)):
+            return "is a web page, not the file itself"
+        content.seek(0)
+        if file.md5 is not None:
+            md5 = hashlib.file_digest(content, "md5").hexdigest()
+            return None if md5 == file.md5 else f"has MD5 {md5}, expected {file.md5}"
+    if file.size is not None and (size := path.stat().st_size) != file.size:
+        return f"has {size} bytes, expected {file.size}"
+    complete = not file.name.endswith(".zip") or zipfile.is_zipfile(path)
+    return None if complete else "is no zip archive, or one cut short"
 
 
-def file_md5(path: Path) -> str:
-    """The MD5 checksum of a file, which most datasets publish."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()
-
-
-def is_html(path: Path) -> bool:
-    """Whether a file is a web page; servers send one in place of a missing file."""
-    with path.open("rb") as file:
-        return re.match(HTML_START, file.read(64).lower()) is not None
+def is_html(start: bytes) -> bool:
+    """Whether a file starts as a web page; servers send one in place of a missing file."""
+    return re.match(rb"\s*<(?:!doctype|html|\?xml)", start[:64].lower()) is not None
 
 
 def manual_instructions(file: PublishedFile, folder: Path) -> str:

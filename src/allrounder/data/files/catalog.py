@@ -17,7 +17,6 @@ FASHION_MNIST_URLS = (
 )
 SVHN_URL = "http://ufldl.stanford.edu/housenumbers"
 TINY_IMAGENET_URLS = ("https://cs231n.stanford.edu", "http://cs231n.stanford.edu")
-ZENODO_URL = "https://zenodo.org/records"
 IDX_FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -71,8 +70,8 @@ def _file(name: str, md5: str | None, size: int, *bases: str) -> PublishedFile:
     return PublishedFile(name=name, md5=md5, size=size, urls=tuple(f"{base}/{name}" for base in bases))
 
 
-def _idx(bases: tuple[str, ...], sums: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[PublishedFile, ...]:
-    return tuple(_file(*row, *bases) for row in zip(IDX_FILES, sums, sizes, strict=True))
+def _idx(bases: tuple[str, ...], *sums: tuple[str, int]) -> tuple[PublishedFile, ...]:
+    return tuple(_file(name, *row, *bases) for name, row in zip(IDX_FILES, sums, strict=True))
 
 
 def idx_file_names(name: str, folder: str) -> tuple[str, ...]:
@@ -82,31 +81,36 @@ def idx_file_names(name: str, folder: str) -> tuple[str, ...]:
     return tuple(f"{prefix}{variant}" for prefix in ("", "raw/", f"{folder}/raw/") for variant in names)
 
 
-def _zenodo(name: str, md5: str, size: int, record: int) -> PublishedFile:
-    url = f"{ZENODO_URL}/{record}/files/{name}?download=1"
-    return PublishedFile(name=name, md5=md5, size=size, urls=(url,))
-
-
 C_FILES = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur"),
     *("zoom_blur", "snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate"),
     *("jpeg_compression", "speckle_noise", "gaussian_blur", "spatter", "saturate"),
     "labels",
 )
-C_SHAPE = (50_000, 32, 32, 3)
-"""10,000 images at five severities."""
+
+
+def _corrupted(name: str, md5: str, size: int, record: int) -> PublishedDataset:
+    """A dataset of the corrupted test images of another: 10,000 at five severities, for each corruption."""
+    archive = f"{name}-C.tar"
+    url = f"https://zenodo.org/records/{record}/files/{archive}?download=1"
+    return PublishedDataset(
+        about=f"the test images of {name}, corrupted in 19 ways",
+        files=(PublishedFile(name=archive, md5=md5, size=size, urls=(url,)),),
+        unpacked=f"{name}-C",
+        members=tuple(f"{name}.npy" for name in C_FILES),
+        array_shape=(50_000, 32, 32, 3),
+    )
+
+
 PUBLISHED: dict[str, PublishedDataset] = {
     "mnist": PublishedDataset(
         about="handwritten digits, 28x28",
         files=_idx(
             MNIST_URLS,
-            (
-                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "d53e105ee54ea40749a09fcbcd1e9432",
-                "9fb629c4189551a2d022fa330f9573f3",
-                "ec29112dd5afa0611ce80d1b7f02629c",
-            ),
-            (9912422, 28881, 1648877, 4542),
+            ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9912422),
+            ("d53e105ee54ea40749a09fcbcd1e9432", 28881),
+            ("9fb629c4189551a2d022fa330f9573f3", 1648877),
+            ("ec29112dd5afa0611ce80d1b7f02629c", 4542),
         ),
         marker_files=idx_file_names(IDX_FILES[2], "MNIST"),
         num_images=(60_000, 10_000),
@@ -115,13 +119,10 @@ PUBLISHED: dict[str, PublishedDataset] = {
         about="articles of clothing, 28x28",
         files=_idx(
             FASHION_MNIST_URLS,
-            (
-                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "25c81989df183df01b3e8a0aad5dffbe",
-                "bef4ecab320f06d8554ea6380940ec79",
-                "bb300cfdad3c16e7a12a480ee83cd310",
-            ),
-            (26421880, 29515, 4422102, 5148),
+            ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26421880),
+            ("25c81989df183df01b3e8a0aad5dffbe", 29515),
+            ("bef4ecab320f06d8554ea6380940ec79", 4422102),
+            ("bb300cfdad3c16e7a12a480ee83cd310", 5148),
         ),
         marker_files=idx_file_names(IDX_FILES[2], "FashionMNIST"),
         num_images=(60_000, 10_000),
@@ -155,20 +156,8 @@ PUBLISHED: dict[str, PublishedDataset] = {
         ),
         num_images=(73_257, 26_032),
     ),
-    "cifar10-c": PublishedDataset(
-        about="the test images of CIFAR-10, corrupted in 19 ways",
-        files=(_zenodo("CIFAR-10-C.tar", "56bf5dcef84df0e2308c6dcbcbbd8499", 2918471680, 2535967),),
-        unpacked="CIFAR-10-C",
-        members=tuple(f"{name}.npy" for name in C_FILES),
-        array_shape=C_SHAPE,
-    ),
-    "cifar100-c": PublishedDataset(
-        about="the test images of CIFAR-100, corrupted in 19 ways",
-        files=(_zenodo("CIFAR-100-C.tar", "11f0ed0f1191edbf9fa23466ae6021d3", 2918473216, 3555552),),
-        unpacked="CIFAR-100-C",
-        members=tuple(f"{name}.npy" for name in C_FILES),
-        array_shape=C_SHAPE,
-    ),
+    "cifar10-c": _corrupted("CIFAR-10", "56bf5dcef84df0e2308c6dcbcbbd8499", 2918471680, 2535967),
+    "cifar100-c": _corrupted("CIFAR-100", "11f0ed0f1191edbf9fa23466ae6021d3", 2918473216, 3555552),
     "tiny-imagenet": PublishedDataset(
         about="photographs of 200 classes, 64x64",
         files=(_file("tiny-imagenet-200.zip", None, 248100043, *TINY_IMAGENET_URLS),),

@@ -5,29 +5,23 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, final
 
-import pooch
-
-from allrounder.data.files.archives import DamagedArchive, disk_error, extract
-from allrounder.data.files.cache import HTML_START, manual_instructions, verify
+from allrounder.data.files.archives import DamagedArchive, extract
+from allrounder.data.files.cache import is_html, manual_instructions, verify
 from allrounder.data.files.catalog import PublishedFile
-from allrounder.data.files.locks import file_lock
+from allrounder.data.files.locks import FULL_ERRNOS, exclusive_write, partial_path
 from allrounder.errors import DataError
 from allrounder.system.files import fsync
 from allrounder.system.progress import NullProgress, Progress
 
 CHUNK_BYTES = 2**16
+TIMEOUT = 30
+"""Seconds without an answer of the server."""
 MAX_ATTEMPTS = 5
 """Connections per call and address; only one that transferred something is followed by another."""
-DISK_ERRNOS = {
-    getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "EEXIST", "EIO")
-}
-"""Errors of the disk; errors of the network have other numbers or none."""
+DISK_ERRNOS = {*FULL_ERRNOS, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EIO}
+"""Errors of the disk, beside PermissionError; errors of the network have other numbers or none."""
 
 
 class WrongContent(Exception):
@@ -49,7 +43,7 @@ def download_file(file: PublishedFile, folder: Path, progress: Progress = NullPr
     reasons: list[str] = []
     if verify(target, file) is None:
         return target
-    with _exclusive_write(target, progress):
+    with exclusive_write(target, lambda: progress.log(f"{target.name}: waiting for another process")):
         if (problem := verify(target, file)) is None:
             return target  # another process downloaded it meanwhile
         if target.exists():
@@ -83,18 +77,16 @@ def copy_verified(
     if (problem := verify(source, file)) is not None:
         raise DataError(f"{source}: {problem}; get it from {' or '.join(file.urls)}")
     if source.resolve() != target.resolve():
-        with _exclusive_write(target, progress):
-            shutil.copyfile(source, partial_path(target))
-            fsync(partial_path(target))
-            partial_path(target).replace(target)
+        with exclusive_write(target, lambda: progress.log(f"{target.name}: waiting for another process")):
+            part = partial_path(target)
+            shutil.copyfile(source, part)
+            fsync(part)
+            part.replace(target)
     return target
 
 
 def unpack(file: PublishedFile, folder: Path, name: str) -> None:
-    """Unpack the folder `name` of an archive beside it.
-
-    A damaged archive without a checksum is renamed, so that the next call downloads it again.
-    """
+    """Unpack a folder of an archive beside it; rename a damaged archive that has no checksum to check."""
     archive = folder / file.name
     try:
         extract(archive, folder / name, name)
@@ -102,30 +94,8 @@ def unpack(file: PublishedFile, folder: Path, name: str) -> None:
         if file.md5 is not None:
             raise
         renamed = archive.replace(archive.with_name(f"{archive.name}.damaged"))
-        raise DataError(
-            f"{error}; it was renamed to {renamed.name}, and the next call downloads it again"
-        ) from error
-
-
-def partial_path(target: Path) -> Path:
-    """The path of the incomplete download of a file."""
-    return target.with_name(f"{target.name}.part")
-
-
-@contextmanager
-def _exclusive_write(target: Path, progress: Progress) -> Generator[None]:
-    """Hold the lock of a file; convert disk errors to DataError, and remove the part if the disk is full."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(target, lambda: progress.log(f"{target.name}: waiting for another process")):
-            try:
-                yield
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    partial_path(target).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise disk_error(target, error) from error
+        outcome = f"it was renamed to {renamed.name}, and the next call downloads it again"
+        raise DataError(f"{error}; {outcome}") from error
 
 
 def _size(part: Path) -> int:
@@ -170,74 +140,40 @@ def _transfer(url: str, file: PublishedFile, part: Path, progress: Progress) -> 
                 raise
 
 
-def _connect(url: str, published: PublishedFile, part: Path, progress: Progress) -> None:
+def _connect(url: str, file: PublishedFile, part: Path, progress: Progress) -> None:
     """Download over one connection, from the end of the part if the server supports ranges."""
-    start = _size(part)
+    import requests  # takes long to import
+
+    done = _size(part)
     # "identity": a .gz that is decompressed in transit would have another checksum.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-    with part.open("ab") as file:
-        sink = Sink(file, start, published.size, progress)
-        try:
-            loader: Callable[..., object] = pooch.HTTPDownloader(
-                chunk_size=CHUNK_BYTES, headers=headers, hooks={"response": sink.on_response}
-            )
-            loader(url, sink, None)
-        except OSError:
-            if not sink.complete:
-                raise
-    if sink.total is not None and _size(part) != sink.total:
-        raise ConnectionError(f"the connection broke off at {_size(part)} of {sink.total} bytes")
-
-
-@final
-class Sink:
-    """The file that pooch writes to; it inspects the response of the server before the first byte."""
-
-    def __init__(self, file: IO[bytes], start: int, size: int | None, progress: Progress):
-        """`start` bytes are in the file already; `size` is the published length."""
-        self.file = file
-        self.done = start
-        self.size = size
-        self.progress = progress
-        self.total: int | None = None
-        self.complete = False
-
-    def on_response(self, response: Any, **settings: object) -> None:
-        """Decide from the headers whether to append, to start again, or that the file is complete."""
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
+    with (
+        requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response,
+        part.open("ab") as copy,
+    ):
         code, length = response.status_code, response.headers.get("Content-Length")
         span = re.match(r"bytes (?:(\d+)-\d+|\*)/(\d+)", response.headers.get("Content-Range", ""))
-        if code == 416:
-            self.complete = span is not None and int(span[2]) == self.done
-            if not self.complete:
-                self._restart()
-            return
-        if code not in (200, 206):
-            return  # a redirect, or an error that requests raises
-        if code == 206 and (span is None or span[1] != str(self.done)):
-            self._restart()
+        if code == 416 and span is not None and int(span[2]) == done:
+            return  # the part is the whole file
+        if code == 416 or (code == 206 and (span is None or span[1] != str(done))):
+            copy.truncate(0)
+            response.raise_for_status()
             raise ConnectionError(f"the server sent another range than requested ({span and span[0]})")
+        response.raise_for_status()
         if code == 206 and span is not None:
-            self.total = int(span[2])
+            total = int(span[2])
         else:
-            self.done = 0  # `write` drops the part only when the file itself arrives, not a web page
-            self.total = None if length is None else int(length)
+            done, total = 0, None if length is None else int(length)
         response.raw.headers.pop("Content-Encoding", None)  # the file is compressed, not the transfer
-        self.progress.begin(self.total or self.size or 0, self.done)
-
-    def _restart(self) -> None:
-        self.file.truncate(0)
-        self.done = 0
-
-    def write(self, chunk: bytes) -> None:
-        """Append a chunk. Raises WrongContent for a web page."""
-        if self.done == 0:
-            if re.match(HTML_START, chunk[:64].lower()):
-                raise WrongContent("it sent a web page in place of the file")
-            self._restart()
-        self.file.write(chunk)
-        self.done += len(chunk)
-        self.progress.step(self.done)
-
-    def flush(self) -> None:
-        """Write to disk, so that an interruption keeps what was downloaded."""
-        self.file.flush()
+        progress.begin(total or file.size or 0, done)
+        for chunk in response.iter_content(CHUNK_BYTES):
+            if done == 0:
+                if is_html(chunk):
+                    raise WrongContent("it sent a web page in place of the file")
+                copy.truncate(0)  # only now, because a web page must not cost the kept part
+            copy.write(chunk)
+            copy.flush()  # an interruption keeps what was downloaded
+            done += len(chunk)
+            progress.step(done)
+    if total is not None and done != total:
+        raise ConnectionError(f"the connection broke off at {done} of {total} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from allrounder.data.base import Data, Split
 from allrounder.data.files.catalog import PublishedDataset
 from allrounder.data.streaming.split import LazySplit
 from allrounder.errors import DataError
+from allrounder.types import Labels
 
 BATCH_SIZE = 64
 MAX_REPORTED = 20
@@ -33,22 +35,17 @@ def array_problems(entry: PublishedDataset, folder: Path) -> list[str]:
     """Check the files of an unpacked dataset of arrays; return the problems."""
     missing = missing_members(entry, folder)
     problems = [f"{folder}: has no {', '.join(missing)}; get the set again"] if missing else []
-    for name in entry.members:
-        if name not in missing:
-            shape = entry.array_shape[:1] if name == LABELS_FILE else entry.array_shape
-            problems += _check_array(folder / name, shape)
+    for path in (folder / name for name in entry.members if name not in missing):
+        shape = entry.array_shape[:1] if path.name == LABELS_FILE else entry.array_shape
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            problems.append(f"{path}: cut short or damaged ({error}); get the set again")
+            continue
+        if array.shape != shape or array.dtype.kind not in "iu":
+            got = f"{array.dtype} of shape {array.shape}"
+            problems.append(f"{path}: holds {got}, expected whole numbers of shape {shape}; get it again")
     return problems
-
-
-def _check_array(path: Path, shape: tuple[int, ...]) -> list[str]:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        return [f"{path}: cut short or damaged ({error}); get the set again"]
-    if array.shape != shape or array.dtype.kind not in "iu":
-        got = f"{array.dtype} of shape {array.shape}"
-        return [f"{path}: holds {got}, expected whole numbers of shape {shape}; get it again"]
-    return []
 
 
 def count_problems(entry: PublishedDataset, data: Data) -> list[str]:
@@ -65,35 +62,27 @@ def count_problems(entry: PublishedDataset, data: Data) -> list[str]:
 
 
 def find_damaged_images(split: Split, on_progress: Callable[[int], object]) -> list[str]:
-    """Decode every image of a split of files; return the problems of at most MAX_REPORTED images.
-
-    `on_progress` is called with the number of images decoded so far.
-    """
+    """Decode every image of a split of files; return the problems, and call back with the number decoded."""
     problems: list[str] = []
     if not isinstance(split, LazySplit):
         return problems
-    positions = torch.arange(len(split))
-    for start in range(0, len(split), BATCH_SIZE):
-        rows, later = (positions[first : first + BATCH_SIZE] for first in (start, start + BATCH_SIZE))
-        if len(later):
+    batches = torch.split(torch.arange(len(split)), BATCH_SIZE)
+    for rows, later in zip_longest(batches, batches[1:]):
+        if later is not None:
             split.prefetch(later)
-        try:
-            split.fetch(rows)
-        except DataError:
-            problems += [
-                problem
-                for row in range(start, start + len(rows))
-                if (problem := _decode_problem(split, row)) is not None
-            ]
-        on_progress(start + len(rows))
+        problems += _decode_problems(split, rows)
+        on_progress(int(rows[-1]) + 1)
         if len(problems) >= MAX_REPORTED:
             return [*problems[:MAX_REPORTED], f"{split.files.root}: there may be more such images"]
     return problems
 
 
-def _decode_problem(split: LazySplit, row: int) -> str | None:
+def _decode_problems(split: LazySplit, rows: Labels) -> list[str]:
+    """Decode images, one by one if they cannot be decoded together; return the problems."""
     try:
-        split.fetch(torch.tensor([row]))
+        split.fetch(rows)
     except DataError as error:
-        return str(error)
-    return None
+        if len(rows) == 1:
+            return [str(error)]
+        return [problem for row in torch.split(rows, 1) for problem in _decode_problems(split, row)]
+    return []

@@ -34,7 +34,6 @@ LITERAL_OPCODES = {
 }
 """Instructions that push their argument, a number, text or bytes, onto the stack."""
 CONSTANT_OPCODES: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-TUPLE_OPCODES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 @final
@@ -73,18 +72,23 @@ def read_plain_dict(raw: bytes) -> dict[str, Any]:
         raise ValueError(f"is not plain data ({type(error).__name__}: {error})") from None
     if stream.read(1) or len(unpickler.stack) != 1 or type(unpickler.stack[0]) is not dict:
         raise ValueError("holds something other than one dictionary")
-    return {_key(key): _resolve(item) for key, item in cast(dict[Any, Any], unpickler.stack[0]).items()}
-
-
-def _key(key: str | bytes) -> str:
-    return key.decode("latin-1") if isinstance(key, bytes) else key
+    table = cast(dict[str | bytes, Any], unpickler.stack[0])
+    keys = [key.decode("latin-1") if isinstance(key, bytes) else key for key in table]
+    return dict(zip(keys, map(_resolve, table.values()), strict=True))
 
 
 def _resolve(item: object) -> object:
-    is_pending = isinstance(item, PendingArray) and not isinstance(item.value, np.ndarray)
-    if is_pending or isinstance(item, GlobalName):
+    resolved = item.value if isinstance(item, PendingArray) else item
+    if isinstance(resolved, GlobalName | np.dtype) or (resolved is None and item is not None):
         raise ValueError("holds an array that is not finished")
-    return item.value if isinstance(item, PendingArray) else item
+    return resolved
+
+
+def _global_name(text: str) -> GlobalName:
+    if text not in ALLOWED_NAMES:
+        name = text.replace(" ", ".")[:80]
+        raise ValueError(f'names "{name}", which plain data does not need')
+    return GlobalName(text)
 
 
 @final
@@ -99,50 +103,40 @@ class PlainUnpickler:
 
     def step(self, name: str, argument: Any) -> None:
         """Interpret one instruction."""
-        if name in LITERAL_OPCODES:
-            self.stack.append(argument)
-        elif name in CONSTANT_OPCODES:
-            self.stack.append(CONSTANT_OPCODES[name])
-        elif name in TUPLE_OPCODES:
-            self._push(tuple(self._pop(TUPLE_OPCODES[name])))
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            self._push_name(argument if name == "GLOBAL" else " ".join(self._pop_texts()))
-        elif name in ("PROTO", "FRAME", "STOP"):
-            pass
-        else:
-            self._step_container(name, argument)
-
-    def _step_container(self, name: str, argument: Any) -> None:
+        push = self.stack.append
         match name:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case _ if name in LITERAL_OPCODES:
+                push(argument)
+            case _ if name in CONSTANT_OPCODES:
+                push(CONSTANT_OPCODES[name])
+            case "EMPTY_LIST":
+                push([])
+            case "EMPTY_DICT":
+                push({})
+            case "GLOBAL" | "STACK_GLOBAL":
+                push(_global_name(argument if name == "GLOBAL" else " ".join(self._pop(2))))
             case "MARK":
                 self.marks.append(len(self.stack))
-            case "TUPLE":
-                self._push(tuple(self._pop_marked()))
-            case "EMPTY_LIST":
-                self._push([])
-            case "EMPTY_DICT":
-                self._push({})
+            case "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                push(tuple(self._pop_marked() if name == "TUPLE" else self._pop(int(name[-1]))))
             case "APPEND" | "APPENDS":
                 items = self._pop(1) if name == "APPEND" else self._pop_marked()
                 self._top(list).extend(items)
             case "SETITEM" | "SETITEMS":
-                pairs = self._pop(2) if name == "SETITEM" else self._pop_marked()
-                self._set_items(pairs)
+                self._set_items(self._pop(2) if name == "SETITEM" else self._pop_marked())
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
                 self.memo[len(self.memo) if argument is None else argument] = self.stack[-1]
             case "BINGET" | "LONG_BINGET":
-                self._push(self.memo[argument])
+                push(self.memo[argument])
             case "REDUCE":
-                function, arguments = self._pop(2)
-                self._push(self._reduce(function, arguments))
+                push(self._reduce(*self._pop(2)))
             case "BUILD":
                 (state,) = self._pop(1)
                 self._set_state(self._top(PendingArray), state)
             case _:
                 raise ValueError(f"has the instruction {name}, which plain data does not need")
-
-    def _push(self, item: object) -> None:
-        self.stack.append(item)
 
     def _pop(self, count: int) -> list[Any]:
         floor = self.marks[-1] if self.marks else 0
@@ -163,23 +157,11 @@ class PlainUnpickler:
             raise TypeError(f"got a {type(self.stack[-1]).__name__}, expected a {kind.__name__}")
         return self.stack[-1]
 
-    def _pop_texts(self) -> list[str]:
-        texts = self._pop(2)
-        if not all(type(text) is str for text in texts):
-            raise TypeError("a name is not a text")
-        return texts
-
     def _set_items(self, pairs: list[Any]) -> None:
         keys, items = pairs[::2], pairs[1::2]
         if not all(type(key) in (str, bytes) for key in keys):
             raise TypeError("a key is not a text")
         self._top(dict).update(zip(keys, items, strict=True))
-
-    def _push_name(self, text: str) -> None:
-        if text not in ALLOWED_NAMES:
-            name = text.replace(" ", ".")[:80]
-            raise ValueError(f'names "{name}", which plain data does not need')
-        self._push(GlobalName(text))
 
     def _reduce(self, function: object, raw_arguments: object) -> object:
         """Build what numpy would build; the function is recognised by its name and not called."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -25,11 +25,10 @@ WNID_PATTERN = r"n\d{8}"
 
 
 def load_eval_data(text: str) -> Data:
-    """Load the images to evaluate on: an .npz file, a folder, or a dataset by its kind.
+    """Load the images to evaluate on: an .npz file, a folder, a dataset by its kind, or KIND:PATH.
 
-    A file with x_train, y_train, x_test and y_test is read as a whole; of other files and of folders, test
-    images suffice. A folder may contain the files of a published dataset. KIND:PATH says where a dataset is,
-    and an inline table sets more options, as in a recipe: { kind = "folder", path = "PATH", size = 224 }.
+    Test images suffice, except in a file with x_train. A folder may contain the files of a published dataset.
+    An inline table sets more options, as in a recipe: { kind = "folder", path = "PATH", size = 224 }.
     """
     try:
         source = resolve_dataset(text)
@@ -56,14 +55,15 @@ def load_full_data(source: DataSpec | Path) -> Data:
 def resolve_dataset(text: str) -> DataSpec | Path:
     """Find the dataset that a text names, without reading it; a file of test images only is a path."""
     prefix, _, place = text.partition(":")
-    kind = match_name(text, DATASETS)
-    prefix_kind = match_name(prefix, DATASETS)
+    kind, prefix_kind = match_name(text, DATASETS), match_name(prefix, DATASETS)
     if text.lstrip().startswith("{"):
         return _parse_inline_table(text)
-    if kind is not None and not _required_fields(DATASETS[kind]):
+    if kind is not None and not _required_fields(kind):
         return DATASETS[kind]()
-    if place and prefix_kind not in (None, "npz") and (field := _location_field(DATASETS[prefix_kind])):
-        return _spec_at(prefix_kind, field, place)
+    if place and prefix_kind not in (None, "npz"):
+        for field in ("path", "folder"):
+            if field in _field_defaults(prefix_kind):
+                return _spec_at(prefix_kind, field, place)
     path = Path(place if place and prefix_kind == "npz" else text).expanduser()
     if path.is_dir():
         return _resolve_folder(path)
@@ -73,8 +73,8 @@ def resolve_dataset(text: str) -> DataSpec | Path:
     if path.suffix == ".npz" or path.is_file():
         _, available = read_arrays(path, ())
         return Npz(path=str(path)) if set(REQUIRED_ARRAYS) <= set(available) else path
-    names = [name for name, cls in DATASETS.items() if not _required_fields(cls)]
-    with_path = [f"{name}:PATH" for name, cls in DATASETS.items() if _required_fields(cls) == ["path"]]
+    names = [kind for kind in DATASETS if not _required_fields(kind)]
+    with_path = [f"{kind}:PATH" for kind in DATASETS if _required_fields(kind) == ["path"]]
     raise RunError(
         f"{text}: no such dataset (known: {', '.join([*names, *with_path])}){did_you_mean(text, names)}, and "
         "no such file or folder; give one of them, or an .npz file"
@@ -105,18 +105,12 @@ def _resolve_folder(path: Path) -> DataSpec:
 
 
 def detect_published(folder: Path) -> str | None:
-    """The published dataset whose files a folder contains; None if there is none.
-
-    If several datasets have files of these names, the checksums decide, or else the name of the folder.
-    """
+    """The published dataset of a folder, if any; of several, the checksums or the folder's name decide."""
     kinds = [kind for kind in _READABLE if _looks_like(PUBLISHED[kind], folder)]
     if len(kinds) < 2:
         return kinds[0] if kinds else None
-    verified = [
-        kind
-        for kind in kinds
-        if any(verify(folder / file.name, file) is None for file in PUBLISHED[kind].all_files)
-    ]
+    files = {kind: PUBLISHED[kind].all_files for kind in kinds}
+    verified = [k for k in kinds if any(verify(folder / file.name, file) is None for file in files[k])]
     kind = verified[0] if len(verified) == 1 else match_name(folder.absolute().name, kinds)
     if kind is None:
         raise ValueError(
@@ -139,14 +133,11 @@ class _InlineData:
     data: Annotated[DataSpec, OneOf(lambda: DATASETS)]
 
 
-def _required_fields(cls: type[Any]) -> list[str]:
-    """The fields of a config class without a default."""
-    all_fields = fields(cls) if is_dataclass(cls) else ()
-    return [f.name for f in all_fields if f.default is MISSING and f.default_factory is MISSING]
+def _field_defaults(kind: str) -> dict[str, object]:
+    """The fields of a dataset with their defaults, or MISSING."""
+    cls: type[Any] = DATASETS[kind]
+    return {field.name: field.default for field in fields(cls)}
 
 
-def _location_field(cls: type[Any]) -> str | None:
-    """The field with the path of a dataset, if no other field is required."""
-    names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
-    required = _required_fields(cls)
-    return next((name for name in ("path", "folder") if name in names and required in ([], [name])), None)
+def _required_fields(kind: str) -> list[str]:
+    return [name for name, default in _field_defaults(kind).items() if default is MISSING]

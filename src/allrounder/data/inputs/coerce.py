@@ -28,8 +28,7 @@ DataLike: TypeAlias = Data | Split | Array | MapDataset | Iterable[Any]
 def as_split(data: DataLike, y: Array | None = None) -> Split:
     """Convert data to a split; labels `y` belong to an array of images only.
 
-    A loader is iterated once and its images are kept in memory. The items of a map-style dataset are read
-    when they are needed.
+    The images of a loader are kept in memory, those of a map-style dataset are read when they are needed.
     """
     if isinstance(data, Data | Split):
         if y is not None:
@@ -64,10 +63,9 @@ def as_data(
         train_split = _as_single_split(train)
     with prefix_errors("test"):
         test_split = _as_single_split(test)
-    names = tuple(classes) if classes is not None else find_classes(train) or find_classes(test)
-    if names is None:
-        with prefix_errors("train"):
-            names = classes_from_labels(train_split.labels)
+    names = find_classes(train) or find_classes(test) if classes is None else tuple(classes)
+    with prefix_errors("train"):
+        names = classes_from_labels(train_split.labels) if names is None else names
     return Data(name, train_split, test_split, names)
 
 
@@ -87,8 +85,7 @@ def _read_loader(loader: Iterable[Any]) -> Split:
         pair = cast(Sequence[Any], batch)
         if type(pair) not in (tuple, list) or len(pair) < 2:
             raise ValueError(f"loader: got a {type(pair).__name__}, expected pairs (images, labels)")
-        x = _check_tensor("images of a loader", pair[0])
-        y = _check_tensor("labels of a loader", pair[1])
+        x, y = _check_tensor("images of a loader", pair[0]), _check_tensor("labels of a loader", pair[1])
         images.append(x)
         labels.append(y)
         if x.dim() != 4 or x.shape[1:] != images[0].shape[1:] or y.dim() != 1:

@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from allrounder.data.base import as_tensor
+from allrounder.data.base import as_tensor, check_images, check_integer_labels
 from allrounder.data.streaming.decode import to_chw
-from allrounder.data.validate import check_images, check_integer_labels
 from allrounder.errors import DataError
 from allrounder.types import Images, Labels
 
@@ -32,10 +31,7 @@ class MapDataset(Protocol):
 
 
 def is_map_dataset(data: object) -> TypeGuard[MapDataset]:
-    """Whether an object is a map-style dataset.
-
-    A list of pairs is one if the label of the first pair is a single number; otherwise it holds batches.
-    """
+    """Whether an object is a map-style dataset; a list of batches (images, labels) is none."""
     if isinstance(data, list | tuple):
         first: Any = cast(Sequence[Any], data)[0] if data else None
         pair = cast(Sequence[Any], first) if isinstance(first, list | tuple) else ()
@@ -67,30 +63,27 @@ class MapDatasetSplit:
                 "random augmentation, training has its own"
             )
         labels = find_labels(dataset)
-        self._labels = _labels_from_items(dataset) if labels is None else labels
+        if labels is None:
+            labels = torch.tensor([_read_item(dataset, position)[1] for position in range(len(dataset))])
+        self.labels = labels
 
     def __len__(self) -> int:
-        return len(self._labels)
-
-    @property
-    def labels(self) -> Labels:
-        """The labels of all items."""
-        return self._labels
+        return len(self.labels)
 
     def fetch(self, index: Labels) -> Images:
         """Read and check the images at these positions."""
         x = torch.empty(len(index), *self.shape)
         for position, target in zip(cast(list[int], index.tolist()), x, strict=True):
-            image, label = _read_item(self.dataset, position)
+            (image, label), listed = _read_item(self.dataset, position), int(self.labels[position])
             if tuple(image.shape) != self.shape:
                 raise DataError(
                     f"item {position}: got an image of shape {tuple(image.shape)}, expected {self.shape} as "
                     "item 0 has; resize all to one size"
                 )
-            if label != int(self._labels[position]):
+            if label != listed:
                 raise DataError(
-                    f"item {position}: has the label {label}, but the dataset lists "
-                    f"{int(self._labels[position])} for it; make both the same"
+                    f"item {position}: has the label {label}, but the dataset lists {listed} for it; make "
+                    "both the same"
                 )
             target.copy_(image)
         return x
@@ -102,7 +95,13 @@ def find_labels(dataset: object) -> Tensor | None:
         listed = getattr(dataset, name, None)
         if isinstance(listed, Tensor | np.ndarray | list | tuple):
             try:
-                return _check_listed_labels(name, cast(Any, listed), len(cast(MapDataset, dataset)))
+                array = listed if isinstance(listed, Tensor) else np.asarray(cast(Any, listed))
+                labels = as_tensor("labels", array)
+                check_integer_labels(labels)
+                if labels.shape != (count := len(cast(MapDataset, dataset)),):
+                    got = f"{name} has shape {tuple(labels.shape)}"
+                    raise ValueError(f"labels: {got}, expected ({count},): one for each item")
+                return labels.detach().cpu().long()
             except ValueError:
                 if name == LABEL_ATTRIBUTES[0]:
                     raise  # `labels`, unlike `targets`, may hold something else, such as class names
@@ -111,16 +110,6 @@ def find_labels(dataset: object) -> Tensor | None:
         return None
     labels = find_labels(parent)
     return None if labels is None else labels[torch.as_tensor(np.asarray(indices), dtype=torch.int64)]
-
-
-def _check_listed_labels(name: str, listed: Any, count: int) -> Tensor:
-    labels = as_tensor("labels", listed if isinstance(listed, Tensor) else np.asarray(listed))
-    check_integer_labels(labels)
-    if labels.ndim != 1 or len(labels) != count:
-        raise ValueError(
-            f"labels: {name} has shape {tuple(labels.shape)}, expected ({count},): one for each item"
-        )
-    return labels.detach().cpu().long()
 
 
 def find_classes(data: object) -> tuple[str, ...] | None:
@@ -132,21 +121,14 @@ def find_classes(data: object) -> tuple[str, ...] | None:
     return None if parent is None else find_classes(parent)
 
 
-def _labels_from_items(dataset: MapDataset) -> Tensor:
-    labels = [_read_item(dataset, position)[1] for position in range(len(dataset))]
-    return torch.tensor(labels, dtype=torch.int64)
-
-
 def _read_item(dataset: MapDataset, position: int) -> tuple[Tensor, int]:
     """Read the image, in [0, 1], and the label at a position. Raises a DataError that names the position."""
     pair = dataset[position]
-    if type(pair) not in (tuple, list) or len(cast(Sequence[Any], pair)) < 2:
-        raise DataError(
-            f"item {position}: got a {type(pair).__name__}, expected a pair (image, label); "
-            "wrap the dataset so that it gives such pairs"
-        )
-    raw, label = cast(Sequence[Any], pair)[:2]
     try:
+        if type(pair) not in (tuple, list) or len(cast(Sequence[Any], pair)) < 2:
+            got = f"got a {type(pair).__name__}, expected a pair (image, label)"
+            raise ValueError(f"{got}; wrap the dataset so that it gives such pairs")
+        raw, label = cast(Sequence[Any], pair)[:2]
         image = _to_tensor(raw)
         check_images(image[None])
         # Accepts the integers of any library.
@@ -162,14 +144,12 @@ def _read_item(dataset: MapDataset, position: int) -> tuple[Tensor, int]:
 def _to_tensor(raw: object) -> Tensor:
     if isinstance(raw, Image.Image):
         if raw.mode not in IMAGE_MODES:
-            raise ValueError(
-                f'image: got mode "{raw.mode}", expected greyscale ("L") or "RGB"; convert it with .convert'
-            )
+            expected = 'expected greyscale ("L") or "RGB"; convert it with .convert'
+            raise ValueError(f'image: got mode "{raw.mode}", {expected}')
         return torch.from_numpy(to_chw(raw).copy())
     if not isinstance(raw, Tensor | np.ndarray):
-        raise ValueError(
-            f"image: got a {type(raw).__name__}, expected a tensor, an array, or an image of Pillow"
-        )
+        kind = type(raw).__name__
+        raise ValueError(f"image: got a {kind}, expected a tensor, an array, or an image of Pillow")
     image = as_tensor("image", cast(Any, raw)).detach().cpu()
     if image.ndim != 3:
         raise ValueError(f"image: got shape {tuple(image.shape)}, expected (c, h, w)")

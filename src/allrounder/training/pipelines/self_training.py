@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from allrounder.data.base import Data, Split
 from allrounder.data.datasets.npz import InMemory
-from allrounder.data.relabelled import Relabelled
-from allrounder.data.splits import hold_out
+from allrounder.data.splits import Relabelled, hold_out
 from allrounder.errors import RecipeError
 from allrounder.nn.state import copy_, weights_of
 from allrounder.recipe.pipeline import FINAL_STAGE, SelfTraining

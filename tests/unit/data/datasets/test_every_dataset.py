@@ -23,7 +23,7 @@ SETS = [
 
 
 @pytest.mark.parametrize("kind", ["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "imagenet"])
-def test_it_is_trained_on_and_evaluated(kind: str, tmp_path: Path):
+def test_dataset_can_be_trained_and_evaluated_on(kind: str, tmp_path: Path):
     (tmp_path / "files").mkdir()
     samples.write(kind, tmp_path / "files")
     more = ", size=64, workers=1" if kind == "imagenet" else ""
@@ -53,6 +53,6 @@ def ranked(kind: str, labels: formats.Digits) -> list[int]:
     return sorted(numbers) if kind == "imagenet" else numbers
 
 
-def test_every_published_kind_is_tried():
+def test_every_published_kind_is_tested():
     own = {"embedded", "folder", "npz", "given"}
     assert set(DATASETS) - own == {*samples.REAL, "tiny-imagenet"}, "tiny-imagenet has a test of its own"

@@ -1,4 +1,4 @@
-"""Folders of images: what is listed, how images of every kind are read, and what is said of bad ones."""
+"""Folders of images: what is listed, how images of every kind are read, and what is message of bad ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_usual_names_of_the_test_folder_are_recognised(tmp_path, name):
     assert len(folder(write_animals(tmp_path, split=name)).load().test) == 4
 
 
-def test_other_names_can_be_told(tmp_path):
+def test_other_folder_names_can_be_set(tmp_path):
     write_animals(tmp_path, split="exam")
     (tmp_path / "train").rename(tmp_path / "lessons")
     assert len(folder(tmp_path, train="lessons", test="exam").load().train) == 6
@@ -64,7 +64,7 @@ def test_hidden_files_and_litter_are_ignored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("rm -r train", r"train: no such folder \(looked from .*expected one folder for each class"),
         ("rm -r val", r"got none of them of the folders val, test, .*set test to its name"),
@@ -84,23 +84,23 @@ def test_hidden_files_and_litter_are_ignored(tmp_path):
         ("rm -r train/a-cat val/a-cat", r"classes: got \('b-dog',\), expected two or more"),
     ],
 )
-def test_a_folder_of_another_form_is_told(tmp_path, change, said):
+def test_wrong_folder_layout_raises_an_error(tmp_path, change, message):
     write_animals(tmp_path)
     subprocess.run(change, shell=True, cwd=tmp_path, check=True)
-    with pytest.raises((ValueError, OSError), match=said):
+    with pytest.raises((ValueError, OSError), match=message):
         folder(tmp_path).load()
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"resize": 8}, "resize\n  got 8 without a size"),
         ({"size": 9, "resize": 8}, "resize\n  got 8, expected at least the size of 9"),
         ({"channels": 2}, "channels\n  got 2, expected 3 for colour or 1 for greyscale"),
     ],
 )
-def test_fields_that_do_not_fit_each_other_are_refused(fields, said):
-    with pytest.raises(ValidationError, match=said):
+def test_fields_that_do_not_fit_each_other_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
         Folder(path="x", **fields)
 
 
@@ -172,7 +172,7 @@ def turned(path: Path) -> Path:
     return path
 
 
-def test_the_tag_of_the_camera_is_followed_only_when_asked_to(tmp_path):
+def test_exif_orientation_is_applied_only_with_upright(tmp_path):
     path = str(turned(tmp_path / "x.png"))
     assert np.array_equal(DecodeSpec(6, 4).decode(path), noise(0, 6, 4).transpose(2, 0, 1))
     upright = DecodeSpec(4, 6, upright=True).decode(path)
@@ -190,7 +190,7 @@ def test_the_tag_of_the_camera_is_followed_only_when_asked_to(tmp_path):
     ("height", "width", "scaled"),
     [(40, 80, (16, 32)), (81, 40, (32, 16)), (16, 16, (16, 16)), (5, 7, (16, 22))],
 )
-def test_the_shorter_side_is_brought_to_a_size_and_the_middle_is_cut_out(tmp_path, height, width, scaled):
+def test_shorter_side_is_resized_and_the_centre_cropped(tmp_path, height, width, scaled):
     original = Image.fromarray(noise(0, height, width))
     original.save(tmp_path / "x.png")
     got = DecodeSpec(14, 14, resize=16).decode(str(tmp_path / "x.png")).transpose(1, 2, 0)
@@ -199,7 +199,7 @@ def test_the_shorter_side_is_brought_to_a_size_and_the_middle_is_cut_out(tmp_pat
     assert np.array_equal(got, whole[top : top + 14, left : left + 14])
 
 
-def test_a_size_brings_all_images_to_it_and_without_one_they_must_agree(tmp_path):
+def test_images_are_resized_to_size_or_must_have_equal_sizes(tmp_path):
     write_animals(tmp_path)
     save(tmp_path / "train" / "b-dog" / "1.png", noise(9, 9, 12))
     assert folder(tmp_path, size=4).load().train.fetch(torch.arange(6)).shape == (6, 3, 4, 4)
@@ -214,7 +214,7 @@ def test_the_usual_sizes_of_imagenet():
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "cannot be read as an image"),
         (
@@ -224,19 +224,19 @@ def test_the_usual_sizes_of_imagenet():
         (None, "cannot be read as an image .*truncated"),
     ],
 )
-def test_a_damaged_image_is_named_and_never_skipped(tmp_path, content, said):
+def test_a_damaged_image_is_named_and_never_skipped(tmp_path, content, message):
     write_animals(tmp_path, side=30)
     path = tmp_path / "train" / "a-cat" / "1.png"
     path.write_bytes(path.read_bytes()[:1500] if content is None else content)
     data = folder(tmp_path).load()
-    with pytest.raises(DataError, match=rf"train/a-cat/1.png: {said}"):
+    with pytest.raises(DataError, match=rf"train/a-cat/1.png: {message}"):
         data.train.fetch(torch.tensor([0, 1]))
     path.unlink()
     with pytest.raises(DataError, match=r"1.png: is gone since the folder was listed; put it back"):
         data.train.fetch(torch.tensor([1]))
 
 
-def test_the_damaged_notes_of_a_camera_do_not_matter(tmp_path):
+def test_damaged_exif_is_ignored(tmp_path):
     exif = b"Exif\x00\x00II*\x00\x08\x00\x00\x00\x05\x00\x12\x01"
     Image.fromarray(noise(0)).save(tmp_path / "x.jpg", exif=exif)
     assert DecodeSpec(6, 6).decode(str(tmp_path / "x.jpg")).shape == (3, 6, 6)
@@ -277,7 +277,7 @@ def test_a_list_file_chooses_test_images_in_its_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (LIST + "a-cat/7.png", r"few.txt: line 6: got a-cat/7.png, no such image in .*val; expected a path"),
         (LIST + "b-dog/1.png", r"few.txt: line 6: got b-dog/1.png, which is in line 3 too"),
@@ -285,11 +285,11 @@ def test_a_list_file_chooses_test_images_in_its_order(tmp_path):
         (None, r"few.txt: no such file \(looked from .*set subset to a list file"),
     ],
 )
-def test_what_is_wrong_with_a_list_file_is_said_with_its_line(tmp_path, text, said):
+def test_wrong_list_file_raises_an_error_with_the_line(tmp_path, text, message):
     write_animals(tmp_path)
     if text is not None:
         (tmp_path / "few.txt").write_text(text)
-    with pytest.raises((ValueError, OSError), match=said):
+    with pytest.raises((ValueError, OSError), match=message):
         folder(tmp_path, subset=str(tmp_path / "few.txt")).load()
 
 
@@ -359,7 +359,7 @@ def test_imagenet_is_evaluated_on_without_its_training_images(tmp_path):
         ImageNet(folder=str(root), workers=0).load()
 
 
-def test_tiny_imagenet_is_read_as_it_was_published(tmp_path):
+def test_tiny_imagenet_is_read_as_published(tmp_path):
     root = write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     data = TinyImageNet(folder=str(root), workers=0).load()
     assert data.shape == (3, 64, 64) and len(data.train) == len(data.test) == 12
@@ -410,7 +410,7 @@ def test_tiny_imagenet_is_sorted_in_several_ways(tmp_path, place, kept, notes):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("val_9.JPEG", r"val_annotations.txt: line 1: got 'val_9.JPEG', expected a file name and a class"),
         ("val_9.JPEG n1", r"val_annotations.txt: has the class n1, which .*train has not"),
@@ -418,11 +418,11 @@ def test_tiny_imagenet_is_sorted_in_several_ways(tmp_path, place, kept, notes):
         ("0.png a-cat", r"images/1.png: is not in val_annotations.txt, so its class is not known"),
     ],
 )
-def test_annotations_that_do_not_fit_the_images_are_told(tmp_path, line, said):
+def test_annotations_that_do_not_match_the_images_raise_an_error(tmp_path, line, message):
     write_animals(tmp_path, side=64)
     (tmp_path / "val" / "a-cat").rename(tmp_path / "val" / "images")
     (tmp_path / "val" / "val_annotations.txt").write_text(f"{line}\n")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         TinyImageNet(folder=str(tmp_path), workers=0).load()
 
 
@@ -438,7 +438,7 @@ def test_the_command_line_names_folders_in_three_ways(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{ kind = "folders", path = "x" }', r'(?s)--data .*unknown kind "folders".*did you mean "folder"'),
         ('{ kind = "folder", ', r"^--data \{.*: not a TOML value"),
@@ -447,13 +447,13 @@ def test_the_command_line_names_folders_in_three_ways(tmp_path):
         ("absent", r"absent: no such dataset \(known: embedded, .*folder:PATH, .*and no such file or folder"),
     ],
 )
-def test_data_that_cannot_be_found_is_told(tmp_path, monkeypatch, text, said):
+def test_unknown_data_raises_an_error(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         load_eval_data(text)
 
 
-def test_the_program_answers_what_reading_gives(tmp_path):
+def test_decoder_program_returns_the_decoded_pixels(tmp_path):
     path = save(tmp_path / "x.png", noise(0))
     ask = f'{{"spec": {{"height": 6, "width": 6}}, "paths": ["{path}", "{path}"]}}'.encode()
     bad = ask.replace(b"x.png", b"y.png")

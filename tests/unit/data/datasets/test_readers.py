@@ -64,7 +64,7 @@ MEMBERS: dict[str, tuple[type[DataSpec], str, dict[str, bytes], Any]] = {
 
 @pytest.mark.parametrize("how", ["archive", "unpacked", "flat"])
 @pytest.mark.parametrize("which", MEMBERS)
-def test_cifar_is_read_from_either_archive_or_what_it_unpacks_to(tmp_path, which, how):
+def test_cifar_is_read_from_both_archives_packed_or_unpacked(tmp_path, which, how):
     cls, archive, members, (train, test) = MEMBERS[which]
     if how == "archive":
         formats.write_tar(tmp_path / archive, members)
@@ -104,14 +104,14 @@ def test_the_names_in_the_archive_are_kept(tmp_path):
         Cifar100(folder=str(tmp_path / "a")).load()
 
 
-def test_svhn_calls_ten_zero(tmp_path):
+def test_svhn_label_10_is_class_0(tmp_path):
     formats.write_svhn(tmp_path, *COLOUR)
     data = Svhn(folder=str(tmp_path)).load()
     holds(data, *COLOUR)
     assert data.classes == tuple("0123456789") and 0 in data.train.labels
 
 
-def test_the_cache_is_where_a_set_is_looked_for_without_a_folder(tmp_path, monkeypatch):
+def test_dataset_without_a_folder_is_read_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path))
     formats.write_idx(tmp_path / "fashion-mnist", *GREY)
     holds(FashionMnist().load(), *GREY)
@@ -130,9 +130,9 @@ def test_the_cache_is_where_a_set_is_looked_for_without_a_folder(tmp_path, monke
 )
 def test_a_missing_file_is_named_with_its_folder_and_the_command(tmp_path, monkeypatch, cls, name, file):
     monkeypatch.setenv("ALLROUNDER_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError) as told:
+    with pytest.raises(FileNotFoundError) as raised:
         cls().load()
-    assert str(told.value) == (
+    assert str(raised.value) == (
         f"{tmp_path / name}: has no {file}; put it there, or get it with: allrounder data get {name}"
     )
     with pytest.raises(
@@ -148,7 +148,7 @@ def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("part", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
-def test_a_truncated_idx_file_is_told(tmp_path, packed, part):
+def test_truncated_idx_file_raises_an_error(tmp_path, packed, part):
     formats.write_idx(tmp_path, *GREY, packed=packed)
     file = tmp_path / (f"{part}.gz" if packed else part)
     whole = file.read_bytes()
@@ -163,10 +163,7 @@ def test_a_truncated_idx_file_is_told(tmp_path, packed, part):
     [
         (b"", "begins with nothing, expected 00000803"),
         (b"<html>not here</html>", "begins with 3c68746d, expected 00000803"),
-        (
-            formats.idx_bytes(np.zeros(5)),
-            "begins with 00000801, expected 00000803 of an idx file with 3",
-        ),
+        (formats.idx_bytes(np.zeros(5)), "begins with 00000801, expected 00000803 of an idx file with 3"),
         (formats.idx_bytes(GREY[0][0]) + b"x", "holds more bytes, expected 31360 for shape"),
         (bytes((0, 0, 8, 3)) + b"\xff" * 12, r"holds 0 bytes, expected \d+ for shape \(4294967295, "),
         (formats.idx_bytes(GREY[0][0][:39]), "train labels: got 40 for 39 images"),
@@ -181,7 +178,7 @@ def test_a_wrong_idx_file_is_refused(tmp_path, raw, message):
 
 @pytest.mark.parametrize("keep", [0, 20, 0.5, 0.99])
 @pytest.mark.parametrize("which", MEMBERS)
-def test_a_truncated_archive_is_told(tmp_path, which, keep):
+def test_truncated_archive_raises_an_error(tmp_path, which, keep):
     cls, archive, members, _ = MEMBERS[which]
     formats.write_tar(tmp_path / archive, members)
     damage(tmp_path / archive, lambda whole: whole[: int(keep * len(whole)) if keep < 1 else keep])
@@ -190,7 +187,7 @@ def test_a_truncated_archive_is_told(tmp_path, which, keep):
 
 
 @pytest.mark.parametrize("which", ["10 binary", "100 binary"])
-def test_a_truncated_binary_file_is_told(tmp_path, which):
+def test_truncated_binary_file_raises_an_error(tmp_path, which):
     cls, _, members, _ = MEMBERS[which]
     unpack(tmp_path, members)
     file = next(tmp_path / name for name in members if "test" in name)
@@ -205,7 +202,7 @@ def test_a_truncated_binary_file_is_told(tmp_path, which):
         cls(folder=str(tmp_path)).load()  # pyright: ignore[reportCallIssue]
 
 
-def test_a_label_beyond_the_classes_is_told(tmp_path):
+def test_label_above_the_number_of_classes_raises_an_error(tmp_path):
     (x, y), test = COLOUR
     formats.write_tar(tmp_path / "cifar-10-binary.tar.gz", formats.cifar10_binary((x, y + 1), test))
     with pytest.raises(
@@ -235,7 +232,7 @@ def test_a_wrong_table_in_an_archive_for_python_is_refused(tmp_path, table, mess
         Cifar10(folder=str(tmp_path)).load()
 
 
-def test_a_pickle_that_calls_something_is_refused_where_it_stands(tmp_path):
+def test_pickle_with_a_call_is_refused_and_named(tmp_path):
     members = formats.cifar10_python(*COLOUR)
     members["cifar-10-batches-py/data_batch_3"] = b"\x80\x02cos\nsystem\nU\x04trueq\x01\x85R."
     formats.write_tar(tmp_path / "cifar-10-python.tar.gz", members)
@@ -265,7 +262,7 @@ def test_a_wrong_mat_file_is_refused(tmp_path):
             Svhn(folder=str(tmp_path)).load()
 
 
-def test_without_scipy_svhn_says_what_to_install(tmp_path, monkeypatch):
+def test_error_without_scipy_names_what_to_install(tmp_path, monkeypatch):
     formats.write_svhn(tmp_path, *COLOUR)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with pytest.raises(RuntimeError, match=r'scipy is needed.*pip install "allrounder\[ood\]"'):
@@ -286,7 +283,7 @@ def packed(name: str, count: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-def test_real_digits_and_clothes_survive_the_way_through_idx(tmp_path, name):
+def test_real_images_are_unchanged_by_idx_files(tmp_path, name):
     with np.load(real(f"{name}.npz")) as file:
         test = file["x_test"], file["y_test"]
     formats.write_idx(tmp_path, (test[0][:500], test[1][:500]), test)
@@ -296,7 +293,7 @@ def test_real_digits_and_clothes_survive_the_way_through_idx(tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", ["binary", "python"])
-def test_real_photographs_survive_the_way_through_cifar10(tmp_path, kind):
+def test_real_images_are_unchanged_by_cifar10_archives(tmp_path, kind):
     x, y = packed("cifar10_test.npz", 2000)
     write = formats.cifar10_binary if kind == "binary" else formats.cifar10_python
     formats.write_tar(tmp_path / f"cifar-10-{kind}.tar.gz", write((x, y), (x[:500], y[:500])))
@@ -306,7 +303,7 @@ def test_real_photographs_survive_the_way_through_cifar10(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["binary", "python"])
-def test_real_photographs_survive_the_way_through_cifar100(tmp_path, kind):
+def test_real_images_are_unchanged_by_cifar100_archives(tmp_path, kind):
     x, y = packed("cifar100_test.npz", 1000)
     with np.load(real("cifar100_test.npz")) as file:
         coarse, names = file["y_coarse"][:1000], tuple(file["classes"].tolist())
@@ -330,7 +327,7 @@ def test_real_photographs_survive_the_way_through_cifar100(tmp_path, kind):
         assert len(rows) and {CIFAR100_COARSE[label] for label in coarse[rows]} == {group}
 
 
-def test_real_digits_survive_the_way_through_svhn(tmp_path):
+def test_real_images_are_unchanged_by_svhn_files(tmp_path):
     x, y = packed("svhn_test_5k.npz", 800)
     formats.write_svhn(tmp_path, (x, y), (x[:200], y[:200]))
     holds(Svhn(folder=str(tmp_path)).load(), (x, y), (x[:200], y[:200]))

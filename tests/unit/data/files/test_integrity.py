@@ -27,7 +27,7 @@ from tests.unit.cli.test_main import Command, allrounder, flat
 __all__ = ["allrounder", "cache", "server"]  # fixtures
 
 
-def test_every_image_of_your_own_is_decoded(allrounder: Command, cache: Path, tmp_path: Path):
+def test_check_decodes_every_image_of_a_folder(allrounder: Command, cache: Path, tmp_path: Path):
     pets = write_animals(tmp_path / "pets")
     whole = allrounder("data", "check", str(pets))
     assert whole.code == 0, whole.err
@@ -42,7 +42,7 @@ def test_every_image_of_your_own_is_decoded(allrounder: Command, cache: Path, tm
         assert broken.err.count("error: ") == 2
 
 
-def test_only_so_many_damaged_images_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_number_of_reported_damaged_images_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(integrity, "MAX_REPORTED", 2)
     monkeypatch.setattr(integrity, "BATCH_SIZE", 4)
     pets, steps = write_animals(tmp_path / "pets"), list[int]()
@@ -50,11 +50,11 @@ def test_only_so_many_damaged_images_are_told(tmp_path: Path, monkeypatch: pytes
     assert integrity.find_damaged_images(data.train, steps.append) == [] and steps == [4, 6]
     for path in (pets / "train").rglob("*.png"):
         path.write_bytes(b"")
-    told = integrity.find_damaged_images(data.train, steps.append)
-    assert len(told) == 3 and told[-1] == f"{pets / 'train'}: there may be more such images"
+    problems = integrity.find_damaged_images(data.train, steps.append)
+    assert len(problems) == 3 and problems[-1] == f"{pets / 'train'}: there may be more such images"
 
 
-def test_test_images_alone_are_checked_too(allrounder: Command, cache: Path, tmp_path: Path):
+def test_check_accepts_a_folder_of_test_images(allrounder: Command, cache: Path, tmp_path: Path):
     write_animals(tmp_path / "pets")
     answer = allrounder("data", "check", str(tmp_path / "pets" / "val"))
     assert answer.code == 0 and "val test: 4 images" in answer.out and "train:" not in answer.out
@@ -81,7 +81,7 @@ def corrupted(folder: Path) -> Path:
     return folder
 
 
-def test_a_set_of_arrays_is_checked(
+def test_dataset_of_arrays_is_checked(
     allrounder: Command, cache: Path, tmp_path: Path, small: PublishedDataset
 ):
     folder = corrupted(cache / "cifar10-c" / "CIFAR-10-C")
@@ -102,14 +102,14 @@ def test_a_set_of_arrays_is_checked(
     assert refused.code == 1 and "is incomplete, it has no labels.npy; move it away" in flat(refused.err)
 
 
-def test_an_empty_folder_is_no_set(allrounder: Command, cache: Path, small: PublishedDataset):
+def test_empty_folder_is_no_dataset(allrounder: Command, cache: Path, small: PublishedDataset):
     (cache / "cifar10-c" / "CIFAR-10-C").mkdir(parents=True)
     answer = allrounder("data", "check", "cifar10-c")
     assert answer.code == 1 and "has no fog.npy, labels.npy" in flat(answer.err)
     fetched = allrounder("data", "get", "cifar10-c")
     assert fetched.code == 1 and "CIFAR-10-C.tar: cannot be downloaded" in flat(fetched.err)
-    said = "and unpack it with: allrounder data get cifar10-c"
-    assert said in flat(fetched.err) and said in manual_instructions(small.files[0], cache)
+    message = "and unpack it with: allrounder data get cifar10-c"
+    assert message in flat(fetched.err) and message in manual_instructions(small.files[0], cache)
 
 
 def test_the_published_sets_of_arrays_have_nineteen_corruptions_and_labels():
@@ -119,7 +119,9 @@ def test_the_published_sets_of_arrays_have_nineteen_corruptions_and_labels():
     assert all(PUBLISHED[kind].num_images for kind in PUBLISHED if kind in DATASETS)
 
 
-def test_a_damaged_archive_without_a_checksum_is_fetched_again(allrounder: Command, server: Any, cache: Path):
+def test_damaged_archive_without_a_checksum_is_downloaded_again(
+    allrounder: Command, server: Any, cache: Path
+):
     good = server.files["tiny-imagenet-200.zip"]
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w") as archive:
@@ -134,17 +136,17 @@ def test_a_damaged_archive_without_a_checksum_is_fetched_again(allrounder: Comma
     assert (cache / "tiny-imagenet" / "tiny-imagenet-200" / "words.txt").is_file()
 
 
-def test_an_archive_put_there_by_hand_is_told_to_be_unpacked(tmp_path: Path, cache: Path):
+def test_packed_archive_error_names_the_unpack_command(tmp_path: Path, cache: Path):
     for folder, more in ((cache / "tiny-imagenet", ""), (tmp_path / "own", f" --from {tmp_path / 'own'}")):
         folder.mkdir(parents=True)
         (folder / "tiny-imagenet-200.zip").write_bytes(b"PK")
-        with pytest.raises(FileNotFoundError) as told:
+        with pytest.raises(FileNotFoundError) as raised:
             TinyImageNet(folder=str(folder)).load()
-        said = f"not unpacked; unpack it with: allrounder data get tiny-imagenet{more}"
-        assert str(told.value).endswith(said)
+        message = f"not unpacked; unpack it with: allrounder data get tiny-imagenet{more}"
+        assert str(raised.value).endswith(message)
 
 
-def test_imagenet_has_to_be_got_from_its_owners(allrounder: Command, cache: Path):
+def test_imagenet_cannot_be_downloaded(allrounder: Command, cache: Path):
     answer = allrounder("data", "get", "ImageNet")
     assert answer.code == 1 and "register at image-net.org" in flat(answer.err)
     assert str(cache / "imagenet") in flat(answer.err)
@@ -153,15 +155,13 @@ def test_imagenet_has_to_be_got_from_its_owners(allrounder: Command, cache: Path
     assert check.code == 1 and f"{cache / 'imagenet'}: no such folder" in flat(check.err)
 
 
-def test_a_file_that_is_not_the_right_one_is_told_once(
-    allrounder: Command, server: Any, cache: Path, tmp_path
-):
+def test_wrong_local_file_raises_one_error(allrounder: Command, server: Any, cache: Path, tmp_path):
     (tmp_path / "source" / IDX_FILES[0]).write_bytes(b"mine")
     answer = allrounder("data", "get", "mnist", "--from", str(tmp_path / "source"))
     assert answer.code == 1 and "has MD5" in flat(answer.err) and "put it at" not in flat(answer.err)
 
 
-def test_folders_are_recognised_by_what_is_in_them(tmp_path: Path, cache: Path):
+def test_folders_are_recognised_by_their_contents(tmp_path: Path, cache: Path):
     pets = write_animals(tmp_path / "pets")
     assert resolve_dataset(str(pets)) == Folder(path=str(pets))
     tiny = write_tiny_imagenet(tmp_path / "tiny")
@@ -188,7 +188,7 @@ def test_folders_are_recognised_by_what_is_in_them(tmp_path: Path, cache: Path):
     assert resolve_dataset(f"npz:{tmp_path / 'both.npz'}") == Npz(path=str(tmp_path / "both.npz"))
 
 
-def test_two_sets_with_files_of_the_same_names_are_told_apart(tmp_path: Path):
+def test_datasets_with_equal_file_names_are_distinguished(tmp_path: Path):
     formats.write_idx(tmp_path / "x", *GREY, packed=False)
     with pytest.raises(ValueError, match=rf"files of mnist and fashion-mnist.* mnist:{tmp_path / 'x'}"):
         resolve_dataset(str(tmp_path / "x"))
@@ -200,7 +200,7 @@ def test_two_sets_with_files_of_the_same_names_are_told_apart(tmp_path: Path):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("inner", ["MNIST/raw", "raw", "."])
-def test_idx_files_are_found_as_others_keep_them(tmp_path: Path, inner: str, packed: bool):
+def test_idx_files_are_found_in_the_folders_of_torchvision(tmp_path: Path, inner: str, packed: bool):
     formats.write_idx(tmp_path / "mnist" / inner, *GREY, packed=packed)
     for path in (tmp_path / "mnist" / inner).iterdir():
         if "labels" in path.name:

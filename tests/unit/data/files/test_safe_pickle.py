@@ -49,27 +49,27 @@ def short(text: str | bytes) -> bytes:
     return b"U" + bytes([len(raw)]) + raw
 
 
-def test_what_python_2_wrote_is_read():
-    found = read_plain_dict(python2_pickle({"data": X, "labels": [3, 1, 2, 300], "name": "x" * 300}))
-    assert np.array_equal(found["data"], X) and found["data"].dtype == np.uint8
-    assert found["labels"] == [3, 1, 2, 300] and found["name"] == "x" * 300
+def test_pickle_of_python_2_is_read():
+    result = read_plain_dict(python2_pickle({"data": X, "labels": [3, 1, 2, 300], "name": "x" * 300}))
+    assert np.array_equal(result["data"], X) and result["data"].dtype == np.uint8
+    assert result["labels"] == [3, 1, 2, 300] and result["name"] == "x" * 300
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("dtype", ["uint8", "<i4", ">i8"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_what_python_3_writes_is_read(protocol, dtype, order):
+def test_pickle_of_python_3_is_read(protocol, dtype, order):
     array = np.array(X, dtype=dtype, order=order)
     table = {"data": array, b"labels": [0, -1, 70000, 2**40], "t": (1, (2,)), "n": None, "f": [True, False]}
-    found = read_plain_dict(pickle.dumps(table, protocol))
-    assert np.array_equal(found["data"], array) and found["data"].dtype == array.dtype
-    assert found["labels"] == table[b"labels"]
-    assert found["t"] == (1, (2,)) and found["n"] is None and found["f"] == [True, False]
+    result = read_plain_dict(pickle.dumps(table, protocol))
+    assert np.array_equal(result["data"], array) and result["data"].dtype == array.dtype
+    assert result["labels"] == table[b"labels"]
+    assert result["t"] == (1, (2,)) and result["n"] is None and result["f"] == [True, False]
 
 
-def test_an_array_that_comes_twice_is_the_same():
-    found = read_plain_dict(pickle.dumps({"one": X, "two": X}, 4))
-    assert found["one"] is found["two"] and np.array_equal(found["two"], X)
+def test_array_used_twice_is_one_object():
+    result = read_plain_dict(pickle.dumps({"one": X, "two": X}, 4))
+    assert result["one"] is result["two"] and np.array_equal(result["two"], X)
 
 
 HARMFUL = {
@@ -96,7 +96,7 @@ HARMFUL = {
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("what", HARMFUL)
-def test_a_call_or_an_object_is_refused_and_does_not_happen(tmp_path, monkeypatch, what, protocol):
+def test_call_or_object_is_refused_and_not_executed(tmp_path, monkeypatch, what, protocol):
     monkeypatch.chdir(tmp_path)
     for table in ({"data": HARMFUL[what]}, [HARMFUL[what]], {"labels": [HARMFUL[what]] * 2, "data": X}):
         raw = pickle.dumps(table, protocol)
@@ -109,12 +109,13 @@ def test_a_call_or_an_object_is_refused_and_does_not_happen(tmp_path, monkeypatc
 def test_a_name_that_is_allowed_stays_a_text(protocol):
     with pytest.raises(ValueError, match="not finished"):
         read_plain_dict(pickle.dumps({"data": np.ndarray}, protocol))
-    found = read_plain_dict(pickle.dumps({"labels": [np.ndarray]}, protocol))
-    assert found == {"labels": [safe_pickle.GlobalName("numpy ndarray")]}
+    result = read_plain_dict(pickle.dumps({"labels": [np.ndarray]}, protocol))
+    assert result == {"labels": [safe_pickle.GlobalName("numpy ndarray")]}
 
 
 RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n"
 NDARRAY = b"cnumpy\nndarray\n"
+ARRAY = RECONSTRUCT + NDARRAY + b"K\x00\x85" + short("b") + b"\x87R"
 ENCODE = b"c_codecs\nencode\n"
 U1 = b"cnumpy\ndtype\n" + short("u1") + b"K\x00K\x01\x87R"
 CRAFTED = {
@@ -140,44 +141,14 @@ CRAFTED = {
     "attributes of a dictionary": b"}}" + short("__class__") + b"Nsb",
     "slots of a name": ENCODE + b"N}" + short("__defaults__") + b"Ns\x86b",
     "an array finished twice, the second time with objects": (
-        RECONSTRUCT
-        + NDARRAY
-        + b"K\x00\x85"
-        + short("b")
-        + b"\x87R(K\x01K\x01\x85"
-        + U1
-        + b"\x89"
-        + short("a")
-        + b"tb"
+        ARRAY + b"(K\x01K\x01\x85" + U1 + b"\x89" + short("a") + b"tb"
         b"(K\x01K\x01\x85cnumpy\ndtype\n" + short("O8") + b"K\x00K\x01\x87R\x89]tb"
     ),
     "a type of objects": b"cnumpy\ndtype\n" + short("O") + b"K\x00K\x01\x87R",
     "a type as a tuple": b"cnumpy\ndtype\n" + b"K\x01\x85" + b"K\x00K\x01\x87R",
-    "too few bytes": RECONSTRUCT
-    + NDARRAY
-    + b"K\x00\x85"
-    + short("b")
-    + b"\x87R(K\x01K\x05\x85"
-    + U1
-    + b"\x89"
-    + short("a")
-    + b"tb",
-    "a negative side": RECONSTRUCT
-    + NDARRAY
-    + b"K\x00\x85"
-    + short("b")
-    + b"\x87R(K\x01J\xff\xff\xff\xff\x85"
-    + U1
-    + b"\x89"
-    + short("")
-    + b"tb",
-    "an array never finished": b"}"
-    + short("data")
-    + RECONSTRUCT
-    + NDARRAY
-    + b"K\x00\x85"
-    + short("b")
-    + b"\x87Rs",
+    "too few bytes": ARRAY + b"(K\x01K\x05\x85" + U1 + b"\x89" + short("a") + b"tb",
+    "a negative side": ARRAY + b"(K\x01J\xff\xff\xff\xff\x85" + U1 + b"\x89" + short("") + b"tb",
+    "an array never finished": b"}" + short("data") + ARRAY + b"s",
     "an empty memo": b"h\x07",
     "a stack too short": b"R",
     "below a mark": b"}(K\x01s",
@@ -203,7 +174,7 @@ def test_a_crafted_pickle_is_refused(tmp_path, monkeypatch, what):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_looked_up_in_any_module(monkeypatch):
+def test_no_module_is_imported(monkeypatch):
     def looked(name: str, *settings: Any) -> Any:
         raise AssertionError(f"{name} was imported")
 
@@ -212,22 +183,14 @@ def test_nothing_is_looked_up_in_any_module(monkeypatch):
         read_plain_dict(b"\x80\x02cos\nsystem\n" + short("touch harm") + b"\x85R.")
 
 
-def test_a_high_place_in_the_memo_costs_nothing():
+def test_high_memo_position_needs_no_memory():
     assert read_plain_dict(b"\x80\x02}r\xff\xff\xff\xff.") == {}
 
 
 def test_a_text_used_many_times_does_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(safe_pickle, "MAX_BYTES", 10_000)
-    start = (
-        b"\x80\x02"
-        + ENCODE
-        + b"q\x00T"
-        + struct.pack("<i", 5000)
-        + b"a" * 5000
-        + b"q\x01"
-        + short("latin1")
-        + b"\x86q\x02R"
-    )
+    text = b"T" + struct.pack("<i", 5000) + b"a" * 5000
+    start = b"\x80\x02" + ENCODE + b"q\x00" + text + b"q\x01" + short("latin1") + b"\x86q\x02R"
     again = b"h\x00h\x02R"
     with pytest.raises(ValueError, match="builds more than 10000 bytes"):
         read_plain_dict(start + 9 * again + b".")
@@ -242,7 +205,7 @@ def test_a_file_too_large_or_with_too_many_steps_is_refused(monkeypatch):
         read_plain_dict(b"N" * 50)
 
 
-def test_deep_nesting_is_no_way_to_the_end_of_the_stack():
+def test_deep_nesting_does_not_overflow_the_stack():
     # A copy of the module whose annotations are not checked at every one of the steps.
     spec = importlib.util.spec_from_file_location("unchecked", safe_pickle.__file__)
     assert spec is not None and spec.loader is not None
@@ -257,13 +220,13 @@ def test_deep_nesting_is_no_way_to_the_end_of_the_stack():
     del sys.modules["unchecked"]
 
 
-def test_a_list_that_holds_itself_is_only_a_list():
-    found = read_plain_dict(b"\x80\x02}" + short("labels") + b"]q\x00h\x00as.")
-    assert found["labels"][0] is found["labels"]
+def test_list_that_contains_itself_is_read():
+    result = read_plain_dict(b"\x80\x02}" + short("labels") + b"]q\x00h\x00as.")
+    assert result["labels"][0] is result["labels"]
 
 
 @pytest.mark.parametrize("end", [1, 5, 40, -2, -1])
-def test_a_pickle_cut_short_or_with_more_behind_it_is_refused(end):
+def test_truncated_or_longer_pickle_is_refused(end):
     whole = python2_pickle({"data": X, "labels": [1, 2]})
     with pytest.raises(ValueError):
         read_plain_dict(whole[:end])
@@ -272,7 +235,7 @@ def test_a_pickle_cut_short_or_with_more_behind_it_is_refused(end):
 
 
 @given(raw=st.binary(max_size=60), cut=st.integers(0, 200))
-def test_noise_is_refused_or_read_but_never_fails_in_another_way(raw: bytes, cut: int):
+def test_noise_is_read_or_raises_value_error(raw: bytes, cut: int):
     whole = pickle.dumps({"data": X, "labels": [1, 2, 3]}, 4)
     for content in (raw, b"\x80\x04" + raw + b".", whole[:cut] + raw + whole[cut + len(raw) :]):
         try:
@@ -284,7 +247,7 @@ def test_noise_is_refused_or_read_but_never_fails_in_another_way(raw: bytes, cut
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "importlib", "torch"}
 
 
-def test_the_reader_needs_no_module_that_could_run_a_pickle():
+def test_reader_imports_no_module_that_executes_pickles():
     tree = ast.parse(Path(safe_pickle.__file__).read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     taken = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

@@ -1,4 +1,4 @@
-"""Datasets that are Python objects: to evaluate on, to train on, and what is said of bad items."""
+"""Datasets that are Python objects: to evaluate on, to train on, and what is message of bad items."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_list_of_pairs_is_a_dataset_if_every_label_is_one_number(label: Any):
     assert not isinstance(batches, MapDatasetSplit) and batches.labels.tolist() == Y[:6].tolist()
 
 
-def test_without_listed_labels_items_are_asked_for_once():
+def test_items_give_the_labels_if_none_are_listed():
     several: list[Any] = [TensorDataset(X, Y), ConcatDataset([Items(), Listed()]), Part(Items(), [4, 5])]
     for items in several:
         labels = [int(items[i][1]) for i in range(len(items))]
@@ -112,7 +112,7 @@ def test_without_listed_labels_items_are_asked_for_once():
 
 
 @pytest.mark.parametrize(
-    ("give", "said"),
+    ("give", "message"),
     [
         (lambda x, y: x, "got a Tensor, expected a pair"),
         (lambda x, y: {"image": x, "label": y}, "got a dict, expected a pair .*wrap the dataset"),
@@ -131,16 +131,16 @@ def test_without_listed_labels_items_are_asked_for_once():
     ],
 )
 @pytest.mark.parametrize("position", [0, 5])
-def test_a_bad_item_is_told_with_its_position(give, said, position):
+def test_bad_item_raises_an_error_with_its_position(give, message, position):
     class Bad(Items):
         def __getitem__(self, at: int) -> Any:
             return give(self.x[at], int(self.y[at])) if at == position else super().__getitem__(at)
 
-    with pytest.raises(DataError, match=rf"^item {position}: {said}"):
+    with pytest.raises(DataError, match=rf"^item {position}: {message}"):
         as_split(Bad())
 
 
-def test_images_of_two_shapes_are_told_with_the_position():
+def test_images_of_two_shapes_raise_an_error_with_the_position():
     items = Listed(lambda x: x[:, :7] if torch.equal(x, X[6]) else x)
     split = as_split(items)
     assert split.fetch(torch.arange(5)).shape == (5, 1, 8, 8)
@@ -150,7 +150,7 @@ def test_images_of_two_shapes_are_told_with_the_position():
         split.fetch(torch.arange(8))
 
 
-def test_a_label_that_differs_from_the_listed_one_is_told():
+def test_label_that_differs_from_the_listed_one_raises_an_error():
     items = Items()
     items.targets = [*Y[:-1].tolist(), int(Y[-1] + 1) % 3]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DataError, match=r"item 47: has the label \d, but the dataset lists \d for it"):
@@ -158,24 +158,24 @@ def test_a_label_that_differs_from_the_listed_one_is_told():
 
 
 @pytest.mark.parametrize("listed", [["cat", "dog", "cow"], ["cat"] * 48, [0, 1], [0.5] * 48, [[0], [1, 2]]])
-def test_a_list_called_labels_that_has_none_is_passed_over(listed):
+def test_attribute_labels_without_labels_is_ignored(listed):
     items = Items()
     items.labels = listed  # pyright: ignore[reportAttributeAccessIssue]
     assert as_split(items).labels.tolist() == Y.tolist() and set(items.asked) == set(range(48))
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         ([0, 1], r"labels: targets has shape \(2,\), expected \(48,\): one for each item"),
         ([0.5] * 48, "labels: got torch.float64, expected whole numbers"),
         (["cat"] * 48, "labels: got dtype <U3, expected numbers"),
     ],
 )
-def test_listed_labels_that_cannot_be_used_are_told(targets, said):
+def test_unusable_listed_labels_raise_an_error(targets, message):
     items = Items()
     items.targets = targets  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         as_split(items)
 
 
@@ -190,14 +190,14 @@ def test_random_items_are_refused():
         as_split(Items(x=X[:0]))
 
 
-def test_an_object_is_evaluated_on():
+def test_map_dataset_gives_the_same_evaluation_as_arrays():
     options = EvalOptions(batch_size=BATCH_SIZE, check="skip")
     first = evaluate(trained_network(), X, Y, probes=[PGD], options=options)
-    found = evaluate(trained_network(), Listed(), probes=[PGD], options=options)
-    assert found.predicted[str(PGD)].tolist() == first.predicted[str(PGD)].tolist()
+    result = evaluate(trained_network(), Listed(), probes=[PGD], options=options)
+    assert result.predicted[str(PGD)].tolist() == first.predicted[str(PGD)].tolist()
 
 
-def test_data_is_made_of_two_splits_in_any_form():
+def test_data_accepts_splits_in_any_form():
     test = BLOBS.test.fetch(torch.arange(12)), BLOBS.test.labels
     loader = DataLoader(TensorDataset(*test), batch_size=5)
     for train_form in (
@@ -217,7 +217,7 @@ def test_data_is_made_of_two_splits_in_any_form():
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "said"),
+    ("train", "test", "message"),
     [
         (BLOBS, BLOBS.test, "train data: got a whole dataset, expected one split of it"),
         ((X, Y), (X, Y + 1), "test labels: got numbers from 1 to 3, expected 0 to 2"),
@@ -228,12 +228,12 @@ def test_data_is_made_of_two_splits_in_any_form():
         ((X, Y), "cifar10", "test data: got a str, expected images and labels"),
     ],
 )
-def test_splits_that_do_not_fit_are_told(train, test, said):
-    with pytest.raises(ValueError, match=said):
+def test_incompatible_splits_raise_an_error(train, test, message):
+    with pytest.raises(ValueError, match=message):
         as_data(train, test)
 
 
-def test_a_training_on_objects_is_that_on_the_arrays(tmp_path):
+def test_map_dataset_gives_the_same_training_as_arrays(tmp_path):
     value = recipe(SOLO, ("epochs = 3", "epochs = 1"))
     arrays = Data("mine", BLOBS.train, BLOBS.test, Listed.classes)
     objects = as_data(Listed(), (BLOBS.test.fetch(torch.arange(12)), BLOBS.test.labels), name="mine")
