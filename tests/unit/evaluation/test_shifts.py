@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.data.corruptions import corrupt
-from allrounder.data.corruptions import datasets as sets
+from allrounder.data.corruptions import generate as sets
 from allrounder.data.corruptions import generate as making
-from allrounder.data.corruptions.generate import MARKER_FILE, fetch_uint8, make_c, make_p
+from allrounder.data.corruptions.generate import MARKER_FILE, fetch_uint8, make_set
 from allrounder.data.corruptions.perturbations import perturb_sequence
 from allrounder.errors import Interrupted, RunError
 from allrounder.evaluation import runner, shifts
@@ -235,15 +235,15 @@ def test_a_set_made_before_is_used_and_changes_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     measured(tmp_path / "fresh", "fog@c,translate@p")
-    make_c(images(), cache / "c", corruptions=["fog"])
-    make_p(images(), cache / "p", perturbations=["translate"])
+    make_set(images(), cache / "c", "c", names=["fog"])
+    make_set(images(), cache / "p", "p", names=["translate"])
     monkeypatch.setattr(sets, "corrupt", lambda *args, **options: pytest.fail("made again"))
     measured(tmp_path / "stored", "fog@c,translate@p")
     assert read_outcome_bytes(tmp_path / "stored") == read_outcome_bytes(tmp_path / "fresh")
 
 
 def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path):
-    folder = make_c(images(), tmp_path / "CIFAR-10-C", corruptions=["fog"], seed=5)
+    folder = make_set(images(), tmp_path / "CIFAR-10-C", "c", names=["fog"], seed=5)
     (folder / MARKER_FILE).unlink()
     measured(tmp_path / "out", "fog@c")
     one = measured(tmp_path / "out", "fog@c", ood_data=folder)
@@ -256,7 +256,7 @@ def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path
 
 
 def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Path):
-    folder = make_c(images(), cache / "CIFAR-10-C", corruptions=["snow"])
+    folder = make_set(images(), cache / "CIFAR-10-C", "c", names=["snow"])
     (folder / MARKER_FILE).unlink()
     with pytest.warns(UserWarning, match="has no fog.npy"):
         one = measured(asked="fog@c:5")
@@ -272,7 +272,7 @@ def test_neither_the_size_of_pieces_nor_that_of_images_matters(monkeypatch: pyte
 
 
 def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):
-    folder = make_c(images(), tmp_path / "other", corruptions=["fog"], seed=5)
+    folder = make_set(images(), tmp_path / "other", "c", names=["fog"], seed=5)
     measured(tmp_path / "out", "fog@c,snow@c,translate@p")
     measured(tmp_path / "out", "fog@c:5", ood_data=folder)
     found = Outcome.load(tmp_path / "out" / OUTCOME_FILE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,17 @@ import torch
 
 from allrounder.data.base import Split, Subset, TensorSplit
 from allrounder.data.corruptions import corrupt, generate
-from allrounder.data.corruptions.datasets import GeneratedSet, StoredSet, find_set
+from allrounder.data.corruptions.datasets import StoredSet, find_set
 from allrounder.data.corruptions.generate import (
     MARKER_FILE,
+    GeneratedSet,
+    ShiftKind,
     batch_size_for,
     fetch_uint8,
-    make_c,
-    make_p,
+    make_set,
     source_digest,
 )
-from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
+from allrounder.data.corruptions.perturbations import perturb_sequence
 from allrounder.data.files.cache import cache_folder
 from allrounder.errors import Interrupted, RunError
 from allrounder.system.files import LOCK_FILE
@@ -53,27 +53,15 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != LOCK_FILE}
 
 
-def make(given: Split, folder: Path, names: Sequence[str], seed: int = 0) -> Path:
-    """The kind of set that has these names."""
-    if set(names) <= set(PERTURBATIONS) - set(NAMES):
-        return make_p(given, folder, perturbations=names, seed=seed)
-    return make_c(given, folder, corruptions=names, seed=seed)
-
-
-def published(folder: Path, kind: str = "c", *, given: Split | None = None) -> Path:
+def published(folder: Path, kind: ShiftKind = "c", *, given: Split | None = None) -> Path:
     """A set like those that one downloads: there is nothing about how it was made."""
-    one = given or split()
-    (
-        make_c(one, folder, corruptions=NAMES, seed=9)
-        if kind == "c"
-        else make_p(one, folder, perturbations=["scale"], seed=9)
-    )
+    make_set(given or split(), folder, kind, names=NAMES if kind == "c" else ["scale"], seed=9)
     (folder / MARKER_FILE).unlink()
     return folder
 
 
 def test_the_layout_is_that_of_the_published_sets(tmp_path: Path):
-    out = make_c(split(), tmp_path / "c", corruptions=NAMES)
+    out = make_set(split(), tmp_path / "c", "c", names=NAMES)
     assert sorted(files(out)) == ["fog.npy", "gaussian_noise.npy", MARKER_FILE, "labels.npy"]
     x, labels = fetch_uint8(split(), torch.arange(N)), np.load(out / "labels.npy")
     assert labels.dtype == np.uint8 and labels.tolist() == (np.arange(N) % 5).tolist() * 5
@@ -89,7 +77,7 @@ def test_the_layout_is_that_of_the_published_sets(tmp_path: Path):
 
 
 def test_sequences_are_stored_frame_by_frame(tmp_path: Path):
-    out = make_p(split(), tmp_path / "p", perturbations=["gaussian_noise", "translate"])
+    out = make_set(split(), tmp_path / "p", "p", names=["gaussian_noise", "translate"])
     x = fetch_uint8(split(), torch.arange(N))
     assert np.array_equal(np.load(out / "translate.npy"), perturb_sequence(x, "translate"))
     assert np.load(out / "gaussian_noise.npy").shape == (N, 31, 16, 16, 3)
@@ -97,19 +85,19 @@ def test_sequences_are_stored_frame_by_frame(tmp_path: Path):
 
 
 def test_images_of_one_channel_have_one(tmp_path: Path):
-    out = make_c(split(channels=1), tmp_path / "c", corruptions=["snow"])
+    out = make_set(split(channels=1), tmp_path / "c", "c", names=["snow"])
     assert np.load(out / "snow.npy").shape == (5 * N, 16, 16, 1)
 
 
 def test_what_is_finished_is_not_made_again(tmp_path: Path):
-    whole = files(make_c(split(), tmp_path / "whole", corruptions=NAMES))
+    whole = files(make_set(split(), tmp_path / "whole", "c", names=NAMES))
     out, heard = tmp_path / "c", list[ProgressEvent]()
     point = Point("allrounder.data.corruptions.generate:corrupt", 19)
     with pytest.raises(Killed), struck(point, give_up):
-        make_c(split(), out, corruptions=NAMES)
+        make_set(split(), out, "c", names=NAMES)
     assert sorted(files(out)) == ["fog.npy", MARKER_FILE, "labels.npy"], "nothing half-written is left"
     written = (out / "fog.npy").stat().st_mtime_ns
-    make_c(split(), out, corruptions=NAMES, progress=heard.append)
+    make_set(split(), out, "c", names=NAMES, progress=heard.append)
     assert (out / "fog.npy").stat().st_mtime_ns == written
     assert files(out) == whole
     assert heard[0].stage == "fog (already there)"
@@ -122,9 +110,9 @@ def test_a_signal_stops_after_a_piece_and_says_how_to_go_on(tmp_path: Path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="SIGTERM, 1 of 2 files are finished; call again to continue"):
-        make_c(split(), tmp_path / "c", corruptions=NAMES, progress=strike)
+        make_set(split(), tmp_path / "c", "c", names=NAMES, progress=strike)
     assert sorted(files(tmp_path / "c")) == ["fog.npy", MARKER_FILE, "labels.npy"]
-    make_c(split(), tmp_path / "c", corruptions=NAMES)
+    make_set(split(), tmp_path / "c", "c", names=NAMES)
     assert "gaussian_noise.npy" in files(tmp_path / "c")
 
 
@@ -135,21 +123,21 @@ def test_two_do_not_make_one_set(tmp_path: Path):
         with pytest.raises(
             RunError, match="c: another process is generating a set here; wait for it"
         ) as error:
-            make_c(split(), tmp_path / "c", corruptions=["fog"])
+            make_set(split(), tmp_path / "c", "c", names=["fog"])
         said.append(str(error.value))
 
-    make_c(split(), tmp_path / "c", corruptions=["fog"], progress=come_in)
+    make_set(split(), tmp_path / "c", "c", names=["fog"], progress=come_in)
     assert len(said) == 15
-    whole = files(make_c(split(), tmp_path / "whole", corruptions=["fog"]))
+    whole = files(make_set(split(), tmp_path / "whole", "c", names=["fog"]))
     assert files(tmp_path / "c") == whole
 
 
 @pytest.mark.parametrize(("change", "key"), [({"seed": 1}, "seed"), ({"split": split(shift=1)}, "source")])
 def test_a_folder_is_of_one_set(change: dict[str, Any], key: str, tmp_path: Path):
-    out = make_c(split(), tmp_path / "c", corruptions=["fog"])
+    out = make_set(split(), tmp_path / "c", "c", names=["fog"])
     before = files(out)
     with pytest.raises(RunError, match=f"holds a set with {key} .*, expected"):
-        make(change.get("split", split()), out, NAMES, change.get("seed", 0))
+        make_set(change.get("split", split()), out, "c", names=NAMES, seed=change.get("seed", 0))
     assert files(out) == before
 
 
@@ -157,17 +145,17 @@ def test_published_files_are_left_alone(tmp_path: Path):
     out = published(tmp_path / "CIFAR-10-C")
     before = files(out)
     with pytest.raises(RunError, match="holds files that were not generated here"):
-        make_c(split(), out)
+        make_set(split(), out, "c")
     assert files(out) == before
 
 
 def test_a_wrong_name_is_told_the_nearest(tmp_path: Path):
     with pytest.raises(ValueError, match='did you mean "fog"'):
-        make_c(split(), tmp_path, corruptions=["frog"])
+        make_set(split(), tmp_path, "c", names=["frog"])
     with pytest.raises(ValueError, match='did you mean "tilt"'):
-        make_p(split(), tmp_path, perturbations=["tlt"])
+        make_set(split(), tmp_path, "p", names=["tlt"])
     with pytest.raises(ValueError, match="corruptions: got none"):
-        make_c(split(), tmp_path, corruptions=[])
+        make_set(split(), tmp_path, "c", names=[])
 
 
 def test_the_cache_is_where_the_environment_says(cache: Path, monkeypatch: pytest.MonkeyPatch):
@@ -184,7 +172,7 @@ def test_without_files_a_set_is_made_as_needed():
 @pytest.mark.parametrize("kind", ["c", "p"])
 def test_a_set_made_before_is_the_one_made_as_needed(kind: Any, cache: Path):
     names, severity = (NAMES, 3) if kind == "c" else (("scale", "snow"), None)
-    make(split(), cache / "mine", names)
+    make_set(split(), cache / "mine", kind, names=names)
     stored, fresh = find_set(split(), kind, names), GeneratedSet(split(), kind)
     assert (
         isinstance(stored, StoredSet)
@@ -201,7 +189,7 @@ def test_a_set_made_before_is_the_one_made_as_needed(kind: Any, cache: Path):
 
 
 def test_a_published_set_goes_first(cache: Path):
-    make_c(split(), cache / "a", corruptions=NAMES)
+    make_set(split(), cache / "a", "c", names=NAMES)
     published(cache / "CIFAR-10-C")
     found = find_set(split(), "c", NAMES)
     assert found.source == "official" and "unmarked files, taken as official" in found.description
@@ -221,7 +209,7 @@ def test_published_sequences_need_no_labels(tmp_path: Path):
 @pytest.mark.parametrize("name", ["translate", "scale", "motion_blur", "gaussian_noise"])
 def test_published_sequences_are_known_by_any_of_them(name: str, tmp_path: Path):
     crowd = split(16)
-    folder = make_p(crowd, tmp_path / "p", perturbations=[name])
+    folder = make_set(crowd, tmp_path / "p", "p", names=[name])
     for file in (MARKER_FILE, "labels.npy"):
         (folder / file).unlink()
     assert find_set(crowd, "p", [name], folder).source == "official"
@@ -275,7 +263,7 @@ def test_a_given_folder_must_have_the_set(spoil: Any, said: str, tmp_path: Path)
 @pytest.mark.parametrize("made", [False, True])
 def test_an_official_set_that_cannot_be_used_is_told_of(spoil: Any, said: str, made: bool, cache: Path):
     if made:
-        make_c(split(), cache / "made", corruptions=NAMES)
+        make_set(split(), cache / "made", "c", names=NAMES)
     spoil(published(cache / "CIFAR-10-C"))
     with pytest.warns(UserWarning, match=f"{said}.*; generated images are used instead of official ones"):
         found = find_set(split(), "c", NAMES)
@@ -287,7 +275,7 @@ def test_an_official_set_that_cannot_be_used_is_told_of(spoil: Any, said: str, m
 
 def test_nobody_is_told_of_damaged_sets_of_other_images(cache: Path):
     (published(cache / "other", given=split(shift=5)) / "fog.npy").unlink()
-    make_c(split(), cache / "made", corruptions=["fog"])
+    make_set(split(), cache / "made", "c", names=["fog"])
     found = find_set(split(), "c", NAMES)
     assert isinstance(found, GeneratedSet) and found.fallback_reason == ""
 
@@ -303,7 +291,7 @@ def test_official_sets_are_told_apart(tmp_path: Path):
 @pytest.mark.parametrize("kind", ["c", "p"])
 def test_large_images_are_made_a_few_at_once(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names, seen = (["fog", "snow"] if kind == "c" else ["scale", "snow"]), list[int]()
-    make = partial(make_c, corruptions=names) if kind == "c" else partial(make_p, perturbations=names)
+    make = partial(make_set, kind=kind, names=names)
     whole = files(make(split(), tmp_path / "whole"))
     monkeypatch.setattr(generate, "MAX_BATCH_VALUES", 2 * 16 * 16 * 3 + 5)
     original = TensorSplit.fetch
@@ -334,14 +322,14 @@ def test_a_published_set_of_other_images_is_noticed(tmp_path: Path):
 
 
 def test_a_generated_set_of_other_images_is_noticed_and_passed_over(cache: Path):
-    make_c(split(shift=5), cache / "other", corruptions=NAMES)
+    make_set(split(shift=5), cache / "other", "c", names=NAMES)
     with pytest.raises(RunError, match="generated from other images"):
         find_set(split(), "c", NAMES, cache)
     assert isinstance(find_set(split(), "c", NAMES), GeneratedSet)
 
 
 def test_a_set_of_another_seed_is_used_only_where_it_is_named(cache: Path):
-    make_c(split(), cache / "other", corruptions=NAMES, seed=3)
+    make_set(split(), cache / "other", "c", names=NAMES, seed=3)
     assert isinstance(find_set(split(), "c", NAMES), GeneratedSet)
     named = find_set(split(), "c", NAMES, cache / "other")
     assert isinstance(named, StoredSet) and "seed 3" in named.description
