@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -15,6 +15,17 @@ from allrounder.types import Batch
 
 def _sum_over_one(tensor: Tensor) -> None:
     """The sum over a group of one rank: leaves the tensor as it is."""
+
+
+def change_flat_(tensors: Sequence[Tensor], change_: Callable[[Tensor], None]) -> None:
+    """Concatenate the tensors of each dtype, change the values in place, and copy them back."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        same_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.reshape(-1) for tensor in same_dtype])
+        change_(flat)
+        parts = torch.split(flat, [tensor.numel() for tensor in same_dtype])
+        for tensor, values in zip(same_dtype, parts, strict=True):
+            tensor.copy_(values.view(tensor.shape))
 
 
 @final
@@ -63,12 +74,7 @@ class BatchShard:
         if self.num_shards == 1:
             return
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        for dtype in dict.fromkeys(g.dtype for g in grads):
-            same_dtype = [g for g in grads if g.dtype == dtype]
-            flat = torch.cat([g.reshape(-1) for g in same_dtype]).mul_(share)
-            self.sum_(flat)
-            for g, mean in zip(same_dtype, torch.split(flat, [g.numel() for g in same_dtype]), strict=True):
-                g.copy_(mean.view(g.shape))
+        change_flat_(grads, lambda flat: self.sum_(flat.mul_(share)))
 
     def sync_batchnorm_(self, model: nn.Module) -> None:
         """Let batch-norm use the statistics of the whole batch. No-op in a group of one."""

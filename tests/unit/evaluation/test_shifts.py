@@ -13,9 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.data.corruptions import corrupt
-from allrounder.data.corruptions import generate as sets
-from allrounder.data.corruptions import generate as making
+from allrounder.data.corruptions import corrupt, generate
 from allrounder.data.corruptions.generate import MARKER_FILE, fetch_uint8, make_set
 from allrounder.data.corruptions.perturbations import perturb_sequence
 from allrounder.errors import Interrupted, RunError
@@ -128,13 +126,13 @@ def _rows(count: int) -> list[int]:
 
 def test_only_the_images_that_are_evaluated_are_changed(monkeypatch: pytest.MonkeyPatch):
     seen = list[int]()
-    original = sets.corrupt
+    original = generate.corrupt
 
     def counted(x: Any, *args: Any, rows: Any, **options: Any) -> Any:
         seen.extend(rows)
         return original(x, *args, rows=rows, **options)
 
-    monkeypatch.setattr(sets, "corrupt", counted)
+    monkeypatch.setattr(generate, "corrupt", counted)
     measured(asked="fog@c:1", n=5)
     assert sorted(seen) == _rows(5)
 
@@ -237,7 +235,7 @@ def test_a_set_made_before_is_used_and_changes_nothing(
     measured(tmp_path / "fresh", "fog@c,translate@p")
     make_set(images(), cache / "c", "c", names=["fog"])
     make_set(images(), cache / "p", "p", names=["translate"])
-    monkeypatch.setattr(sets, "corrupt", lambda *args, **options: pytest.fail("made again"))
+    monkeypatch.setattr(generate, "corrupt", lambda *args, **options: pytest.fail("made again"))
     measured(tmp_path / "stored", "fog@c,translate@p")
     assert read_outcome_bytes(tmp_path / "stored") == read_outcome_bytes(tmp_path / "fresh")
 
@@ -266,7 +264,7 @@ def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Pat
 
 def test_neither_the_size_of_pieces_nor_that_of_images_matters(monkeypatch: pytest.MonkeyPatch):
     whole = measured()
-    monkeypatch.setattr(making, "MAX_BATCH_VALUES", 1)
+    monkeypatch.setattr(generate, "MAX_BATCH_VALUES", 1)
     few = measured()
     assert all(np.array_equal(few.predicted[name], whole.predicted[name]) for name in whole.predicted)
 

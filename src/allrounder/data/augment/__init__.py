@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from allrounder.data.augment.base import Augment, ImageAugment, NoAugment
-from allrounder.data.augment.color import ColorJitter, Cutout
-from allrounder.data.augment.compose import Chain
+from allrounder.data.augment.base import Augment, Chain, ImageAugment, NoAugment
+from allrounder.data.augment.color import ColorJitter
 from allrounder.data.augment.crop import CropFlip, ResizedCrop
-from allrounder.data.augment.mixup import CutMix, Mixup
+from allrounder.data.augment.mixup import Mixup
+from allrounder.data.augment.windows import CutMix, Cutout
 
 AUGMENTS: dict[str, type[Augment]] = {
     "crop-flip": CropFlip,

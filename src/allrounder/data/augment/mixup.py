@@ -14,10 +14,10 @@ from typing import ClassVar, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.config.fields import PositiveFloat, Share, frozen_config
 from allrounder.data.augment.base import Augment
-from allrounder.data.augment.windows import window_mask
 from allrounder.rng import Rng
 from allrounder.types import Batch
 
@@ -37,8 +37,8 @@ class Mixup(Augment):
     chance: Share = 1.0
     """Probability that an image is mixed."""
 
+    @override
     def apply(self, batch: Batch, rng: Rng) -> Batch:
-        """Mix every image with a partner; its own weight is at least one half."""
         u = rng.uniform(torch.empty(len(batch), 4, dtype=torch.float64))
         weight = symmetric_beta(self.alpha, u[:, 1], u[:, 2])
         weight = torch.maximum(weight, 1 - weight)
@@ -49,40 +49,6 @@ class Mixup(Augment):
         image_weight = weight[:, None, None, None]
         x = (image_weight * batch.x + (1 - image_weight) * batch.x[partner]).clamp_(0, 1).contiguous()
         return replace(batch, x=x, partner=batch.y[partner.to(batch.y.device)], weight=weight)
-
-
-@final
-@frozen_config
-class CutMix(Augment):
-    """Paste a rectangle of another image of the batch into every image, and mix the labels by area.
-
-    Yun et al., 2019, CutMix: regularization strategy to train strong classifiers with localizable features;
-    with one rectangle per image. Its area is drawn from Beta(alpha, alpha), its centre is any pixel, and it
-    is clipped to the image.
-    """
-
-    mixes_labels: ClassVar[bool] = True
-
-    alpha: PositiveFloat = 1.0
-    """The share of the area before clipping is drawn from Beta(alpha, alpha): uniform for 1."""
-    chance: Share = 1.0
-    """Probability that an image is mixed."""
-
-    def apply(self, batch: Batch, rng: Rng) -> Batch:
-        """Paste one rectangle per image; if it covers more than half, the partner fills the rest instead."""
-        n, _, h, w = batch.x.shape
-        u = rng.uniform(torch.empty(n, 6, dtype=torch.float64))
-        side = symmetric_beta(self.alpha, u[:, 1], u[:, 2]).sqrt()
-        window = window_mask(h, w, u[:, 3:5], (h * side).long(), (w * side).long())
-        window &= (u[:, 5] < self.chance)[:, None, None]
-        area = window.sum((1, 2))
-        replaced = window ^ (2 * area > h * w)[:, None, None]
-        weight = 1 - replaced.sum((1, 2)) / (h * w)
-        partner = u[:, 0].argsort(stable=True).to(batch.x.device)
-        x = torch.where(replaced[:, None].to(batch.x.device), batch.x[partner], batch.x).contiguous()
-        return replace(
-            batch, x=x, partner=batch.y[partner.to(batch.y.device)], weight=weight.to(x.device, x.dtype)
-        )
 
 
 def symmetric_beta(alpha: float, u: Tensor, v: Tensor) -> Tensor:
