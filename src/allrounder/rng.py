@@ -123,10 +123,8 @@ class Rng:
 
     @contextmanager
     def seed_global(self) -> Generator[None]:
-        """Seed torch's global generators from this address, and restore them afterwards.
-
-        For code that can only draw from them, such as initialisers and dropout.
-        """
+        """Seed torch's global generators from this address for code that can only draw from them, such as
+        initialisers and dropout, and restore them afterwards."""
         if torch.cuda.is_available() or torch.backends.mps.is_available():
             devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
             with torch.random.fork_rng(devices=list(devices)):

@@ -39,10 +39,8 @@ KeepOrReset: TypeAlias = Literal["keep", "reset"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images in [0, 1], hard labels, and each image's position in its split.
-
-    If an augmentation mixed pairs of images, each image has a second label.
-    """
+    """Images in [0, 1], hard labels, and positions of the images in their split; mixed images have two
+    labels."""
 
     x: Images
     y: Labels

@@ -68,10 +68,8 @@ class Coordinator:
     def all_gather_object(
         self, label: str, value: Any, while_waiting: Callable[[], object] = lambda: None
     ) -> list[Any]:
-        """Wait until every rank calls this with the same label; returns the values in rank order.
-
-        `while_waiting` is called about twice a second. The store accepts values below 8 MB as JSON.
-        """
+        """Wait until every rank calls this with the same label; returns the values, below 8 MB as JSON, in
+        rank order. `while_waiting` is called about twice a second."""
         with self._store_errors():
             self.num_gathers += 1
             self.store.set(self._gather_key(self.rank), json.dumps([label, value]))
@@ -146,8 +144,8 @@ class Coordinator:
             return reason if self.stop_step is not None and t >= self.stop_step else None
 
     def leave(self, error: BaseException | None, *, hosts_store: bool) -> None:
-        """Report that this rank ends, with its error if there is one. A rank that hosts the store first waits
-        up to GRACE_SECONDS for the others, because the store ends with it."""
+        """Report that this rank ends, and its error. A rank that hosts the store waits up to GRACE_SECONDS
+        for the others, because the store ends with it."""
         with suppress(RuntimeError):
             if error is not None:
                 self.store.set(f"error/{self.rank}", f"{type(error).__name__}: {error}")
@@ -212,8 +210,8 @@ class Coordinator:
                 )
 
     def _ended_reason(self, ranks: Iterable[int]) -> str | None:
-        """A message for a rank that failed or was killed; None if there is none. A rank that only failed
-        because of another one is reported last."""
+        """Why a rank failed or was killed, if one did; a rank that failed because of another one comes
+        last."""
         consequence: str | None = None
         for rank in ranks:
             if (error := self._get(f"error/{rank}")) is not None:
@@ -284,8 +282,7 @@ class Coordinator:
 
 
 def _pid_namespace() -> str | None:
-    """An id of this boot and pid namespace, so that process ids are only compared within one; None where
-    there is no /proc."""
+    """An id of this boot and pid namespace, within which process ids can be compared; None without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

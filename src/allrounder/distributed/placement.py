@@ -39,11 +39,8 @@ def assign_ranks(
     max_ranks: int | None = None,
 ) -> Placement:
     """Give every learner one rank, and each spare rank to the learner with the most work per rank. With fewer
-    ranks than learners, spread the learners so that every rank has about the same work.
-
-    Learners named in `unshardable` cannot split a batch and get one rank; no learner gets more than
-    `max_ranks`.
-    """
+    ranks than learners, spread the learners so that every rank has about the same work. Learners named in
+    `unshardable` cannot split a batch and get one rank; no learner gets more than `max_ranks`."""
     if size < len(names):
         return _pack(names, size, cost)
     counts = dict.fromkeys(names, 1)

@@ -54,8 +54,7 @@ class BatchShard:
         return replace(self, sum_=mean_, replicated=True)
 
     def indices(self, images: int) -> range:
-        """The positions of this rank's images in a batch: a contiguous range; ranges of different ranks
-        differ in length by at most one."""
+        """The positions of this rank's images in a batch, contiguous; lengths differ by at most one."""
         if self.replicated:
             return range(images)
         return range(images * self.index // self.num_shards, images * (self.index + 1) // self.num_shards)
@@ -69,8 +68,8 @@ class BatchShard:
         return batch if self.num_shards == 1 else batch.slice_rows(self.indices(len(batch)))
 
     def allreduce_grads_(self, model: nn.Module, share: float = 1.0) -> None:
-        """Sum a network's gradients over the group, each rank's weighted by `share`, its share of the batch.
-        No-op in a group of one."""
+        """Sum gradients over the group, each rank's weighted by `share`, its share of the batch; no-op for
+        one."""
         if self.num_shards == 1:
             return
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

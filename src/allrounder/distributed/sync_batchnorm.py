@@ -18,10 +18,8 @@ Sum = Callable[[Tensor], None]
 
 
 def sync_batchnorm_(model: nn.Module, sum_: Sum) -> None:
-    """Make every batch-norm layer of a network use the statistics of the whole batch in training mode.
-
-    Only the forward pass of the layers is replaced; their types, names and buffers stay the same.
-    """
+    """Make every batch-norm layer of a network use the statistics of the whole batch in training mode. Only
+    the forward pass of the layers is replaced; their types, names and buffers stay the same."""
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):
             layer.forward = partial(_forward, layer, sum_)

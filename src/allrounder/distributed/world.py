@@ -196,8 +196,8 @@ class World:
         return {name: shard for name, shard in shards.items() if shard is not None}
 
     def shard_for(self, placement: Placement, name: str) -> BatchShard | None:
-        """This rank's shard of a learner, or None if it does not train it. All ranks must call it for every
-        learner, in the same order."""
+        """This rank's shard of a learner, or None; all ranks must call it for every learner, in the same
+        order."""
         ranks, coordinator = placement.ranks[name], self.coordinator
         group = dist.new_group(list(ranks)) if coordinator is not None and len(ranks) > 1 else None
         if self.rank not in ranks:

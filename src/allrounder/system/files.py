@@ -24,8 +24,7 @@ def temporary_path(path: Path) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path, activity: str) -> Generator[None]:
-    """Hold an exclusive lock on a folder; raise if another process has it. The lock ends with the process,
-    its file stays."""
+    """Hold an exclusive lock on a folder, or raise; it ends with the process, and its file stays."""
     with (folder / LOCK_FILE).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,8 +34,8 @@ Job: TypeAlias = Callable[[str, ProgressCallback], object]
 
 
 def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallback) -> None:
-    """Run all jobs in the given order, `workers` at a time. A failed job stops none of the others; failures
-    are raised together at the end."""
+    """Run all jobs in order, `workers` at a time. A failed job stops no other; failures are raised at the
+    end."""
     waiting = dict(jobs)
     running: dict[str, _Worker] = {}
     failed: dict[str, str] = {}
@@ -67,8 +67,8 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallbac
 
 @contextmanager
 def _terminate_on_exit(running: Mapping[str, _Worker]) -> Generator[None]:
-    """After an error in the parent, terminate the running jobs and empty their pipes until they have saved
-    and ended."""
+    """After an error in the parent, terminate the jobs and empty their pipes until they have saved and
+    ended."""
     try:
         yield
     finally:
@@ -83,11 +83,8 @@ def _terminate_on_exit(running: Mapping[str, _Worker]) -> Generator[None]:
 @final
 @dataclass
 class _Worker:
-    """The process of a job, and the pipe that its events come through.
-
-    Every worker has its own pipe instead of a common queue: a process that is killed while it writes would
-    leave the lock of a queue closed for all others.
-    """
+    """The process of a job, and the pipe that its events come through: one pipe for each, because a process
+    that is killed while it writes would leave the lock of a common queue closed for all others."""
 
     process: BaseProcess
     pipe: Any

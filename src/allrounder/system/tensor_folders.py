@@ -71,8 +71,7 @@ def read_tensors(path: Path, name: str) -> Weights:
 
 
 def prune_folders(parent: Path, prefix: str, keep: Path | None) -> None:
-    """Delete all folders `prefix-NUMBER` except `keep`, each atomically, and those left by interrupted
-    writes."""
+    """Delete all folders `prefix-NUMBER` except `keep`, each atomically, and those of interrupted writes."""
     for leftover in parent.glob(f".{prefix}-*.tmp"):
         shutil.rmtree(leftover)
     for path, _ in numbered_folders(parent, prefix):

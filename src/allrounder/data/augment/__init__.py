@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allrounder.data.augment.base import Augment, Chain, ImageAugment, NoAugment
+from allrounder.data.augment.base import Augment, Chain, NoAugment
 from allrounder.data.augment.color import ColorJitter
 from allrounder.data.augment.crop import CropFlip, ResizedCrop
 from allrounder.data.augment.mixup import Mixup
@@ -18,17 +18,3 @@ AUGMENTS: dict[str, type[Augment]] = {
     "chain": Chain,
     "none": NoAugment,
 }
-
-__all__ = [
-    "AUGMENTS",
-    "Augment",
-    "Chain",
-    "ColorJitter",
-    "CropFlip",
-    "CutMix",
-    "Cutout",
-    "ImageAugment",
-    "Mixup",
-    "NoAugment",
-    "ResizedCrop",
-]

@@ -100,10 +100,8 @@ class ResizedCrop(ImageAugment):
 
 
 def _source_coordinates(size: int, length: Tensor, position: Tensor) -> Tensor:
-    """Return the coordinate that each output pixel is read from, clamped to the image.
-
-    `length` and `position` of the crop are fractions of the side; pixel centres have integer coordinates.
-    """
+    """Return the coordinate that each output pixel is read from, clamped to the image; `length` and
+    `position` of the crop are fractions of the side, and pixel centres have integer coordinates."""
     centres = torch.arange(size, dtype=torch.float64) + 0.5
     first = position * (1 - length) * size
     return (first[:, None] + centres * length[:, None] - 0.5).clamp(0, size - 1)

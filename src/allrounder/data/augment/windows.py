@@ -68,11 +68,8 @@ class CutMix(Augment):
 
 
 def window_mask(h: int, w: int, centre: Tensor, heights: Tensor, widths: Tensor) -> Tensor:
-    """Return which pixels of each image lie in its rectangle, (n, h, w), clipped to the image.
-
-    `centre` holds two uniform numbers per image that choose the centre pixel. A rectangle with an even side
-    has its larger half before the centre.
-    """
+    """Return which pixels of each image lie in its rectangle, (n, h, w), clipped to the image. Two uniform
+    numbers per image choose the `centre` pixel; the larger half of an even side lies before it."""
     rows = _interval_mask(h, centre[:, 0], heights)
     columns = _interval_mask(w, centre[:, 1], widths)
     return rows[:, :, None] & columns[:, None, :]

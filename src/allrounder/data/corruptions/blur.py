@@ -46,11 +46,8 @@ def motion_blur(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint
 
 
 def zoom_blur(x: Uint8Array, steps: int, rng: Rng) -> Uint8Array:
-    """Average the image and its enlargements by 0, 1, 2, ... percent, as a camera that moves closer does.
-
-    `steps` is the length of the published ranges (1 to 1.06 and so on, by 0.01) in floating point, where the
-    first two ranges include their ends.
-    """
+    """Average the image and its enlargements by 0, 1, 2, ... percent; `steps` is the length of the published
+    ranges (1 to 1.06 and so on, by 0.01) in floating point, where the first two include their ends."""
     pixels = to_float(x)
     total = pixels
     for percent in range(steps):

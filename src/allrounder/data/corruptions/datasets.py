@@ -176,9 +176,7 @@ def _sample_digest(array: Any) -> str:
 
 def _check_same_images(file: Path, array: Any, kind: ShiftKind, split: Split) -> None:
     """Raise RunError unless most images of a sample are closer to their own changed copy than to others'.
-
-    Sequences are compared by their middle frame, because geometric ones start far from the image.
-    """
+    Sequences are compared by their middle frame, because geometric ones start far from the image."""
     rows = torch.arange(len(split))[:: max(len(split) // NUM_MATCHED_IMAGES, 1)][:NUM_MATCHED_IMAGES]
     index = rows.numpy()
     changed = (array[index] if kind == "c" else array[index, array.shape[1] // 2]).astype(np.int64)

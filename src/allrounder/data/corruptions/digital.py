@@ -24,10 +24,8 @@ def brightness(x: Uint8Array, amount: float, rng: Rng) -> Uint8Array:
 
 
 def saturate(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
-    """Change the saturation (HSV). Constants: (factor, offset).
-
-    Grey pixels have the hue red. An image with one channel has no saturation and is returned unchanged.
-    """
+    """Change the saturation (HSV). Constants: (factor, offset). Grey pixels have the hue red; an image with
+    one channel has no saturation and is returned unchanged."""
     if x.shape[-1] == 1:
         return x.copy()
     factor, offset = constants
@@ -48,11 +46,8 @@ def contrast(x: Uint8Array, factor: float, rng: Rng) -> Uint8Array:
 
 
 def elastic_transform(x: Uint8Array, constants: tuple[float, float, float], rng: Rng) -> Uint8Array:
-    """Apply a random affine map, then a smooth random displacement of every pixel.
-
-    Constants, as fractions of the image height: (largest displacement, its smoothness, largest move of each
-    of the three points that define the affine map).
-    """
+    """Apply a random affine map, then a smooth random displacement of every pixel. Constants, as fractions of
+    the height: (largest displacement, its smoothness, largest move of the three points of the affine map)."""
     n, h, w, _ = x.shape
     displacement, smoothness, max_move = (fraction * h for fraction in constants)
     t, i, j = min(h, w) // 3, h // 2, w // 2

@@ -62,11 +62,8 @@ def disk(radius: float, alias: float) -> FloatArray:
 
 
 def motion_filter(x: FloatArray, radius: float, sigma: float, angles: Sequence[float]) -> FloatArray:
-    """Blur every image along a line at its own angle, in degrees.
-
-    This is ImageMagick's motion blur, which the published sets use: whole pixels along the line, one-sided
-    Gaussian weights over twice the radius, and repeated edge pixels.
-    """
+    """Blur every image along a line at its own angle in degrees, as ImageMagick does for the published sets:
+    whole pixels along the line, one-sided Gaussian weights over twice the radius, repeated edge pixels."""
     n, h, w, _ = x.shape
     reach = 2 * math.ceil(radius) + 1
     weights = [math.exp(-0.5 * (k / sigma) ** 2) for k in range(reach)]

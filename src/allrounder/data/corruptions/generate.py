@@ -90,10 +90,8 @@ def fetch_uint8(split: Split, rows: Labels) -> Uint8Array:
 
 
 def batch_size_for(split: Split, limit: int, copies: int = 1) -> int:
-    """Return how many images to process at once when each has `copies` changed versions.
-
-    All versions together are at most `limit` images, and fewer if the images are large.
-    """
+    """Return how many images to process at once when each has `copies` changed versions: together at most
+    `limit` images, and fewer if the images are large."""
     values_per_image = fetch_uint8(split, torch.arange(1)).size
     return max(1, min(limit // copies, MAX_BATCH_VALUES // (copies * values_per_image)))
 

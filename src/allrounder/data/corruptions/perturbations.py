@@ -108,10 +108,8 @@ def rotate(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
 
 
 def tilt(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
-    """Rotate the image in space about both axes from -11.25 to 11.25 degrees.
-
-    The camera is as far away as the image's diagonal is long.
-    """
+    """Rotate the image about both axes from -11.25 to 11.25 degrees, seen from the distance of its
+    diagonal."""
     rows, columns = _centred_grid(x)
     diagonal = math.hypot(*x.shape[1:3])
     for frame in range(NUM_FRAMES):
@@ -173,10 +171,8 @@ PERTURBATIONS: dict[str, Perturbation] = {
 def perturb_sequence(
     images: Uint8Array, perturbation: str, *, seed: int = 0, rows: Sequence[int] | None = None
 ) -> Uint8Array:
-    """Return the frames of uint8 images (n, h, w, 1 or 3) as (n, frames, h, w, 1 or 3).
-
-    `rows` has the same meaning as in `corrupt`.
-    """
+    """Return the frames of uint8 images, (n, frames, h, w, c); arguments have the same meaning as in
+    `corrupt`."""
     check_name("perturbation", perturbation, PERTURBATIONS)
     rng = rng_per_image(Rng(seed).fold_in("perturbation", perturbation), images, rows)
     entry = PERTURBATIONS[perturbation]

@@ -48,11 +48,8 @@ def _specular(drops: FloatArray) -> FloatArray:
 
 
 def canny_edges(images: FloatArray) -> NDArray[np.bool_]:
-    """Detect Canny edges in images (n, h, w).
-
-    Edges are ridges of the gradient magnitude above the high threshold, and ridges above the low threshold
-    that are connected to them.
-    """
+    """Detect Canny edges in images (n, h, w): ridges of the gradient magnitude above the high threshold, and
+    ridges above the low threshold that are connected to them."""
     across, down = (correlate(images[..., None], kernel)[..., 0] for kernel in (SOBEL, SOBEL.T))
     magnitude = np.abs(across) + np.abs(down)
     padded = np.pad(magnitude, [(0, 0), (1, 1), (1, 1)])

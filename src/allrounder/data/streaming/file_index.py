@@ -84,10 +84,7 @@ def list_class_folders(folder: Path) -> list[str]:
 
 
 def scan_class_folders(root: Path, classes: Sequence[str], inner: str = "") -> FileIndex:
-    """Index the images of all classes, sorted by class and then by name.
-
-    `inner` is a folder inside every class folder that contains the images.
-    """
+    """Index the images of all classes, or of a folder `inner` in each of them, sorted by class and name."""
     folders = [f"{name}/{inner}" if inner else name for name in classes]
     files = ((f"{path}/{file}", i) for i, path in enumerate(folders) for file in list_images(root / path))
     return FileIndex.from_files(root, files)
@@ -135,9 +132,9 @@ def check_same_classes(
 def select_listed(file: Path, test: FileIndex, split: str) -> FileIndex:
     """Select the test images that a text file lists, in its order.
 
-    A line has one path, relative to the folder of test images, or beginning with the name `split` of that
-    folder. Empty lines are skipped, and comments from a # at the beginning of a line or after a space.
-    Backslashes are accepted as separators.
+    A line has one path, relative to the folder of test images or beginning with its name `split`; backslashes
+    are accepted as separators. Empty lines are skipped, and comments from a # at the beginning of a line or
+    after a space.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file (looked from {Path.cwd()}); set subset to a list file")

@@ -23,11 +23,8 @@ MAX_PREFETCHED = 4
 
 @final
 class LazySplit:
-    """The images of a list of files, decoded on `fetch`.
-
-    With a pool, its processes decode the images, ahead of time after `prefetch`; the pixels are bit-for-bit
-    the same. A copy that is sent to another process decodes there, without a pool.
-    """
+    """The images of a list of files, decoded on `fetch`, by the processes of a pool if there is one, ahead of
+    time after `prefetch`; the pixels are the same. A copy that is sent to another process has no pool."""
 
     def __init__(self, files: FileIndex, spec: DecodeSpec, pool: DecoderPool | None = None) -> None:
         self.files = files
@@ -91,11 +88,8 @@ def lazy_data(
     spec: DecodeSpec,
     workers: int | None,
 ) -> Data:
-    """Build a dataset of image files, with one pool of decoder processes for both splits.
-
-    Without training images, `train` is the test split. `workers` is the number of processes: 0 for no pool,
-    None for the default number.
-    """
+    """Build a dataset of image files, with one pool of decoder processes for both splits. Without training
+    images, `train` is the test split. `workers`: 0 for no pool, None for the default number of processes."""
     num_workers = default_num_decoders() if workers is None else workers
     pool = DecoderPool(num_workers) if num_workers else None
     test_split = LazySplit(test, spec, pool)
