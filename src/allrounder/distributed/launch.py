@@ -46,8 +46,8 @@ def launch_processes(arguments: Sequence[str], workers: int) -> int:
 def default_threads() -> int:
     """The number of threads that this process would have without a launcher. torchrun sets OMP_NUM_THREADS=1
     unless the user set it, and a launched run would differ from a serial one in the last bits."""
-    launched = {"TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= os.environ.keys()
-    if not launched or _user_set_threads():
+    is_launched = {"TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= os.environ.keys()
+    if not is_launched or _user_set_threads():
         return torch.get_num_threads()
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]

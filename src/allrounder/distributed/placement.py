@@ -43,13 +43,9 @@ def assign_ranks(
     `unshardable` cannot split a batch and get one rank; no learner gets more than `max_ranks`."""
     if size < len(names):
         return _pack(names, size, cost)
-    counts = dict.fromkeys(names, 1)
+    counts, limit = dict.fromkeys(names, 1), size if max_ranks is None else max_ranks
     for _ in range(size - len(names)):
-        growable = [
-            name
-            for name in names
-            if name not in unshardable and (max_ranks is None or counts[name] < max_ranks)
-        ]
+        growable = [name for name in names if name not in unshardable and counts[name] < limit]
         if not growable:
             break
         counts[max(growable, key=lambda name: cost[name] / counts[name])] += 1

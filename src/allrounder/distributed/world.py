@@ -28,10 +28,8 @@ from allrounder.system.tensor_folders import contiguous_cpu_copy
 from allrounder.types import Weights
 
 REQUIRED_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-TIMEOUT_VARIABLE = "ALLROUNDER_TIMEOUT"
-"""The environment variable with the timeout in seconds for a rank that takes no step."""
-DEFAULT_TIMEOUT = 300.0
-"""Seconds."""
+TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "ALLROUNDER_TIMEOUT", 300.0
+"""The environment variable with the timeout in seconds for a rank that takes no step, and its default."""
 
 
 @final
@@ -47,11 +45,8 @@ class World:
 
     @classmethod
     def from_env(cls, timeout: float | None = None) -> World:
-        """The world that torchrun set up in the environment, or a world of one on this machine's best device.
-
-        With GPUs, every rank uses its own. All ranks fail if one takes no step for `timeout` seconds; the
-        default is the environment variable ALLROUNDER_TIMEOUT, or 300.
-        """
+        """The world that torchrun set up, or a world of one on this machine's best device. All ranks fail if
+        one takes no step for `timeout` seconds; the default is ALLROUNDER_TIMEOUT, or 300."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(0, 1, _best_device(0))

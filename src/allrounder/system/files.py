@@ -36,10 +36,8 @@ def lock_folder(folder: Path, activity: str) -> Generator[None]:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; an existing file is replaced."""
     temporary = temporary_path(path)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text, encoding="utf-8")
+    fsync(temporary)
     temporary.replace(path)
 
 
@@ -60,10 +58,8 @@ def hash_file(file: Path) -> str:
 
 def newest_folder(parent: Path, prefix: str) -> Path | None:
     """The complete folder `prefix-NUMBER` with the largest number."""
-    complete = {
-        number: path for path, number in numbered_folders(parent, prefix) if (path / MANIFEST).is_file()
-    }
-    return complete[max(complete)] if complete else None
+    complete = [(n, path) for path, n in numbered_folders(parent, prefix) if (path / MANIFEST).is_file()]
+    return max(complete)[1] if complete else None
 
 
 def numbered_folders(parent: Path, prefix: str) -> list[tuple[Path, int]]:

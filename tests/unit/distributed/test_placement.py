@@ -22,13 +22,13 @@ NAMES = tuple(COST)
         (6, {"linf": (0, 1, 2), "natural": (3,), "l2": (4, 5)}),
     ],
 )
-def test_ranks_are_dealt_by_cost(size: int, ranks: dict[str, tuple[int, ...]]):
+def test_ranks_are_assigned_by_cost(size: int, ranks: dict[str, tuple[int, ...]]):
     placement = assign_ranks(NAMES, size, COST)
     assert dict(placement.ranks) == ranks and tuple(placement.ranks) == NAMES
     assert not placement.idle_ranks(size)
 
 
-def test_a_learner_that_needs_whole_batches_gets_one_rank():
+def test_unshardable_learner_gets_one_rank():
     assert assign_ranks(NAMES, 5, COST, unshardable=["linf"]).ranks["linf"] == (0,)
     placement = assign_ranks(NAMES, 5, COST, unshardable=NAMES)
     assert dict(placement.ranks) == {"linf": (0,), "natural": (1,), "l2": (2,)}
@@ -42,7 +42,7 @@ def test_no_learner_gets_more_ranks_than_its_batches_allow():
 
 
 @given(costs=st.lists(st.integers(1, 50), min_size=1, max_size=6), size=st.integers(1, 8))
-def test_every_learner_is_seated_and_no_rank_is_far_from_the_mean(costs: list[int], size: int):
+def test_every_learner_is_placed_and_work_is_balanced(costs: list[int], size: int):
     cost = {f"task{number}": cost for number, cost in enumerate(costs)}
     placement = assign_ranks(tuple(cost), size, cost)
     assert tuple(placement.ranks) == tuple(cost)

@@ -11,9 +11,7 @@ from allrounder.distributed import BatchShard
 
 
 @given(images=st.integers(1, 50), count=st.integers(1, 7))
-def test_the_shards_of_a_group_have_every_image_once_or_all_of_them_where_they_are_few(
-    images: int, count: int
-):
+def test_shards_partition_a_batch_or_replicate_a_small_one(images: int, count: int):
     shards = [BatchShard(index, count).for_batch(images) for index in range(count)]
     rows = [shard.indices(images) for shard in shards]
     assert sum(shard.num_reported(images) for shard in shards) == images, "each is reported once"
@@ -25,7 +23,7 @@ def test_the_shards_of_a_group_have_every_image_once_or_all_of_them_where_they_a
         assert max(map(len, rows)) - min(map(len, rows)) <= 1
 
 
-def test_where_all_ranks_have_all_images_their_gradients_count_once():
+def test_gradients_of_replicated_batches_are_averaged():
     def sum_(tensor: torch.Tensor) -> None:
         """Three ranks with the same."""
         tensor *= 3
@@ -39,7 +37,7 @@ def test_where_all_ranks_have_all_images_their_gradients_count_once():
     assert model.weight.grad.tolist() == [[2.0, 2.0]]
 
 
-def test_a_shard_of_one_leaves_gradients_alone():
+def test_single_shard_keeps_gradients():
     model = nn.Linear(2, 1)
     model(torch.ones(1, 2)).sum().backward()
     assert model.weight.grad is not None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from allrounder.data.augment.base import Augment, Chain, NoAugment
 from allrounder.data.augment.color import ColorJitter
 from allrounder.data.augment.crop import CropFlip, ResizedCrop
-from allrounder.data.augment.mixup import Mixup
-from allrounder.data.augment.windows import CutMix, Cutout
+from allrounder.data.augment.mixup import CutMix, Cutout, Mixup
 
 AUGMENTS: dict[str, type[Augment]] = {
     "crop-flip": CropFlip,
