@@ -21,8 +21,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from allrounder.distributed.coordinator import Coordinator
-from allrounder.distributed.placement import Placement
-from allrounder.distributed.shard import BatchShard, change_flat_
+from allrounder.distributed.placement import BatchShard, Placement, change_flat_
 from allrounder.errors import WorldError
 from allrounder.system.tensor_folders import contiguous_cpu_copy
 from allrounder.types import Weights
