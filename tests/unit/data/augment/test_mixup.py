@@ -43,24 +43,15 @@ def weights(result: Batch) -> Tensor:
     return result.weight
 
 
+@BOTH
 @given(**SHAPES, alpha=st.floats(0.05, 5), chance=st.floats(0, 1), seed=st.integers(0, 99))
-def test_mixup_equals_reference(n, h, w, alpha, chance, seed):
+def test_mixing_equals_reference(cls, n, h, w, alpha, chance, seed):
     source, rng = batch(n, 2, h, w), Rng(seed)
-    result = Mixup(alpha=alpha, chance=chance).apply(source, rng)
-    u: Any = rng.uniform(torch.empty(n, 4, dtype=torch.float64)).tolist()
-    x, partner, weight = reference.mixup(source.x, source.y, u, alpha, chance)
-    assert torch.allclose(result.x, x, rtol=0, atol=1e-6)
-    assert result.partner is not None and result.partner.tolist() == partner
-    assert weights(result).tolist() == pytest.approx(weight, abs=1e-6)
-
-
-@given(**SHAPES, alpha=st.floats(0.05, 5), chance=st.floats(0, 1), seed=st.integers(0, 99))
-def test_cutmix_equals_reference(n, h, w, alpha, chance, seed):
-    source, rng = batch(n, 2, h, w), Rng(seed)
-    result = CutMix(alpha=alpha, chance=chance).apply(source, rng)
-    u: Any = rng.uniform(torch.empty(n, 6, dtype=torch.float64)).tolist()
-    x, partner, weight = reference.cutmix(source.x, source.y, u, alpha, chance)
-    assert torch.equal(result.x, x)
+    result = cls(alpha=alpha, chance=chance).apply(source, rng)
+    mix, num_draws, tolerance = (reference.mixup, 4, 1e-6) if cls is Mixup else (reference.cutmix, 6, 0)
+    u: Any = rng.uniform(torch.empty(n, num_draws, dtype=torch.float64)).tolist()
+    x, partner, weight = mix(source.x, source.y, u, alpha, chance)
+    assert torch.allclose(result.x, x, rtol=0, atol=tolerance)
     assert result.partner is not None and result.partner.tolist() == partner
     assert weights(result).tolist() == pytest.approx(weight, abs=1e-6)
 
@@ -133,12 +124,8 @@ def test_symmetric_beta_has_beta_distribution(alpha, law):
 
 def test_chain_can_end_with_label_mixing():
     result = Chain(steps=(CropFlip(pad=1), CutMix())).apply(batch(), Rng(0))
-    assert torch.equal(
-        result.x,
-        CutMix()
-        .apply(CropFlip(pad=1).apply(batch(), Rng(0).fold_in("step", 0)), Rng(0).fold_in("step", 1))
-        .x,
-    )
+    cropped = CropFlip(pad=1).apply(batch(), Rng(0).fold_in("step", 0))
+    assert torch.equal(result.x, CutMix().apply(cropped, Rng(0).fold_in("step", 1)).x)
     assert weights(result).min() < 1
 
 
@@ -204,10 +191,7 @@ def test_learner_attacks_the_larger_label_and_fits_both(monkeypatch: pytest.Monk
 
 
 def test_tasks_of_one_augment_stream_mix_equally():
-    one, other = (
-        learner(Natural(), "a").prepare_batch(first(), 4),
-        learner(Natural(), "b").prepare_batch(first(), 4),
-    )
+    one, other = (learner(Natural(), name).prepare_batch(first(), 4) for name in ("a", "b"))
     own = learner(Natural(), "b", augment_stream="own").prepare_batch(first(), 4)
     assert torch.equal(one.x, other.x) and torch.equal(weights(one), weights(other))
     assert not torch.equal(one.x, own.x)
