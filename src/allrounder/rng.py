@@ -11,12 +11,13 @@ import hashlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast, final
+from typing import TypeAlias, cast, final
 
 import torch
 from torch import Tensor
 
 Address = str | int
+DrawFn: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @final
@@ -81,8 +82,7 @@ class Rng:
     def integers(self, count: int, low: int, high: int) -> Tensor:
         """Draw `count` integers from low to high - 1: one per image, or a number that the batch shares."""
         if self.shard is not None and count == len(self.shard[0]):
-            whole_batch = torch.randint(low, high, (self.shard[1],), generator=self.generator())
-            return whole_batch[list(self.shard[0])]
+            return torch.randint(low, high, (self.shard[1],), generator=self.generator())[list(self.shard[0])]
         return torch.randint(low, high, (count,), generator=self.generator())
 
     def permutation(self, count: int) -> Tensor:
@@ -94,10 +94,10 @@ class Rng:
             )
         return torch.randperm(count, generator=self.generator())
 
-    def _fill(self, like: Tensor, draw: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
+    def _fill(self, like: Tensor, draw: DrawFn) -> Tensor:
         block = torch.empty(like.shape, dtype=like.dtype)
         if self.shard is not None:
-            return self._fill_shard(block, draw).to(like.device)
+            return self._fill_shard(block, draw, *self.shard).to(like.device)
         if self.rows is None:
             return draw(block, self.generator()).to(like.device)
         if len(self.rows) != len(block):
@@ -108,9 +108,7 @@ class Rng:
             draw(target, self.fold_in("row", row).generator())
         return block.to(like.device)
 
-    def _fill_shard(self, block: Tensor, draw: Callable[[Tensor, torch.Generator], Tensor]) -> Tensor:
-        assert self.shard is not None
-        rows, images = self.shard
+    def _fill_shard(self, block: Tensor, draw: DrawFn, rows: tuple[int, ...], images: int) -> Tensor:
         if block.dim() == 0:  # one number for the whole batch
             return draw(block, self.generator())
         if len(block) != len(rows):
@@ -118,15 +116,12 @@ class Rng:
                 f"several ranks cannot share a draw of {len(block)} rows for {len(rows)} of a batch's "
                 f"{images} images; set whole_batch = True in the method"
             )
-        whole_batch = draw(block.new_empty(images, *block.shape[1:]), self.generator())
-        return whole_batch[list(rows)]
+        return draw(block.new_empty(images, *block.shape[1:]), self.generator())[list(rows)]
 
     @contextmanager
     def seed_global(self) -> Generator[None]:
-        """Seed torch's global generators from this address, and restore them afterwards.
-
-        For code that can only draw from them, such as initialisers and dropout.
-        """
+        """Seed torch's global generators from this address for code that can only draw from them, such as
+        initialisers and dropout, and restore them afterwards."""
         if torch.cuda.is_available() or torch.backends.mps.is_available():
             devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
             with torch.random.fork_rng(devices=list(devices)):

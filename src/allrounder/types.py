@@ -41,10 +41,8 @@ KeepOrReset: TypeAlias = Literal["keep", "reset"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images in [0, 1], hard labels, and each image's position in its split.
-
-    If an augmentation mixed pairs of images, each image has a second label.
-    """
+    """Images in [0, 1], hard labels, and positions of the images in their split; mixed images have two
+    labels."""
 
     x: Images
     y: Labels
@@ -74,28 +72,15 @@ class Batch:
 
     def slice_rows(self, rows: range) -> Batch:
         """Return a contiguous part of the batch."""
-        part = slice(rows.start, rows.stop)
-        return replace(
-            self,
-            x=self.x[part],
-            y=self.y[part],
-            index=self.index[part],
-            partner=None if self.partner is None else self.partner[part],
-            weight=None if self.weight is None else self.weight[part],
-            extra=None if self.extra is None else self.extra[part],
-        )
+        return self._map_tensors(lambda tensor: tensor[rows.start : rows.stop])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """Return the batch on a device, with images and weights as `dtype`."""
-        return replace(
-            self,
-            x=self.x.to(device, dtype),
-            y=self.y.to(device),
-            index=self.index.to(device),
-            partner=None if self.partner is None else self.partner.to(device),
-            weight=None if self.weight is None else self.weight.to(device, dtype),
-            extra=None if self.extra is None else self.extra.to(device),
-        )
+        return self._map_tensors(lambda t: t.to(device, dtype if t.is_floating_point() else t.dtype))
+
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +137,8 @@ class Passes:
 
 def device_and_dtype(model: Classifier) -> tuple[torch.device, torch.dtype]:
     """Return the device and type of a network's first floating-point tensor; CPU and float32 without one."""
-    tensors = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
+    if isinstance(model, torch.nn.Module):
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                return tensor.device, tensor.dtype
     return torch.device("cpu"), torch.float32

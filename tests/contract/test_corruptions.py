@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allrounder.data.corruptions import CORRUPTIONS, EXTRA_CORRUPTIONS, STANDARD_CORRUPTIONS, corrupt
-from allrounder.data.corruptions.base import SEVERITIES, check_images
+from allrounder.data.corruptions import CORRUPTIONS, corrupt
+from allrounder.data.corruptions.base import SEVERITIES, rng_per_image
+from allrounder.rng import Rng
 from tests.support.images import clothes, photographs, scenes
 
 NAMES = list(CORRUPTIONS)
@@ -33,7 +34,7 @@ def far(x: NDArray[np.uint8], y: NDArray[np.uint8]) -> float:
 
 
 def test_the_tables_are_those_of_the_papers():
-    assert len(STANDARD_CORRUPTIONS) == 15 and len(EXTRA_CORRUPTIONS) == 4
+    assert len(CORRUPTIONS) == 19
     assert CORRUPTIONS["gaussian_noise"].constants == (0.04, 0.06, 0.08, 0.09, 0.10)
     assert CORRUPTIONS["shot_noise"].constants == (500, 250, 100, 75, 50)
     assert CORRUPTIONS["jpeg_compression"].constants == (80, 65, 58, 50, 40)
@@ -137,7 +138,7 @@ def test_a_wrong_name_is_told_the_nearest():
 )
 def test_other_images_are_refused(x: NDArray[np.uint8]):
     with pytest.raises(ValueError, match=r"images: got .* expected uint8 of shape \(n, h, w, 1 or 3\)"):
-        check_images(x)
+        rng_per_image(Rng(0), x, None)
 
 
 def test_every_image_has_a_row():

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from allrounder.errors import Interrupted
 from allrounder.system.signals import EXIT_RESUMABLE
+from tests.support.paths import PROJECT
 
 FAILED = 1
 SAVED = EXIT_RESUMABLE
 CRASHED = 99
 RankResults: TypeAlias = tuple[list[int], list[str]]
 """The exit code and the error of every rank."""
+
+
+def run_scenarios(module: str, out: Path) -> Any:
+    """Run a module of scenarios below a folder, and return what it writes to results.json."""
+    command = [sys.executable, "-m", f"tests.distributed.{module}", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, cwd=PROJECT, env=env, stderr=subprocess.PIPE)
+    assert process.returncode == 0, process.stderr.decode()
+    return json.loads((out / "results.json").read_text())
 
 
 def free_port() -> int:

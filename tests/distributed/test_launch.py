@@ -25,40 +25,40 @@ from tests.support.trainings import go
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def test_what_torchrun_sets_does_not_count_as_threads(monkeypatch: pytest.MonkeyPatch):
-    asked: list[dict[str, str]] = []
+def test_threads_set_by_torchrun_are_ignored(monkeypatch: pytest.MonkeyPatch):
+    environments: list[dict[str, str]] = []
 
-    def answer(words: list[str], env: dict[str, str], **_: Any) -> Any:
-        asked.append(env)
+    def answer(command_line: list[str], env: dict[str, str], **_: Any) -> Any:
+        environments.append(env)
         return SimpleNamespace(stdout="7\n")
 
     monkeypatch.setattr(subprocess, "run", answer)
-    assert default_threads() == torch.get_num_threads() and not asked, "nobody launched this process"
+    assert default_threads() == torch.get_num_threads() and not environments, "nobody launched this process"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("allrounder.distributed.launch._user_set_threads", lambda: False)
-    assert default_threads() == 7 and "OMP_NUM_THREADS" not in asked[0]
+    assert default_threads() == 7 and "OMP_NUM_THREADS" not in environments[0]
     monkeypatch.setattr("allrounder.distributed.launch._user_set_threads", lambda: True)
     assert default_threads() == torch.get_num_threads(), "what the user set counts"
 
 
-def test_workers_of_a_launched_process_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_workers_inside_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(WorldError, match="--workers cannot be combined with torchrun"):
         launch_processes(["train"], 2)
 
 
 @pytest.mark.slow
-def test_a_rank_that_died_is_started_again_and_goes_on_to_the_same_bits(tmp_path: Path):
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words += ["--max-restarts=1", "-m", "tests.distributed.restart_scenario", str(tmp_path / "run")]
-    told = subprocess.run(words, cwd=ROOT, env=ENV, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+def test_restarted_rank_gives_identical_weights(tmp_path: Path):
+    command_line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command_line += ["--max-restarts=1", "-m", "tests.distributed.restart_scenario", str(tmp_path / "run")]
+    process = subprocess.run(command_line, cwd=ROOT, env=ENV, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     assert trained(tmp_path / "run") == trained(go(TRIO, tmp_path / "serial").folder)
 
 
 @pytest.mark.slow
-def test_workers_are_stopped_by_a_signal_and_one_process_goes_on(tmp_path: Path):
+def test_signal_stops_workers_and_one_process_continues(tmp_path: Path):
     serial, out = tmp_path / "serial", tmp_path / "run"
     subprocess.run([sys.executable, "-m", *command(serial)], cwd=ROOT, env=ENV, check=True)
     first = subprocess.Popen(
@@ -68,9 +68,9 @@ def test_workers_are_stopped_by_a_signal_and_one_process_goes_on(tmp_path: Path)
         assert first.poll() is None
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
-    said, _ = first.communicate(timeout=200)
+    output, _ = first.communicate(timeout=200)
     assert first.returncode == 75
-    assert said.decode().count("2 processes of 1 threads") == 1, "rank 0 alone speaks"
+    assert output.decode().count("2 processes of 1 threads") == 1, "rank 0 alone speaks"
     assert not Run(out).finished
     subprocess.run([sys.executable, "-m", *command(out), "--resume"], cwd=ROOT, env=ENV, check=True)
     assert trained(out) == trained(serial)

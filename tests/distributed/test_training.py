@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 from allrounder.training.run import Run
-from tests.distributed.ranks import FAILED, SAVED, RankResults
+from tests.distributed.ranks import FAILED, SAVED, RankResults, run_scenarios
 from tests.support.paths import PROJECT
 from tests.support.pipelines import PIPELINES
 from tests.support.trainings import remains
@@ -23,13 +20,10 @@ ROOT = PROJECT
 
 
 @pytest.fixture(scope="module")
-def happened(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
     """The folder of all scenarios, and how their ranks ended."""
     out = tmp_path_factory.mktemp("ranks")
-    words = [sys.executable, "-m", "tests.distributed.training_scenarios", str(out)]
-    told = subprocess.run(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
-    assert told.returncode == 0, told.stderr.decode()
-    return out, json.loads((out / "results.json").read_text())
+    return out, run_scenarios("training_scenarios", out)
 
 
 def trained(folder: Path) -> dict[str, Any]:
@@ -40,81 +34,83 @@ def trained(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["in order", "swapped", "backwards"])
-def test_any_placement_of_learners_gives_the_bits_of_one_process(name: str, happened: tuple[Path, Results]):
-    out, results = happened
+def test_any_placement_gives_identical_weights(name: str, scenarios: tuple[Path, Results]):
+    out, results = scenarios
     assert set(results[name][0]) == {0}, results[name]
     assert trained(out / name) == trained(out / "serial")
 
 
-def test_what_a_killed_rank_leaves_is_resumed_by_fewer_to_the_bit(happened: tuple[Path, Results]):
-    out, results = happened
+def test_resume_with_fewer_ranks_gives_identical_weights(scenarios: tuple[Path, Results]):
+    out, results = scenarios
     assert results["killed, resumed"][0] == [0, 0], results["killed, resumed"]
     assert trained(out / "killed") == trained(out / "serial")
 
 
-def test_a_rank_that_is_killed_is_named_by_the_others(happened: tuple[Path, Results]):
-    codes, said = happened[1]["killed"]
+def test_killed_rank_is_named(scenarios: tuple[Path, Results]):
+    codes, errors = scenarios[1]["killed"]
     assert codes == [FAILED, -9, FAILED]
-    assert all("WorldError" in said[rank] and "rank 1 on" in said[rank] for rank in (0, 2)), said
-    assert "killed" in said[0] + said[2]
+    assert all("WorldError" in errors[rank] and "rank 1 on" in errors[rank] for rank in (0, 2)), errors
+    assert "killed" in errors[0] + errors[2]
 
 
-def test_a_rank_that_hangs_is_named_after_the_patience_is_over(happened: tuple[Path, Results]):
-    codes, said = happened[1]["hung"]
+def test_hanging_rank_is_named_after_the_timeout(scenarios: tuple[Path, Results]):
+    codes, errors = scenarios[1]["hung"]
     assert codes == [FAILED, -9, FAILED]
-    assert "rank 1 on" in said[0] and "took no step for 6 s, its last heartbeat was in step" in said[0], said
+    assert "rank 1 on" in errors[0] and "took no step for 6 s, its last heartbeat was in step" in errors[0], (
+        errors
+    )
 
 
-def test_the_error_of_a_rank_reaches_all(happened: tuple[Path, Results]):
-    codes, said = happened[1]["failed"]
+def test_error_of_a_rank_reaches_all_ranks(scenarios: tuple[Path, Results]):
+    codes, errors = scenarios[1]["failed"]
     assert codes[:2] == [FAILED, FAILED] and codes[2] != 0
-    assert all("rank 2 on" in said[rank] and "No space left on device" in said[rank] for rank in (0, 1)), said
+    assert all(
+        "rank 2 on" in errors[rank] and "No space left on device" in errors[rank] for rank in (0, 1)
+    ), errors
 
 
-def test_a_rank_with_another_recipe_is_named_before_anything_is_written(happened: tuple[Path, Results]):
-    out, results = happened
-    codes, said = results["other recipe"]
+def test_rank_with_another_recipe_is_named_before_writing(scenarios: tuple[Path, Results]):
+    out, results = scenarios
+    codes, errors = results["other recipe"]
     assert codes == [FAILED, FAILED]
-    assert all("rank 1 on" in text and "has recipe" in text for text in said), said
+    assert all("rank 1 on" in text and "has recipe" in text for text in errors), errors
     assert not (out / "other recipe").exists()
 
 
 @pytest.mark.parametrize(("name", "rank"), [("stopped", 2), ("stopped, shared", 1)])
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(
-    name: str, rank: int, happened: tuple[Path, Results]
+def test_signal_to_one_rank_stops_all_after_the_same_step(
+    name: str, rank: int, scenarios: tuple[Path, Results]
 ):
-    out, results = happened
-    codes, said = results[name]
-    assert set(codes) == {SAVED}, said
-    assert len(set(said)) == 1 and f"SIGTERM at rank {rank} on" in said[0], said
+    out, results = scenarios
+    codes, errors = results[name]
+    assert set(codes) == {SAVED}, errors
+    assert len(set(errors)) == 1 and f"SIGTERM at rank {rank} on" in errors[0], errors
     if name == "stopped":  # it was resumed by a single process
         assert trained(out / name) == trained(out / "serial")
     else:
         point = Run(out / name).latest_checkpoint()
-        assert point is not None and f"after step {int(point.name[-8:])};" in said[0]
+        assert point is not None and f"after step {int(point.name[-8:])};" in errors[0]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_the_phases_of_a_program_are_trained_by_others_to_the_bits_of_one_process(
-    name: str, happened: tuple[Path, Results]
-):
-    out, results = happened
+def test_distributed_pipeline_gives_identical_weights(name: str, scenarios: tuple[Path, Results]):
+    out, results = scenarios
     assert results[name][0] == [0, 0], results[name]
     assert trained(out / name) == trained(out / f"{name} serial")
     if name == "soup":
-        codes, said = results["soup, stopped"]
-        assert codes == [SAVED, SAVED] and len(set(said)) == 1, said
-        assert "stages/linf: SIGTERM at rank 1 on" in said[0], "inside its second training"
+        codes, errors = results["soup, stopped"]
+        assert codes == [SAVED, SAVED] and len(set(errors)) == 1, errors
+        assert "stages/linf: SIGTERM at rank 1 on" in errors[0], "inside its second training"
 
 
-def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happened: tuple[Path, Results]):
-    out, results = happened
+def test_shared_learners_give_equal_weights_up_to_rounding(scenarios: tuple[Path, Results]):
+    out, results = scenarios
     assert set(results["shared"][0]) == {0}, results["shared"]
     one, several = Run(out / "uneven serial"), Run(out / "shared")
     for which in ("global", "linf", "natural", "l2"):
-        expected, found = one.weights(which)[0], several.weights(which)[0]
+        expected, weights = one.weights(which)[0], several.weights(which)[0]
         for name, tensor in expected.items():
-            assert torch.allclose(found[name], tensor, rtol=1e-9, atol=1e-11), (which, name)
+            assert torch.allclose(weights[name], tensor, rtol=1e-9, atol=1e-11), (which, name)
     assert json.loads((several.folder / "env.json").read_text())[0]["ranks"] == {
         "linf": [0, 1, 2],
         "natural": [3],
@@ -125,8 +121,8 @@ def test_ranks_that_share_learners_come_to_the_same_weights_up_to_rounding(happe
 
 
 @pytest.mark.parametrize(("name", "size"), [("swapped", 2), ("in order", 3)])
-def test_the_bytes_sent_are_those_of_the_formula(name: str, size: int, happened: tuple[Path, Results]):
-    out, _ = happened
+def test_bytes_sent_equal_the_formula(name: str, size: int, scenarios: tuple[Path, Results]):
+    out, _ = scenarios
     run = Run(out / name)
     weights, _ = run.weights()
     theta = sum(tensor.nbytes for tensor in weights.values())

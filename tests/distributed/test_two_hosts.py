@@ -1,4 +1,4 @@
-"""Two hosts with a cable between them, as network namespaces of this machine: the cable is cut and mended."""
+"""Two hosts and a cable, as network namespaces of this machine: the cable is cut and restored."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SMALL = tuple(word for text in (
     "validation.every=1", "validation.threats=[]",
 ) for word in ("--set", text))  # fmt: skip
 """Five steps an epoch, twenty in all, with a checkpoint after every epoch."""
-PATIENCE = 30
+TIMEOUT = 30
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -65,14 +65,27 @@ def started(hosts: tuple[str, str], out: Path, logs: Path, *more: str) -> list[s
     logs.mkdir()
     running: list[subprocess.Popen[bytes]] = []
     for host, address, count in zip(hosts, ADDRESSES, (1, 2), strict=True):
-        words = ["ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run", "--nnodes=2"]
-        words += [f"--nproc-per-node={count}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
-        words += [f"--rdzv-conf=is_host={int(host == hosts[0])}", "--rdzv-id=cable", "--max-restarts=0"]
-        words += [f"--local-addr={address}", "-m", *command(out), *more]
-        env = {"GLOO_SOCKET_IFNAME": "cable0", "ALLROUNDER_TIMEOUT": str(PATIENCE), "OMP_NUM_THREADS": "1"}
+        command_line = [
+            "ip",
+            "netns",
+            "exec",
+            host,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=2",
+        ]
+        command_line += [f"--nproc-per-node={count}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        command_line += [
+            f"--rdzv-conf=is_host={int(host == hosts[0])}",
+            "--rdzv-id=cable",
+            "--max-restarts=0",
+        ]
+        command_line += [f"--local-addr={address}", "-m", *command(out), *more]
+        env = {"GLOO_SOCKET_IFNAME": "cable0", "ALLROUNDER_TIMEOUT": str(TIMEOUT), "OMP_NUM_THREADS": "1"}
         with (logs / f"{host[:3]}.txt").open("wb") as log:
             running.append(
-                subprocess.Popen(words, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=log)
+                subprocess.Popen(command_line, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=log)
             )
     return running
 
@@ -94,31 +107,33 @@ def until(what: Callable[[], Any], seconds: float) -> bool:
     return bool(what())
 
 
-def said(logs: Path) -> dict[str, str]:
+def read_logs(logs: Path) -> dict[str, str]:
     return {log.stem: log.read_text() for log in logs.iterdir()}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_cut_cable_is_reported_and_the_mended_run_comes_to_the_same_bits(
+def test_lost_connection_is_reported_and_resume_gives_identical_weights(
     hosts: tuple[str, str], tmp_path: Path
 ):
     serial, out = tmp_path / "serial", tmp_path / "run"
-    words = [sys.executable, "-m", *command(serial)]
-    subprocess.run(words, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    command_line = [sys.executable, "-m", *command(serial)]
+    subprocess.run(command_line, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
     running = started(hosts, out, tmp_path / "cut")
-    assert until(lambda: [*out.glob("checkpoints/step-*")], 300), said(tmp_path / "cut")
+    assert until(lambda: [*out.glob("checkpoints/step-*")], 300), read_logs(tmp_path / "cut")
     ip("-n", hosts[0], "link", "set", "cable0", "down")
     try:
-        told = ("took no step", "got no answer", "does not answer", "lost the connection")
-        for host in hosts:  # each side tells of it in a time that is bounded
+        reports = ("took no step", "got no answer", "does not answer", "lost the connection")
+        for host in hosts:  # each side reports it within a bounded time
             log = tmp_path / "cut" / f"{host[:3]}.txt"
-            assert until(lambda log=log: any(text in log.read_text() for text in told), 200), log.read_text()
+            assert until(lambda log=log: any(text in log.read_text() for text in reports), 200), (
+                log.read_text()
+            )
         assert not Run(out).finished
     finally:
         for process in running:
             end(process)
         ip("-n", hosts[0], "link", "set", "cable0", "up")
-    again = started(hosts, out, tmp_path / "mended", "--resume")
-    assert [process.wait(timeout=400) for process in again] == [0, 0], said(tmp_path / "mended")
+    again = started(hosts, out, tmp_path / "resumed", "--resume")
+    assert [process.wait(timeout=400) for process in again] == [0, 0], read_logs(tmp_path / "resumed")
     assert trained(out) == trained(serial)

@@ -6,7 +6,7 @@ import torch
 from allrounder.rng import Rng
 
 
-def test_the_same_address_draws_the_same_numbers():
+def test_same_address_draws_same_numbers():
     like = torch.empty(3, 1, 4, 4)
     assert torch.equal(Rng(0).fold_in("a", 1).normal(like), Rng(0).fold_in("a", 1).normal(like))
 
@@ -18,7 +18,7 @@ def test_other_addresses_and_seeds_draw_other_numbers():
     assert all(not torch.equal(p, q) for i, p in enumerate(drawn) for q in drawn[:i])
 
 
-def test_a_number_and_its_text_are_different_addresses():
+def test_number_and_its_text_are_different_addresses():
     assert Rng(0).fold_in(1).derive_seed() != Rng(0).fold_in("1").derive_seed()
 
 
@@ -29,7 +29,7 @@ def test_per_example_draws_do_not_depend_on_neighbours():
     assert torch.equal(together[1], alone[0])
 
 
-def test_drawing_leaves_the_global_generator_alone():
+def test_draws_do_not_change_the_global_generator():
     before = torch.get_rng_state()
     Rng(0).normal(torch.empty(8))
     with Rng(0).seed_global():
@@ -37,7 +37,7 @@ def test_drawing_leaves_the_global_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_ambient_draws_are_addressed():
+def test_seed_global_is_addressed():
     with Rng(0).fold_in("x").seed_global():
         first = torch.rand(4)
     with Rng(0).fold_in("x").seed_global():
@@ -45,7 +45,7 @@ def test_ambient_draws_are_addressed():
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
-def test_a_shard_gets_its_rows_of_what_the_whole_batch_would(kind: str):
+def test_shard_gets_its_rows_of_the_whole_batch(kind: str):
     rng, whole = Rng(3).fold_in("x"), torch.empty(7, 2, 3)
     expected = getattr(rng, kind)(whole)
     first, second = rng.for_shard(range(0, 3), 7), rng.for_shard(range(3, 7), 7)
@@ -58,7 +58,7 @@ def test_a_shard_gets_its_rows_of_what_the_whole_batch_would(kind: str):
     assert torch.equal(getattr(first, kind)(torch.zeros(())), getattr(rng, kind)(torch.zeros(())))
 
 
-def test_a_shard_refuses_draws_that_are_not_one_for_every_image():
+def test_shard_refuses_draws_without_one_row_per_image():
     shard = Rng(3).for_shard(range(0, 3), 7)
     with pytest.raises(ValueError, match=r"a draw of 4 rows for 3 of a batch's 7 images.*whole_batch"):
         shard.uniform(torch.empty(4, 2))

@@ -11,7 +11,7 @@ import typer
 from allrounder.cli.display import ProgressBars
 from allrounder.cli.echo import echo
 from allrounder.data.corruptions import CORRUPTIONS
-from allrounder.data.corruptions.generate import make_c, make_p
+from allrounder.data.corruptions.generate import make_set
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
 from allrounder.data.files.cache import cache_folder
 from allrounder.data.inputs.by_name import load_eval_data
@@ -21,13 +21,15 @@ from allrounder.system.progress import ProgressEvent
 def generate_corruptions(data: str, names: Sequence[str] | None, folder: Path | None, seed: int) -> None:
     """Corrupt the test images of a dataset into files with the layout of CIFAR-10-C."""
     corruptions = tuple(names or CORRUPTIONS)
-    _generate(data, folder, "c", len(corruptions), partial(make_c, corruptions=corruptions, seed=seed))
+    _generate(data, folder, "c", len(corruptions), partial(make_set, kind="c", names=corruptions, seed=seed))
 
 
 def generate_perturbations(data: str, names: Sequence[str] | None, folder: Path | None, seed: int) -> None:
     """Make perturbation sequences of the test images of a dataset, with the layout of CIFAR-10-P."""
     perturbations = tuple(names or PERTURBATIONS)
-    _generate(data, folder, "p", len(perturbations), partial(make_p, perturbations=perturbations, seed=seed))
+    _generate(
+        data, folder, "p", len(perturbations), partial(make_set, kind="p", names=perturbations, seed=seed)
+    )
 
 
 def _generate(data: str, folder: Path | None, kind: str, files: int, make: Callable[..., Path]) -> None:

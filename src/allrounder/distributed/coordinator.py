@@ -59,17 +59,17 @@ class Coordinator:
 
     def name(self, rank: int) -> str:
         """A rank and its host, for messages."""
-        if not self.store.check([f"host/{rank}"]):
-            return f"rank {rank}"
-        return f"rank {rank} on {json.loads(self.store.get(f'host/{rank}'))[0]}"
+        host = self._get(f"host/{rank}")
+        return f"rank {rank}" if host is None else f"rank {rank} on {json.loads(host)[0]}"
+
+    def _get(self, key: str) -> str | None:
+        return self.store.get(key).decode() if self.store.check([key]) else None
 
     def all_gather_object(
         self, label: str, value: Any, while_waiting: Callable[[], object] = lambda: None
     ) -> list[Any]:
-        """Wait until every rank calls this with the same label; returns the values in rank order.
-
-        `while_waiting` is called about twice a second. The store accepts values below 8 MB as JSON.
-        """
+        """Wait until every rank calls this with the same label; returns the values, below 8 MB as JSON, in
+        rank order. `while_waiting` is called about twice a second."""
         with self._store_errors():
             self.num_gathers += 1
             self.store.set(self._gather_key(self.rank), json.dumps([label, value]))
@@ -115,9 +115,9 @@ class Coordinator:
     def stop_requested(self, signal: str | None) -> str | None:
         """Why all ranks should stop, if any of them received a signal; `signal` is the one received here."""
         with self._store_errors():
-            if signal is not None and not self.store.check(["stop"]):
+            if signal is not None and self._get("stop") is None:
                 self.store.set("stop", f"{signal} at {self.name(self.rank)}")
-            return self.store.get("stop").decode() if self.store.check(["stop"]) else None
+            return self._get("stop")
 
     def should_stop(self, t: int, signal: str | None) -> str | None:
         """Why all ranks stop after step t, or None if they continue.
@@ -144,20 +144,17 @@ class Coordinator:
             return reason if self.stop_step is not None and t >= self.stop_step else None
 
     def leave(self, error: BaseException | None, *, hosts_store: bool) -> None:
-        """Report that this rank ends, with its error if there is one. A rank that hosts the store first waits
-        up to GRACE_SECONDS for the others, because the store ends with it."""
+        """Report that this rank ends, and its error. A rank that hosts the store waits up to GRACE_SECONDS
+        for the others, because the store ends with it."""
         with suppress(RuntimeError):
             if error is not None:
                 self.store.set(f"error/{self.rank}", f"{type(error).__name__}: {error}")
             self.store.set(f"left/{self.rank}", "")
             deadline = time.monotonic() + GRACE_SECONDS
             while hosts_store and time.monotonic() < deadline:
-                if all(map(self._has_left, self._other_ranks())):
+                if all(self._get(f"left/{r}") is not None or self._is_dead(r) for r in self._other_ranks()):
                     break
                 time.sleep(0.01)
-
-    def _has_left(self, rank: int) -> bool:
-        return self.store.check([f"left/{rank}"]) or self._is_dead(rank)
 
     @contextmanager
     def explain_failure(self, what: str, ranks: Sequence[int]) -> Generator[None]:
@@ -176,11 +173,10 @@ class Coordinator:
 
     def _wait_for_keys(self, keys: Iterable[str], while_waiting: Callable[[], object] = lambda: None) -> None:
         """Wait until all keys exist; raise if a rank whose key is missing stops taking steps."""
-        missing = list(keys)
-        heartbeats: dict[int, tuple[bytes, float]] = {}
+        heartbeats: dict[int, tuple[str, float]] = {}
         pause = 0.0005
         last_check = time.monotonic()
-        while missing := [key for key in missing if not self.store.check([key])]:
+        while missing := [key for key in keys if not self.store.check([key])]:
             time.sleep(pause)
             self.request_time = time.monotonic()
             pause = min(2 * pause, 0.1)
@@ -196,31 +192,30 @@ class Coordinator:
             self.stop_announced = True
             self.store.set(f"stop_step/{self.rank}", str(t))
 
-    def _check_alive(self, missing: Sequence[str], heartbeats: dict[int, tuple[bytes, float]]) -> None:
+    def _check_alive(self, missing: Sequence[str], heartbeats: dict[int, tuple[str, float]]) -> None:
         """Raise if a rank ended, was killed, or took no step for `timeout` seconds."""
         reason = self._ended_reason(self._other_ranks())
         # A rank that arrived and already left after we polled is not the cause.
         if reason is not None and not self.store.check(list(missing)):
             raise WorldError(reason)
         for rank in [int(key.rpartition("/")[2]) for key in missing]:
-            key = f"heartbeat/{rank}"
-            beat = self.store.get(key) if self.store.check([key]) else b"0 0"
+            beat = self._get(f"heartbeat/{rank}") or "0 0"
             last_beat, since = heartbeats.setdefault(rank, (beat, time.monotonic()))
             if beat != last_beat:
                 heartbeats[rank] = beat, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 raise WorldError(
                     f"{self.name(rank)} took no step for {self.timeout:g} s, its last heartbeat was in "
-                    f"step {beat.decode().split()[1]}: it hangs or is cut off; end all ranks and resume"
+                    f"step {beat.split()[1]}: it hangs or is cut off; end all ranks and resume"
                 )
 
     def _ended_reason(self, ranks: Iterable[int]) -> str | None:
-        """A message for a rank that failed or was killed; None if there is none. A rank that only failed
-        because of another one is reported last."""
+        """Why a rank failed or was killed, if one did; a rank that failed because of another one comes
+        last."""
         consequence: str | None = None
         for rank in ranks:
-            if self.store.check([f"error/{rank}"]):
-                message = f"{self.name(rank)} ended: {self.store.get(f'error/{rank}').decode()}"
+            if (error := self._get(f"error/{rank}")) is not None:
+                message = f"{self.name(rank)} ended: {error}"
                 if f"ended: {WorldError.__name__}" not in message:
                     return message
                 consequence = message
@@ -230,9 +225,9 @@ class Coordinator:
 
     def _is_dead(self, rank: int) -> bool:
         """Whether a rank on this machine has no living process; False for ranks on other machines."""
-        if not self.store.check([f"host/{rank}"]):
+        if (host := self._get(f"host/{rank}")) is None:
             return False
-        _, pid, namespace = json.loads(self.store.get(f"host/{rank}"))
+        _, pid, namespace = json.loads(host)
         if namespace is None or namespace != _pid_namespace():
             return False
         try:
@@ -251,8 +246,7 @@ class Coordinator:
             if reason is not None and WorldError.__name__ not in reason:
                 return reason
             time.sleep(0.1)
-        others = [rank for rank in ranks if rank != self.rank]
-        silent = [rank for rank in others if not self.store.check([f"lost/{rank}"])]
+        silent = [rank for rank in ranks if rank != self.rank and self._get(f"lost/{rank}") is None]
         return ", ".join(f"{self.name(rank)} does not answer" for rank in silent) or reason
 
     @contextmanager
@@ -288,8 +282,7 @@ class Coordinator:
 
 
 def _pid_namespace() -> str | None:
-    """An id of this boot and pid namespace, so that process ids are only compared within one; None where
-    there is no /proc."""
+    """An id of this boot and pid namespace, within which process ids can be compared; None without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

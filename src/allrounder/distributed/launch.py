@@ -16,10 +16,8 @@ from allrounder.system.signals import EXIT_RESUMABLE
 
 
 def launch_processes(arguments: Sequence[str], workers: int) -> int:
-    """Run an `allrounder` command in `workers` processes, like torchrun --standalone; returns the exit code.
-
-    The exit code is that of the process that failed first; torchrun itself turns every failure into 1.
-    """
+    """Run an `allrounder` command in `workers` processes, like torchrun --standalone; returns the exit code
+    of the process that failed first, where torchrun itself turns every failure into 1."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -46,13 +44,10 @@ def launch_processes(arguments: Sequence[str], workers: int) -> int:
 
 
 def default_threads() -> int:
-    """The number of threads that this process would have without a launcher.
-
-    torchrun sets OMP_NUM_THREADS=1 unless the user set it; a launched run would then differ from a serial one
-    in the last bits. A value that the user set is kept.
-    """
-    launched = {"TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= os.environ.keys()
-    if not launched or _user_set_threads():
+    """The number of threads that this process would have without a launcher. torchrun sets OMP_NUM_THREADS=1
+    unless the user set it, and a launched run would differ from a serial one in the last bits."""
+    is_launched = {"TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS"} <= os.environ.keys()
+    if not is_launched or _user_set_threads():
         return torch.get_num_threads()
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]

@@ -18,10 +18,8 @@ Sum = Callable[[Tensor], None]
 
 
 def sync_batchnorm_(model: nn.Module, sum_: Sum) -> None:
-    """Make every batch-norm layer of a network use the statistics of the whole batch in training mode.
-
-    Only the forward pass of the layers is replaced; their types, names and buffers stay the same.
-    """
+    """Make every batch-norm layer of a network use the statistics of the whole batch in training mode. Only
+    the forward pass of the layers is replaced; their types, names and buffers stay the same."""
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):
             layer.forward = partial(_forward, layer, sum_)
@@ -65,9 +63,8 @@ def _update_running_stats(layer: _BatchNorm, mean: Tensor, var: Tensor, count: f
         return
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
-    rate = layer.momentum
-    if rate is None:
-        rate = 1 / float(cast(Tensor, layer.num_batches_tracked))
+    tracked = layer.num_batches_tracked
+    rate = 1 / float(cast(Tensor, tracked)) if layer.momentum is None else layer.momentum
     layer.running_mean.mul_(1 - rate).add_(mean, alpha=rate)
     layer.running_var.mul_(1 - rate).add_(var * (count / max(count - 1, 1)), alpha=rate)
 
@@ -106,16 +103,13 @@ class _Normalise(torch.autograd.Function):
         """Normalise this rank's values and return them in their own dtype."""
         xhat = (_at_least_float32(x) - _per_channel(mean, x)) * _per_channel(scale, x)
         ctx.save_for_backward(xhat, weight, scale)
-        ctx.count = count
-        ctx.sum_ = sum_
-        ctx.is_mean_loss = is_mean_loss
+        ctx.count, ctx.sum_, ctx.is_mean_loss = count, sum_, is_mean_loss
         return (xhat * _per_channel(weight, x) + _per_channel(bias, x)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of this rank's values, through the statistics of all ranks."""
-        (gradient,) = gradients
-        dy = _at_least_float32(gradient)
+        dy = _at_least_float32(gradients[0])
         xhat, weight, scale = cast(tuple[Tensor, Tensor, Tensor], ctx.saved_tensors)
         dims = [0, *range(2, dy.dim())]
         own = torch.stack([dy.sum(dims), (dy * xhat).sum(dims)])
@@ -123,7 +117,6 @@ class _Normalise(torch.autograd.Function):
         total = own * share
         ctx.sum_(total)
         total /= ctx.count * share
-        dx = _per_channel(weight * scale, dy) * (
-            dy - _per_channel(total[0], dy) - xhat * _per_channel(total[1], dy)
-        )
-        return dx.to(gradient.dtype), own[1], own[0], None, None, None, None, None
+        centred = dy - _per_channel(total[0], dy) - xhat * _per_channel(total[1], dy)
+        dx = _per_channel(weight * scale, dy) * centred
+        return dx.to(gradients[0].dtype), own[1], own[0], None, None, None, None, None

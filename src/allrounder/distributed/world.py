@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, final
 
@@ -21,16 +21,14 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from allrounder.distributed.coordinator import Coordinator
-from allrounder.distributed.placement import Placement
-from allrounder.distributed.shard import BatchShard
+from allrounder.distributed.placement import BatchShard, Placement, change_flat_
 from allrounder.errors import WorldError
+from allrounder.system.tensor_folders import contiguous_cpu_copy
 from allrounder.types import Weights
 
 REQUIRED_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-TIMEOUT_VARIABLE = "ALLROUNDER_TIMEOUT"
-"""The environment variable with the timeout in seconds for a rank that takes no step."""
-DEFAULT_TIMEOUT = 300.0
-"""Seconds."""
+TIMEOUT_VARIABLE, DEFAULT_TIMEOUT = "ALLROUNDER_TIMEOUT", 300.0
+"""The environment variable with the timeout in seconds for a rank that takes no step, and its default."""
 
 
 @final
@@ -46,11 +44,8 @@ class World:
 
     @classmethod
     def from_env(cls, timeout: float | None = None) -> World:
-        """The world that torchrun set up in the environment, or a world of one on this machine's best device.
-
-        With GPUs, every rank uses its own. All ranks fail if one takes no step for `timeout` seconds; the
-        default is the environment variable ALLROUNDER_TIMEOUT, or 300.
-        """
+        """The world that torchrun set up, or a world of one on this machine's best device. All ranks fail if
+        one takes no step for `timeout` seconds; the default is ALLROUNDER_TIMEOUT, or 300."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(0, 1, _best_device(0))
@@ -151,19 +146,17 @@ class World:
         """Copy the weights of rank `src` into those of all ranks."""
         if not 0 <= src < self.size:
             raise WorldError(f"broadcast from rank {src}: expected a rank below the world size {self.size}")
-        if self.coordinator is None:
+        coordinator = self.coordinator
+        if coordinator is None:
             return
-        for dtype in dict.fromkeys(tensor.dtype for tensor in weights.values()):
-            same_dtype = [tensor for tensor in weights.values() if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in same_dtype])
-            buffer = flat.cpu() if flat.device.type == "mps" else flat
-            with self.coordinator.explain_failure(f"the weights of rank {src}", range(self.size)):
+
+        def receive_(flat: Tensor) -> None:
+            label = f"the weights of rank {src}"
+            with coordinator.explain_failure(label, range(self.size)), _cpu_if_mps(flat) as buffer:
                 dist.broadcast(buffer, src)
-            self.coordinator.bytes_sent["weights"] += (self.size - 1) * buffer.nbytes
-            if src != self.rank:
-                received = torch.split(buffer, [tensor.numel() for tensor in same_dtype])
-                for tensor, values in zip(same_dtype, received, strict=True):
-                    tensor.copy_(values.view(tensor.shape))
+            coordinator.bytes_sent["weights"] += (self.size - 1) * flat.nbytes
+
+        change_flat_(list(weights.values()), receive_)
 
     def send_state(self, weights: Mapping[str, Tensor] | None, src: int, dst: int) -> Weights | None:
         """Send tensors from rank `src` to rank `dst`, which gets them on the CPU; other ranks get None."""
@@ -175,7 +168,7 @@ class World:
         with self.coordinator.explain_failure(f"tensors from rank {src} to rank {dst}", (src, dst)):
             if self.rank == src:
                 assert weights is not None
-                tensors = {name: _contiguous_cpu_copy(tensor) for name, tensor in weights.items()}
+                tensors = {name: contiguous_cpu_copy(tensor) for name, tensor in weights.items()}
                 data = torch.frombuffer(bytearray(save_safetensors(tensors)), dtype=torch.uint8)
                 dist.send(torch.tensor([len(data)]), dst)
                 dist.send(data, dst)
@@ -197,27 +190,23 @@ class World:
         return {name: shard for name, shard in shards.items() if shard is not None}
 
     def shard_for(self, placement: Placement, name: str) -> BatchShard | None:
-        """This rank's shard of a learner, or None if it does not train it. All ranks must call it for every
-        learner, in the same order."""
-        ranks = placement.ranks[name]
-        coordinator = self.coordinator
-        group = None
-        if coordinator is not None and len(ranks) > 1:
-            group = dist.new_group(list(ranks))
+        """This rank's shard of a learner, or None; all ranks must call it for every learner, in the same
+        order."""
+        ranks, coordinator = placement.ranks[name], self.coordinator
+        group = dist.new_group(list(ranks)) if coordinator is not None and len(ranks) > 1 else None
         if self.rank not in ranks:
             return None
+        shard = BatchShard(ranks.index(self.rank), len(ranks))
         if coordinator is None or group is None:
-            return BatchShard(ranks.index(self.rank), len(ranks))
+            return shard
 
         def sum_(tensor: Tensor) -> None:
-            buffer = tensor.cpu() if tensor.device.type == "mps" else tensor
-            with coordinator.explain_failure(f"the gradients of {name}", ranks):
+            label = f"the gradients of {name}"
+            with coordinator.explain_failure(label, ranks), _cpu_if_mps(tensor) as buffer:
                 dist.all_reduce(buffer, group=group)
-            coordinator.bytes_sent["gradients"] += buffer.nbytes
-            if buffer is not tensor:
-                tensor.copy_(buffer)
+            coordinator.bytes_sent["gradients"] += tensor.nbytes
 
-        return BatchShard(ranks.index(self.rank), len(ranks), sum_)
+        return replace(shard, sum_=sum_)
 
     def bytes_sent(self) -> dict[str, int]:
         """The bytes sent since the last call, by kind: weights, states, gradients."""
@@ -232,8 +221,13 @@ def _restart_count() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _contiguous_cpu_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+@contextmanager
+def _cpu_if_mps(tensor: Tensor) -> Generator[Tensor]:
+    """Yields a tensor, or for MPS, which has no collectives, a copy on the CPU that is copied back."""
+    buffer = tensor.cpu() if tensor.device.type == "mps" else tensor
+    yield buffer
+    if buffer is not tensor:
+        tensor.copy_(buffer)
 
 
 def _best_device(local: int) -> torch.device:

@@ -24,8 +24,7 @@ def temporary_path(path: Path) -> Path:
 
 @contextmanager
 def lock_folder(folder: Path, activity: str) -> Generator[None]:
-    """Hold an exclusive lock on a folder; raise if another process has it. The lock ends with the process,
-    its file stays."""
+    """Hold an exclusive lock on a folder, or raise; it ends with the process, and its file stays."""
     with (folder / LOCK_FILE).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,10 +36,8 @@ def lock_folder(folder: Path, activity: str) -> Generator[None]:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; an existing file is replaced."""
     temporary = temporary_path(path)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text, encoding="utf-8")
+    fsync(temporary)
     temporary.replace(path)
 
 
@@ -61,10 +58,8 @@ def hash_file(file: Path) -> str:
 
 def newest_folder(parent: Path, prefix: str) -> Path | None:
     """The complete folder `prefix-NUMBER` with the largest number."""
-    complete = {
-        number: path for path, number in numbered_folders(parent, prefix) if (path / MANIFEST).is_file()
-    }
-    return complete[max(complete)] if complete else None
+    complete = [(n, path) for path, n in numbered_folders(parent, prefix) if (path / MANIFEST).is_file()]
+    return max(complete)[1] if complete else None
 
 
 def numbered_folders(parent: Path, prefix: str) -> list[tuple[Path, int]]:

@@ -19,10 +19,7 @@ POLL_SECONDS = 0.002
 @contextmanager
 def measure_peak_memory(device: torch.device) -> Generator[list[int]]:
     """Yields a list whose only entry becomes, at the end of the block, the largest growth in bytes: of the
-    CUDA device's allocations, or of this process's resident memory.
-
-    Without /proc (macOS), only growth beyond every earlier peak of the process is measured.
-    """
+    CUDA device's allocations, or of this process's resident memory (without /proc, beyond earlier peaks)."""
     peak = [0]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

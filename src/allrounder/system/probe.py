@@ -35,10 +35,8 @@ sys.exit(0 if bool(x.grad.isfinite().all()) else "the gradients are not finite")
 
 @cache
 def precision_failure(dtype: torch.dtype, device: str, isa: str | None = None) -> str | None:
-    """How a child process failed that ran a small network under autocast, or None if it succeeded.
-
-    `isa` limits the instruction set that oneDNN may use.
-    """
+    """How a child process failed that ran a small network under autocast, or None if it succeeded; `isa`
+    limits the instruction set of oneDNN."""
     command = [sys.executable, "-c", PROBE_SCRIPT, device, str(dtype).removeprefix("torch.")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({} if isa is None else {ISA_VARIABLE: isa})
     try:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.errors import Interrupted, RunError, WorldError
 from allrounder.system.progress import ProgressCallback, ProgressEvent
@@ -33,8 +34,8 @@ Job: TypeAlias = Callable[[str, ProgressCallback], object]
 
 
 def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallback) -> None:
-    """Run all jobs in the given order, `workers` at a time. A failed job stops none of the others; failures
-    are raised together at the end."""
+    """Run all jobs in order, `workers` at a time. A failed job stops no other; failures are raised at the
+    end."""
     waiting = dict(jobs)
     running: dict[str, _Worker] = {}
     failed: dict[str, str] = {}
@@ -48,12 +49,12 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallbac
                 terminated = True  # only once: a second signal would end a job before it has saved
                 for worker in running.values():
                     worker.process.terminate()
-            wait([item for worker in running.values() for item in worker.waitables()], timeout=0.2)
+            _wait(running.values())
             for name, worker in list(running.items()):
-                ended = worker.process.exitcode is not None  # checked first: no event can follow
+                code = worker.process.exitcode  # checked first: no event can follow
                 worker.drain(on_progress, failed)
-                if ended:
-                    code = running.pop(name).close()
+                if code is not None:
+                    running.pop(name).pipe.close()
                     if code != 0 and (code != EXIT_RESUMABLE or stop.signal is None):
                         failed.setdefault(name, f"its process ended with code {code}")
         if stop.signal is not None:
@@ -66,15 +67,15 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallbac
 
 @contextmanager
 def _terminate_on_exit(running: Mapping[str, _Worker]) -> Generator[None]:
-    """After an error in the parent, terminate the running jobs and empty their pipes until they have saved
-    and ended."""
+    """After an error in the parent, terminate the jobs and empty their pipes until they have saved and
+    ended."""
     try:
         yield
     finally:
         for worker in running.values():
             worker.process.terminate()
         while alive := [worker for worker in running.values() if worker.process.exitcode is None]:
-            wait([item for worker in alive for item in worker.waitables()], timeout=0.2)
+            _wait(alive)
             for worker in alive:
                 worker.drain(lambda event: None, {})
 
@@ -82,11 +83,8 @@ def _terminate_on_exit(running: Mapping[str, _Worker]) -> Generator[None]:
 @final
 @dataclass
 class _Worker:
-    """The process of a job, and the pipe that its events come through.
-
-    Every worker has its own pipe instead of a common queue: a process that is killed while it writes would
-    leave the lock of a queue closed for all others.
-    """
+    """The process of a job, and the pipe that its events come through: one pipe for each, because a process
+    that is killed while it writes would leave the lock of a common queue closed for all others."""
 
     process: BaseProcess
     pipe: Any
@@ -101,10 +99,6 @@ class _Worker:
         process.start()
         sender.close()  # so that the pipe ends with the process
         return cls(process, receiver)
-
-    def waitables(self) -> list[Any]:
-        """The objects to wait for: the end of the process, and its next event."""
-        return [self.process.sentinel] if self.pipe_closed else [self.process.sentinel, self.pipe]
 
     def drain(self, on_progress: ProgressCallback, failed: dict[str, str]) -> None:
         """Pass on the events that have arrived, at most MAX_EVENTS_PER_TURN; errors go to `failed`."""
@@ -123,11 +117,11 @@ class _Worker:
             self.pipe_closed = True
             return None
 
-    def close(self) -> int:
-        """Close the pipe of an ended process; returns the exit code."""
-        self.pipe.close()
-        assert self.process.exitcode is not None
-        return self.process.exitcode
+
+def _wait(workers: Collection[_Worker]) -> None:
+    """Wait until a process ends or sends an event, for at most 0.2 seconds."""
+    pipes = [worker.pipe for worker in workers if not worker.pipe_closed]
+    wait([*(worker.process.sentinel for worker in workers), *pipes], timeout=0.2)
 
 
 def _run_job(job: Job, name: str, pipe: Any) -> None:
@@ -156,13 +150,13 @@ def _run_job(job: Job, name: str, pipe: Any) -> None:
 
 
 def check_picklable(workers: int, **objects: Any) -> None:
-    """Check that everything sent to worker processes can be pickled, with a readable error; no-op for one
-    worker."""
+    """Raise WorldError if an object cannot be sent to worker processes; no-op for one worker."""
     if workers == 1:
         return
     for role, obj in objects.items():
         try:
-            _PickleCheck().dump(obj)
+            with open(os.devnull, "wb") as null:
+                _PickleCheck(null).dump(obj)
         except Exception as error:  # a user's network may raise anything
             raise WorldError(
                 f"workers: the {role}: {type(obj).__name__} cannot be sent to other processes ({error}); "
@@ -172,18 +166,8 @@ def check_picklable(workers: int, **objects: Any) -> None:
 
 @final
 class _PickleCheck(ForkingPickler):
-    """Pickles an object as for another process, but drops the bytes and skips tensors."""
+    """Pickles an object as for another process, except tensors, which are shared and not copied."""
 
-    def __init__(self) -> None:
-        super().__init__(_NullWriter())
-
+    @override
     def persistent_id(self, obj: Any) -> str | None:
-        """Skip tensors: they are shared, not copied."""
         return "tensor" if isinstance(obj, Tensor) else None
-
-
-@final
-class _NullWriter:
-    def write(self, data: bytes) -> int:
-        """Drop the bytes."""
-        return len(data)

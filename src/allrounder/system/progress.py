@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, final, runtime_checkable
 
+from typing_extensions import override
+
 LOG = logging.getLogger("allrounder")
 
 
@@ -26,17 +28,11 @@ class Progress(Protocol):
 
 
 @final
-class NullProgress:
+class NullProgress(Progress):
     """Shows no progress; messages go to the log."""
 
-    def begin(self, total: int, done: int) -> None:
-        """No-op."""
-
-    def step(self, t: int) -> None:
-        """No-op."""
-
+    @override
     def log(self, text: str) -> None:
-        """Log the message."""
         LOG.info(text)
 
 

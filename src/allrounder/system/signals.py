@@ -22,8 +22,8 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Generator[StopRequest]:
-    """Yields a StopRequest that the first signal sets; a second signal has its usual effect. Outside the main
-    thread, signals are left alone."""
+    """Yields a request that the first signal sets; a second signal has its usual effect. No-op outside the
+    main thread."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop

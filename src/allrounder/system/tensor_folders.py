@@ -30,7 +30,7 @@ def write_folder(
     digests: dict[str, str] = {}
     for name, weights in tensors.items():
         file = temporary / f"{name}.safetensors"
-        save_file({key: _contiguous_cpu_copy(tensor) for key, tensor in weights.items()}, file)
+        save_file({key: contiguous_cpu_copy(tensor) for key, tensor in weights.items()}, file)
         fsync(file)
         digests[file.name] = hash_file(file)
     write_text(temporary / MANIFEST, json.dumps({**metadata, "files": digests}, indent=1))
@@ -71,8 +71,7 @@ def read_tensors(path: Path, name: str) -> Weights:
 
 
 def prune_folders(parent: Path, prefix: str, keep: Path | None) -> None:
-    """Delete all folders `prefix-NUMBER` except `keep`, each atomically, and those left by interrupted
-    writes."""
+    """Delete all folders `prefix-NUMBER` except `keep`, each atomically, and those of interrupted writes."""
     for leftover in parent.glob(f".{prefix}-*.tmp"):
         shutil.rmtree(leftover)
     for path, _ in numbered_folders(parent, prefix):
@@ -80,9 +79,6 @@ def prune_folders(parent: Path, prefix: str, keep: Path | None) -> None:
             shutil.rmtree(path.rename(temporary_path(path)))
 
 
-def _contiguous_cpu_copy(tensor: Tensor) -> Tensor:
-    """A copy that safetensors can write: it stores no strides and refuses tensors that share memory.
-
-    Readers copy the values into existing tensors, which keep their strides and ties.
-    """
+def contiguous_cpu_copy(tensor: Tensor) -> Tensor:
+    """A copy that safetensors can write: it stores no strides and refuses tensors that share memory."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -117,7 +117,7 @@ def test_a_set_is_made_where_eval_finds_it(make: Command, files: dict[str, Path]
     ]
     assert np.load(folder / "fog.npy").shape == (120, 8, 8, 1)
     assert "fog: done" in answer.out and "files:" in answer.out
-    with struck(Point("allrounder.data.corruptions.datasets:corrupt"), lambda: pytest.fail("made again")):
+    with struck(Point("allrounder.data.corruptions.generate:corrupt"), lambda: pytest.fail("made again")):
         assert ask("--ood", "fog@c,snow@c:1", "--workers", "1", "--force", "-q").code == 0
 
 

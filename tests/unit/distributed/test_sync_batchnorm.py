@@ -1,4 +1,4 @@
-"""Batch-norm that ranks share, of one rank alone: it is torch's, in every precision."""
+"""Batch-norm that ranks share, of one rank sum_over_one: it is torch's, in every precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPE = (43, 3, 7, 7)
 """2107 values a channel, which bfloat16 rounds to 2112."""
 
 
-def alone(values: Tensor) -> None:
+def sum_over_one(values: Tensor) -> None:
     """The sum over one rank."""
 
 
@@ -27,7 +27,7 @@ def values(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_statistics_are_counted_and_summed_in_at_least_float32(dtype: torch.dtype):
     x = values(dtype)
-    mean, var, count = _statistics(x, alone)
+    mean, var, count = _statistics(x, sum_over_one)
     assert count == 2107
     assert mean.dtype == var.dtype == torch.promote_types(dtype, torch.float32)
     exact = x.double()
@@ -36,21 +36,21 @@ def test_statistics_are_counted_and_summed_in_at_least_float32(dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_layer_of_one_rank_is_torchs_own_forwards_and_backwards(dtype: torch.dtype):
+def test_one_rank_equals_torch_batchnorm(dtype: torch.dtype):
     plain = nn.BatchNorm2d(3).to(torch.promote_types(dtype, torch.float32))
     with torch.no_grad():
         plain.weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
     shared = copy.deepcopy(plain)
-    sync_batchnorm_(shared, alone)
-    slope = Rng(1).normal(torch.empty(SHAPE, dtype=torch.float64)).to(dtype)
-    found: list[list[Tensor]] = []
+    sync_batchnorm_(shared, sum_over_one)
+    weights = Rng(1).normal(torch.empty(SHAPE, dtype=torch.float64)).to(dtype)
+    results: list[list[Tensor]] = []
     for layer in (plain, shared):
         x = values(dtype).requires_grad_()
         y = layer(x)
-        (y * slope).sum(dtype=torch.promote_types(dtype, torch.float32)).backward()
+        (y * weights).sum(dtype=torch.promote_types(dtype, torch.float32)).backward()
         assert x.grad is not None and layer.weight.grad is not None and layer.bias.grad is not None
-        found.append([y.detach(), x.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()])
-    rough = 2**-7 if dtype == torch.bfloat16 else 1e-4
-    for ours, theirs in zip(found[1], found[0], strict=True):
+        results.append([y.detach(), x.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()])
+    tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-4
+    for ours, theirs in zip(results[1], results[0], strict=True):
         assert ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours, theirs, rtol=rough, atol=10 * rough)
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=10 * tolerance)

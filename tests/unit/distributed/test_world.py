@@ -16,7 +16,7 @@ WORLD = World(0, 1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("size", ["2", "0"])
-def test_a_launch_without_its_variables_is_refused_before_anything_is_written(
+def test_launch_without_variables_is_refused_before_writing(
     size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WORLD_SIZE", size)
@@ -27,7 +27,7 @@ def test_a_launch_without_its_variables_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("size", [None, "1"])
-def test_one_process_is_a_world_of_one(size: str | None, monkeypatch: pytest.MonkeyPatch):
+def test_single_process_is_a_world_of_one(size: str | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if size is not None:
         monkeypatch.setenv("WORLD_SIZE", size)
@@ -36,7 +36,7 @@ def test_one_process_is_a_world_of_one(size: str | None, monkeypatch: pytest.Mon
     assert torch.ones(1, device=world.device) == 1
 
 
-def test_every_learner_sits_on_the_only_rank():
+def test_single_rank_trains_every_learner():
     placement = Placement({"linf": (0,), "natural": (0,)})
     assert placement.learners_on(0) == ("linf", "natural") and placement.learners_on(1) == ()
     assert placement.leader("natural") == 0
@@ -44,7 +44,7 @@ def test_every_learner_sits_on_the_only_rank():
     assert WORLD.shards(placement) == {"linf": BatchShard(), "natural": BatchShard()}
 
 
-def test_a_learner_that_may_not_find_the_runs_it_moves_between_is_refused():
+def test_learner_that_needs_other_runs_is_refused_on_several_ranks():
     init = 'init = { kind = "soup", runs = ["one", "two"] }\n'
     curved = LINF.replace("lr = 0.05", "lr = 0.05\nupdate = { kind = 'curve' }")
     curved = curved.replace("lr = 0.05", "lr = 0.05\noptimizer = { kind = 'sgd', weight_decay = 0 }")
@@ -58,7 +58,7 @@ def test_a_learner_that_may_not_find_the_runs_it_moves_between_is_refused():
         check_supports_distributed(mixed, two)
 
 
-def test_nobody_else_can_speak():
+def test_broadcast_from_unknown_rank_is_refused():
     weights = {"w": torch.ones(2)}
     WORLD.broadcast_(weights, src=0)
     assert torch.equal(weights["w"], torch.ones(2))

@@ -13,10 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.data.corruptions import corrupt
-from allrounder.data.corruptions import datasets as sets
-from allrounder.data.corruptions import generate as making
-from allrounder.data.corruptions.generate import MARKER_FILE, fetch_uint8, make_c, make_p
+from allrounder.data.corruptions import corrupt, generate
+from allrounder.data.corruptions.generate import MARKER_FILE, fetch_uint8, make_set
 from allrounder.data.corruptions.perturbations import perturb_sequence
 from allrounder.errors import Interrupted, RunError
 from allrounder.evaluation import runner, shifts
@@ -128,13 +126,13 @@ def _rows(count: int) -> list[int]:
 
 def test_only_the_images_that_are_evaluated_are_changed(monkeypatch: pytest.MonkeyPatch):
     seen = list[int]()
-    original = sets.corrupt
+    original = generate.corrupt
 
     def counted(x: Any, *args: Any, rows: Any, **options: Any) -> Any:
         seen.extend(rows)
         return original(x, *args, rows=rows, **options)
 
-    monkeypatch.setattr(sets, "corrupt", counted)
+    monkeypatch.setattr(generate, "corrupt", counted)
     measured(asked="fog@c:1", n=5)
     assert sorted(seen) == _rows(5)
 
@@ -235,15 +233,15 @@ def test_a_set_made_before_is_used_and_changes_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     measured(tmp_path / "fresh", "fog@c,translate@p")
-    make_c(images(), cache / "c", corruptions=["fog"])
-    make_p(images(), cache / "p", perturbations=["translate"])
-    monkeypatch.setattr(sets, "corrupt", lambda *args, **options: pytest.fail("made again"))
+    make_set(images(), cache / "c", "c", names=["fog"])
+    make_set(images(), cache / "p", "p", names=["translate"])
+    monkeypatch.setattr(generate, "corrupt", lambda *args, **options: pytest.fail("made again"))
     measured(tmp_path / "stored", "fog@c,translate@p")
     assert read_outcome_bytes(tmp_path / "stored") == read_outcome_bytes(tmp_path / "fresh")
 
 
 def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path):
-    folder = make_c(images(), tmp_path / "CIFAR-10-C", corruptions=["fog"], seed=5)
+    folder = make_set(images(), tmp_path / "CIFAR-10-C", "c", names=["fog"], seed=5)
     (folder / MARKER_FILE).unlink()
     measured(tmp_path / "out", "fog@c")
     one = measured(tmp_path / "out", "fog@c", ood_data=folder)
@@ -256,7 +254,7 @@ def test_published_files_are_named_so_and_have_lines_of_their_own(tmp_path: Path
 
 
 def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Path):
-    folder = make_c(images(), cache / "CIFAR-10-C", corruptions=["snow"])
+    folder = make_set(images(), cache / "CIFAR-10-C", "c", names=["snow"])
     (folder / MARKER_FILE).unlink()
     with pytest.warns(UserWarning, match="has no fog.npy"):
         one = measured(asked="fog@c:5")
@@ -266,13 +264,13 @@ def test_an_official_set_that_cannot_be_used_is_told_in_the_footnotes(cache: Pat
 
 def test_neither_the_size_of_pieces_nor_that_of_images_matters(monkeypatch: pytest.MonkeyPatch):
     whole = measured()
-    monkeypatch.setattr(making, "MAX_BATCH_VALUES", 1)
+    monkeypatch.setattr(generate, "MAX_BATCH_VALUES", 1)
     few = measured()
     assert all(np.array_equal(few.predicted[name], whole.predicted[name]) for name in whole.predicted)
 
 
 def test_sets_of_different_seeds_are_never_averaged(tmp_path: Path):
-    folder = make_c(images(), tmp_path / "other", corruptions=["fog"], seed=5)
+    folder = make_set(images(), tmp_path / "other", "c", names=["fog"], seed=5)
     measured(tmp_path / "out", "fog@c,snow@c,translate@p")
     measured(tmp_path / "out", "fog@c:5", ood_data=folder)
     found = Outcome.load(tmp_path / "out" / OUTCOME_FILE)

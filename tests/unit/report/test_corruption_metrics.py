@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from allrounder.data.corruptions import STANDARD_CORRUPTIONS
+from allrounder.data.corruptions import CORRUPTIONS
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
 from allrounder.report.corruption_metrics import STANDARD_SHIFTS, ShiftId, average_columns, parse_shift_id
 from allrounder.report.outcome import Outcome
@@ -48,7 +48,7 @@ def outcome(source: str = "generated", drop: str = "") -> Outcome:
 
 
 def test_the_averages_are_over_what_the_package_makes():
-    assert STANDARD_SHIFTS["c"] == tuple(STANDARD_CORRUPTIONS)
+    assert STANDARD_SHIFTS["c"] == tuple(CORRUPTIONS)[:15]
     assert STANDARD_SHIFTS["p"] == tuple(PERTURBATIONS)
 
 

@@ -11,7 +11,7 @@ from tests.support.interruptions import Killed, Point, give_up, struck
 from tests.support.trainings import contents
 
 
-def test_a_text_is_replaced_at_once(tmp_path: Path):
+def test_write_text_is_atomic(tmp_path: Path):
     path = tmp_path / "env.json"
     write_text(path, "old")
     with struck(Point("pathlib:Path.replace"), give_up), pytest.raises(Killed):

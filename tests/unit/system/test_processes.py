@@ -55,36 +55,36 @@ def fails_without_a_word(name: str, send: ProgressCallback) -> None:
     raise ValueError
 
 
-def test_a_job_that_fails_without_a_message_has_failed():
+def test_failure_without_message_is_reported():
     with pytest.raises(RunError, match=r"1 of 1 .*\n  a: ValueError"):
         run_jobs({"a": fails_without_a_word}, 1, lambda event: None)
 
 
-def test_every_note_arrives_in_order_and_every_job_is_done():
-    told = list[ProgressEvent]()
-    run_jobs({name: partial(counts, up_to=500) for name in ("a", "b", "c")}, 2, told.append)
+def test_all_events_arrive_in_order():
+    events = list[ProgressEvent]()
+    run_jobs({name: partial(counts, up_to=500) for name in ("a", "b", "c")}, 2, events.append)
     for name in ("a", "b", "c"):
-        assert [note.done for note in told if note.name == name] == list(range(500))
+        assert [event.done for event in events if event.name == name] == list(range(500))
 
 
-def test_a_job_that_dies_while_it_writes_harms_no_other():
-    told = list[ProgressEvent]()
+def test_job_killed_while_writing_does_not_affect_others():
+    events = list[ProgressEvent]()
     jobs = {"dies": dies_in_the_middle_of_a_note, "fails": fails, "lasts": partial(counts, up_to=500)}
     with pytest.raises(RunError) as failed:
-        run_jobs(jobs, 2, told.append)
+        run_jobs(jobs, 2, events.append)
     assert "2 of 3 runs failed" in str(failed.value)
     assert "dies: its process ended with code -9" in str(failed.value)
     assert "fails: cannot be done" in str(failed.value)
-    assert [note.done for note in told if note.name == "lasts"] == list(range(500))
-    assert ProgressEvent("dies", 1, 2) in told
+    assert [event.done for event in events if event.name == "lasts"] == list(range(500))
+    assert ProgressEvent("dies", 1, 2) in events
 
 
-def test_an_error_of_the_listener_is_not_taken_for_the_end_of_a_job():
-    heard = set[str]()
+def test_error_in_progress_callback_is_raised():
+    names = set[str]()
 
-    def full(note: ProgressEvent) -> None:
-        heard.add(note.name)
-        if len(heard) == 2:
+    def full(event: ProgressEvent) -> None:
+        names.add(event.name)
+        if len(names) == 2:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
@@ -92,7 +92,7 @@ def test_an_error_of_the_listener_is_not_taken_for_the_end_of_a_job():
     assert not multiprocessing.active_children(), "they were let end"
 
 
-def test_a_job_stops_when_nobody_listens_any_more():
+def test_job_stops_when_parent_is_gone():
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
 

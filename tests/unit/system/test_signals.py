@@ -36,7 +36,7 @@ def resumed(folder: Path) -> Run:
 
 
 @pytest.mark.parametrize(("name", "step"), [("SIGINT", 3), ("SIGTERM", 7)])
-def test_a_signal_saves_inside_an_epoch_and_says_that_it_can_be_resumed(name: str, step: int, stopped):
+def test_signal_saves_inside_an_epoch_and_run_is_resumable(name: str, step: int, stopped):
     out, codes = stopped
     assert codes["whole"] == 0
     assert codes[name] == RESUMABLE
@@ -47,29 +47,29 @@ def test_a_signal_saves_inside_an_epoch_and_says_that_it_can_be_resumed(name: st
 
 
 @pytest.mark.parametrize("name", [name for name, (_, numbers) in SIGNALS.items() if len(numbers) > 1])
-def test_a_second_signal_stops_at_once(name: str, stopped):
+def test_second_signal_stops_immediately(name: str, stopped):
     out, codes = stopped
     assert codes[name] not in (0, RESUMABLE)
     assert [path.name for path in (out / name / "checkpoints").iterdir()] == ["step-00000005"]
     assert remains(resumed(out / name).folder) == remains(out / "whole")
 
 
-def test_a_signal_from_outside_stops_the_command(tmp_path: Path, stopped):
-    words = [sys.executable, "-m", "allrounder", *SMALL, "--threads", "1", "--out", str(tmp_path / "run")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+def test_external_signal_stops_the_command(tmp_path: Path, stopped):
+    command = [sys.executable, "-m", "allrounder", *SMALL, "--threads", "1", "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         while not (tmp_path / "run" / "env.json").exists():
             assert child.poll() is None
             time.sleep(0.01)
         child.send_signal(signal.SIGTERM)
-        _, said = child.communicate(timeout=120)
+        _, stderr = child.communicate(timeout=120)
     assert child.returncode == RESUMABLE
     path = Run(tmp_path / "run").latest_checkpoint()
     assert path is not None
-    assert f"SIGTERM after step {int(path.name[5:])}; continue with --resume" in " ".join(said.split())
+    assert f"SIGTERM after step {int(path.name[5:])}; continue with --resume" in " ".join(stderr.split())
     assert remains(resumed(tmp_path / "run").folder) == remains(stopped[0] / "whole")
 
 
-def test_a_signal_at_a_step_that_is_saved_anyway_does_not_write_it_again(tmp_path: Path):
+def test_signal_at_a_checkpoint_step_saves_once(tmp_path: Path):
     writes: list[None] = []
     with (
         struck(Point(STEP, 4, after=True), lambda: os.kill(os.getpid(), signal.SIGINT)),
@@ -87,7 +87,7 @@ def test_a_signal_at_a_step_that_is_saved_anyway_does_not_write_it_again(tmp_pat
     assert len(writes) == 1
 
 
-def test_a_signal_at_the_last_step_is_resumed_by_writing_the_weights(tmp_path: Path):
+def test_resume_after_signal_at_last_step_writes_final_weights(tmp_path: Path):
     with (
         struck(Point(STEP, 9), lambda: os.kill(os.getpid(), signal.SIGTERM)),
         pytest.raises(Interrupted, match="SIGTERM after step 9"),
@@ -98,7 +98,7 @@ def test_a_signal_at_the_last_step_is_resumed_by_writing_the_weights(tmp_path: P
     assert remains(run.folder) == remains(go(recipe(SOLO), tmp_path / "whole").folder)
 
 
-def test_handlers_are_as_before_afterwards():
+def test_signal_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with stop_on_signals() as stop:
         assert signal.getsignal(signal.SIGINT) is not before[0]
@@ -108,7 +108,7 @@ def test_handlers_are_as_before_afterwards():
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-def test_outside_the_main_thread_signals_are_left_alone():
+def test_other_threads_do_not_change_signal_handlers():
     found: list[object] = []
 
     def body() -> None:

@@ -26,15 +26,15 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_tensors_and_facts_come_back(folder: Path):
+def test_read_returns_written_tensors_and_metadata(folder: Path):
     assert read_manifest(folder)["t"] == 4
-    found = read_tensors(folder, "a")
-    assert found.keys() == WEIGHTS.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in WEIGHTS.items())
-    assert found["n"].dtype == torch.int64
+    tensors = read_tensors(folder, "a")
+    assert tensors.keys() == WEIGHTS.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in WEIGHTS.items())
+    assert tensors["n"].dtype == torch.int64
 
 
-def test_the_same_tensors_give_the_same_bytes(folder: Path, tmp_path: Path):
+def test_same_tensors_give_identical_bytes(folder: Path, tmp_path: Path):
     write_folder(tmp_path / "again", {"a": WEIGHTS, "b": {"w": torch.ones(2)}}, {"t": 4})
     assert contents(tmp_path / "again") == contents(folder)
 
@@ -56,15 +56,15 @@ def views() -> dict[str, Tensor]:
     }
 
 
-def test_tensors_that_share_memory_or_have_strides_are_written_as_what_they_hold(tmp_path: Path):
+def test_shared_and_strided_tensors_are_written_by_value(tmp_path: Path):
     write_folder(tmp_path / "x", {"views": views()}, {})
-    found = read_tensors(tmp_path / "x", "views")
+    tensors = read_tensors(tmp_path / "x", "views")
     for name, tensor in views().items():
-        assert torch.equal(found[name], tensor), name
-        assert found[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor), name
+        assert tensors[name].dtype == tensor.dtype
 
 
-def test_an_unknown_name_says_which_there_are(folder: Path):
+def test_unknown_name_lists_existing_names(folder: Path):
     with pytest.raises(RunError, match=r'has no "c" \(it has: a, b\)'):
         read_tensors(folder, "c")
 
@@ -76,7 +76,7 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:-1]), "differs from its manifest"),
         (lambda file: file.write_bytes(b""), "differs from its manifest"),
@@ -84,29 +84,29 @@ def flip(file: Path) -> None:
         (Path.unlink, "cannot be read"),
     ],
 )
-def test_a_damaged_tensor_file_is_refused(folder: Path, damage: Callable[[Path], object], said: str):
+def test_damaged_tensor_file_is_refused(folder: Path, damage: Callable[[Path], object], message: str):
     damage(folder / "a.safetensors")
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         read_tensors(folder, "a")
     assert torch.equal(read_tensors(folder, "b")["w"], torch.ones(2))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"t": 4}', "\x00"])
-def test_a_damaged_manifest_is_refused(folder: Path, text: str):
+def test_damaged_manifest_is_refused(folder: Path, text: str):
     (folder / "manifest.json").write_text(text)
     with pytest.raises(RunError, match="the manifest cannot be read"):
         read_tensors(folder, "a")
 
 
-def test_a_file_that_no_manifest_knows_is_refused_even_if_it_is_sound(folder: Path):
-    facts = json.loads((folder / "manifest.json").read_text())
-    del facts["files"]["a.safetensors"]
-    (folder / "manifest.json").write_text(json.dumps(facts))
+def test_file_missing_from_manifest_is_refused(folder: Path):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"]["a.safetensors"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(RunError, match='has no "a"'):
         read_tensors(folder, "a")
 
 
-def test_the_newest_folder_is_whole_and_has_the_largest_number(folder: Path):
+def test_newest_folder_is_complete_and_has_largest_number(folder: Path):
     parent = folder.parent
     assert newest_folder(parent, "step") == folder
     for name in (
@@ -126,7 +126,7 @@ def test_the_newest_folder_is_whole_and_has_the_largest_number(folder: Path):
     assert newest_folder(parent / "nowhere", "best") is None
 
 
-def test_pruning_keeps_one_and_everything_that_is_not_ours(folder: Path):
+def test_prune_keeps_one_folder_and_unrelated_ones(folder: Path):
     parent = folder.parent
     for name in ("step-00000001", ".step-00000002.tmp", "step-00000004-copy", "best-00000001"):
         (parent / name).mkdir()
@@ -136,7 +136,7 @@ def test_pruning_keeps_one_and_everything_that_is_not_ours(folder: Path):
     assert {path.name for path in parent.iterdir()} == {"step-00000004-copy", "best-00000001"}
 
 
-def test_a_folder_is_never_seen_half_deleted(folder: Path):
+def test_interrupted_prune_leaves_no_partial_folder(folder: Path):
     (folder.parent / ".step-00000004.tmp").mkdir()  # of an earlier interruption
     with struck(Point("shutil:rmtree", 2), give_up), pytest.raises(Killed):
         prune_folders(folder.parent, "step", keep=None)
@@ -155,7 +155,7 @@ def test_a_folder_is_never_seen_half_deleted(folder: Path):
         Point("pathlib:Path.rename"),
     ],
 )
-def test_an_interrupted_write_leaves_nothing_that_is_taken_for_whole(point: Point, folder: Path):
+def test_interrupted_write_leaves_no_complete_folder(point: Point, folder: Path):
     before = contents(folder)
     with struck(point, give_up), pytest.raises(Killed):
         write_folder(folder.parent / "step-00000008", {"a": WEIGHTS}, {"t": 8})

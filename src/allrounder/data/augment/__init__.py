@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from allrounder.data.augment.base import Augment, ImageAugment, NoAugment
-from allrounder.data.augment.color import ColorJitter, Cutout
-from allrounder.data.augment.compose import Chain
+from allrounder.data.augment.base import Augment, Chain, NoAugment
+from allrounder.data.augment.color import ColorJitter
 from allrounder.data.augment.crop import CropFlip, ResizedCrop
-from allrounder.data.augment.mixup import CutMix, Mixup
+from allrounder.data.augment.mixup import CutMix, Cutout, Mixup
 
 AUGMENTS: dict[str, type[Augment]] = {
     "crop-flip": CropFlip,
@@ -18,17 +17,3 @@ AUGMENTS: dict[str, type[Augment]] = {
     "chain": Chain,
     "none": NoAugment,
 }
-
-__all__ = [
-    "AUGMENTS",
-    "Augment",
-    "Chain",
-    "ColorJitter",
-    "CropFlip",
-    "CutMix",
-    "Cutout",
-    "ImageAugment",
-    "Mixup",
-    "NoAugment",
-    "ResizedCrop",
-]

@@ -1,4 +1,4 @@
-"""Augmentations that change the colours of an image or erase a part of it."""
+"""Random changes of the colours of an image."""
 
 from __future__ import annotations
 
@@ -8,36 +8,16 @@ from typing import Annotated, final
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from allrounder.config.fields import FiniteFloat, NonNegativeInt, frozen_config
+from allrounder.config.fields import FiniteFloat, frozen_config
 from allrounder.data.augment.base import ImageAugment
-from allrounder.data.augment.windows import window_mask
 from allrounder.rng import Rng
 from allrounder.types import Images
 
 Spread = Annotated[FiniteFloat, Field(ge=0)]
 LUMA = (0.299, 0.587, 0.114)
 """Perceived brightness of red, green and blue (ITU-R BT.601)."""
-
-
-@final
-@frozen_config
-class Cutout(ImageAugment):
-    """Set a square around a random pixel to black, clipped to the image.
-
-    DeVries and Taylor, 2017, Improved regularization of convolutional neural networks with Cutout.
-    """
-
-    size: NonNegativeInt = 16
-    """Side of the square in pixels."""
-
-    def augment_images(self, x: Images, rng: Rng) -> Images:
-        """Erase one square per image."""
-        n, _, h, w = x.shape
-        centre = rng.uniform(torch.empty(n, 2, dtype=torch.float64))
-        sides = torch.full((n,), self.size)
-        hole = window_mask(h, w, centre, sides, sides)
-        return x.masked_fill(hole[:, None].to(x.device), 0).contiguous()
 
 
 @final
@@ -59,8 +39,8 @@ class ColorJitter(ImageAugment):
     hue: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.0
     """Largest rotation in either direction, in turns."""
 
+    @override
     def augment_images(self, x: Images, rng: Rng) -> Images:
-        """Change every image by its own four random amounts."""
         n, c = x.shape[:2]
         if c not in (1, 3):
             raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from allrounder.config.fields import Flag, NonNegativeInt, PositiveFloat, frozen_config, raise_field_errors
 from allrounder.data.augment.base import ImageAugment
@@ -29,8 +30,8 @@ class CropFlip(ImageAugment):
     padding: Literal["zero", "reflect"] = "zero"
     """Padding mode: black, or the image reflected at its border, which must be larger than `pad`."""
 
+    @override
     def augment_images(self, x: Images, rng: Rng) -> Images:
-        """Crop every image at its own position; pixels are moved but not changed."""
         n, c, h, w = x.shape
         u = rng.uniform(torch.empty(n, 3, dtype=torch.float64))
         top, left = (u[:, :2] * (2 * self.pad + 1)).long().unbind(1)
@@ -40,10 +41,9 @@ class CropFlip(ImageAugment):
         rows, columns = top[:, None] + torch.arange(h), left[:, None] + order
         if self.padding == "reflect":
             rows, columns = self._reflect(rows, h), self._reflect(columns, w)
-            index = rows[:, :, None] * w + columns[:, None, :]
         else:
-            index = rows[:, :, None] * (w + 2 * self.pad) + columns[:, None, :]
             x = F.pad(x, (self.pad,) * 4)
+        index = rows[:, :, None] * x.shape[3] + columns[:, None, :]
         source = index.view(n, 1, h * w).to(x.device).expand(n, c, h * w)
         return x.flatten(2).gather(2, source).view(n, c, h, w)
 
@@ -77,17 +77,15 @@ class ResizedCrop(ImageAugment):
     """Flip left to right with probability one half."""
 
     def __post_init__(self) -> None:
-        raise_field_errors(
-            self,
-            [
-                ((name,), f"got {low:g} and {high:g}, expected the smaller number first; swap them")
-                for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio))
-                if low > high
-            ],
-        )
+        problems = [
+            ((name,), f"got {low:g} and {high:g}, expected the smaller number first; swap them")
+            for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio))
+            if low > high
+        ]
+        raise_field_errors(self, problems)
 
+    @override
     def augment_images(self, x: Images, rng: Rng) -> Images:
-        """Resize one crop per image: rows are interpolated first, then columns."""
         n, _, h, w = x.shape
         u = rng.uniform(torch.empty(n, 5, dtype=torch.float64))
         area = self.scale[0] + u[:, 0] * (self.scale[1] - self.scale[0])
@@ -102,10 +100,8 @@ class ResizedCrop(ImageAugment):
 
 
 def _source_coordinates(size: int, length: Tensor, position: Tensor) -> Tensor:
-    """Return the coordinate that each output pixel is read from, clamped to the image.
-
-    `length` and `position` of the crop are fractions of the side; pixel centres have integer coordinates.
-    """
+    """Return the coordinate that each output pixel is read from, clamped to the image; `length` and
+    `position` of the crop are fractions of the side, and pixel centres have integer coordinates."""
     centres = torch.arange(size, dtype=torch.float64) + 0.5
     first = position * (1 - length) * size
     return (first[:, None] + centres * length[:, None] - 0.5).clamp(0, size - 1)

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
-from allrounder.config.fields import did_you_mean
-from allrounder.data.corruptions.base import SEVERITIES, Corruption, Uint8Array, check_images
+from allrounder.data.corruptions.base import SEVERITIES, Corruption, Uint8Array, check_name, rng_per_image
 from allrounder.data.corruptions.blur import defocus_blur, gaussian_blur, glass_blur, motion_blur, zoom_blur
 from allrounder.data.corruptions.digital import (
     brightness,
@@ -30,7 +28,7 @@ from allrounder.data.corruptions.spatter import spatter
 from allrounder.data.corruptions.weather import fog, frost, snow
 from allrounder.rng import Rng
 
-STANDARD_CORRUPTIONS: dict[str, Corruption] = {
+CORRUPTIONS: dict[str, Corruption] = {
     "gaussian_noise": Corruption(gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
     "shot_noise": Corruption(shot_noise, (500.0, 250.0, 100.0, 75.0, 50.0)),
     "impulse_noise": Corruption(impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
@@ -58,10 +56,6 @@ STANDARD_CORRUPTIONS: dict[str, Corruption] = {
     ),
     "pixelate": Corruption(pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     "jpeg_compression": Corruption(jpeg_compression, (80, 65, 58, 50, 40)),
-}
-"""The fifteen corruptions that papers average over."""
-
-EXTRA_CORRUPTIONS: dict[str, Corruption] = {
     "speckle_noise": Corruption(speckle_noise, (0.06, 0.1, 0.12, 0.16, 0.2)),
     "gaussian_blur": Corruption(gaussian_blur, (0.4, 0.6, 0.7, 0.8, 1.0)),
     "spatter": Corruption(
@@ -76,9 +70,7 @@ EXTRA_CORRUPTIONS: dict[str, Corruption] = {
     ),
     "saturate": Corruption(saturate, ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))),
 }
-"""The four other corruptions of the published sets, intended for tuning."""
-
-CORRUPTIONS = STANDARD_CORRUPTIONS | EXTRA_CORRUPTIONS
+"""The fifteen corruptions that papers average over, then the four that the authors intend for tuning."""
 
 
 def corrupt(
@@ -89,19 +81,11 @@ def corrupt(
     `rows` are the positions of the images in their dataset, by default 0, 1, 2, ... With the same seed, the
     image of a row is always corrupted in the same way, whatever else is in the batch.
     """
-    if corruption not in CORRUPTIONS:
-        names = ", ".join(CORRUPTIONS)
-        raise ValueError(
-            f"corruption: got {corruption!r}, expected one of {names}{did_you_mean(corruption, CORRUPTIONS)}"
-        )
+    check_name("corruption", corruption, CORRUPTIONS)
     if severity not in SEVERITIES:
         raise ValueError(f"severity: got {severity}, expected 1 to 5; use the images themselves for none")
-    check_images(images)
-    rows = range(len(images)) if rows is None else rows
-    if len(rows) != len(images):
-        raise ValueError(f"rows: got {len(rows)} for {len(images)} images, expected one for each")
+    rng = rng_per_image(Rng(seed).fold_in("corruption", corruption, severity), images, rows)
     if len(images) == 0:
         return images.copy()
-    rng = Rng(seed).fold_in("corruption", corruption, severity).per_example(torch.tensor(list(rows)))
     entry = CORRUPTIONS[corruption]
     return np.ascontiguousarray(entry.apply(images, entry.constants[severity - 1], rng))

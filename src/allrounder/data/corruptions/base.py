@@ -7,7 +7,7 @@ For the same reason no function here sums over a batch, or in an order that depe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from allrounder.config.fields import did_you_mean
 from allrounder.rng import Rng
 
 Uint8Array: TypeAlias = NDArray[np.uint8]
 FloatArray: TypeAlias = NDArray[np.float64]
-CorruptionFn: TypeAlias = Callable[[Uint8Array, Any, Rng], Uint8Array]
-"""Corrupts images, given the constants of a severity and random numbers with one stream per image."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 MIN_SIDE = 8
@@ -32,23 +31,31 @@ LUMA = (0.299, 0.587, 0.114)
 @final
 @dataclass(frozen=True)
 class Corruption:
-    """A corruption function and its constants for the severities 1 to 5."""
+    """A function of images, constants and random numbers, and its constants for the severities 1 to 5."""
 
-    apply: CorruptionFn
+    apply: Callable[[Uint8Array, Any, Rng], Uint8Array]
     constants: tuple[Any, ...]
 
-    def __post_init__(self) -> None:
-        assert len(self.constants) == len(SEVERITIES)
+
+def check_name(role: str, name: str, table: Collection[str]) -> None:
+    """Raise ValueError unless the name is in the table."""
+    if name not in table:
+        hint = did_you_mean(name, table)
+        raise ValueError(f"{role}: got {name!r}, expected one of {', '.join(table)}{hint}")
 
 
-def check_images(x: NDArray[Any]) -> None:
-    """Raise ValueError unless `x` is a uint8 array of images that are large enough to corrupt."""
-    shape = x.shape
-    if x.dtype != np.uint8 or x.ndim != 4 or shape[3] not in (1, 3) or min(shape[1:3]) < MIN_SIDE:
+def rng_per_image(rng: Rng, images: NDArray[Any], rows: Sequence[int] | None) -> Rng:
+    """Check images and their rows, and return random numbers with one stream per row."""
+    shape = images.shape
+    if images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or min(shape[1:3]) < MIN_SIDE:
         raise ValueError(
-            f"images: got {x.dtype} of shape {shape}, expected uint8 of shape (n, h, w, 1 or 3), "
+            f"images: got {images.dtype} of shape {shape}, expected uint8 of shape (n, h, w, 1 or 3), "
             f"at least {MIN_SIDE} pixels high and wide; convert them first"
         )
+    rows = range(len(images)) if rows is None else rows
+    if len(rows) != len(images):
+        raise ValueError(f"rows: got {len(rows)} for {len(images)} images, expected one for each")
+    return rng.per_example(torch.tensor(list(rows)))
 
 
 def arange(stop: int) -> NDArray[np.int64]:
@@ -66,6 +73,11 @@ def to_uint8(x: FloatArray) -> Uint8Array:
     return (np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
+def round_to_uint8(x: FloatArray) -> Uint8Array:
+    """Convert numbers in [0, 1] to the nearest bytes."""
+    return np.rint(255 * x).astype(np.uint8)
+
+
 def luminance(x: FloatArray) -> FloatArray:
     """Return the brightness of every pixel, (n, h, w, 1); a grey image is returned as it is."""
     if x.shape[-1] == 1:
@@ -75,11 +87,7 @@ def luminance(x: FloatArray) -> FloatArray:
 
 def tint(colour: tuple[float, float, float], channels: int) -> FloatArray:
     """Return a colour for images with 3 channels, or its brightness for images with 1 channel."""
-    return (
-        np.array(colour)
-        if channels == 3
-        else np.array([sum(a * b for a, b in zip(LUMA, colour, strict=True))])
-    )
+    return np.array(colour if channels == 3 else [sum(a * b for a, b in zip(LUMA, colour, strict=True))])
 
 
 def uniform(rng: Rng, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> FloatArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from allrounder.data.corruptions.base import Uint8Array, arange, to_float, to_uint8, uniform
+from allrounder.data.corruptions.base import Uint8Array, arange, round_to_uint8, to_float, to_uint8, uniform
 from allrounder.data.corruptions.filters import clipped_zoom, correlate, disk, gaussian_filter, motion_filter
 from allrounder.rng import Rng
 
@@ -42,15 +42,12 @@ def glass_blur(x: Uint8Array, constants: tuple[float, int], rng: Rng) -> Uint8Ar
 def motion_blur(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
     """Blur along a random line, at most 45 degrees from the horizontal. Constants: (radius, sigma)."""
     angles = uniform(rng, (len(x),), -45.0, 45.0).tolist()
-    return np.rint(255 * motion_filter(to_float(x), *constants, angles)).astype(np.uint8)
+    return round_to_uint8(motion_filter(to_float(x), *constants, angles))
 
 
 def zoom_blur(x: Uint8Array, steps: int, rng: Rng) -> Uint8Array:
-    """Average the image and its enlargements by 0, 1, 2, ... percent, as a camera that moves closer does.
-
-    `steps` is the length of the published ranges (1 to 1.06 and so on, by 0.01) in floating point, where the
-    first two ranges include their ends.
-    """
+    """Average the image and its enlargements by 0, 1, 2, ... percent; `steps` is the length of the published
+    ranges (1 to 1.06 and so on, by 0.01) in floating point, where the first two include their ends."""
     pixels = to_float(x)
     total = pixels
     for percent in range(steps):

@@ -16,20 +16,19 @@ import numpy as np
 import torch
 
 from allrounder.data.base import Split
-from allrounder.data.corruptions import CORRUPTIONS, corrupt
 from allrounder.data.corruptions.base import SEVERITIES, Uint8Array
 from allrounder.data.corruptions.generate import (
-    GENERATED_NOTES,
+    GENERATED,
     GENERATOR_VERSION,
     LABELS_FILE,
     MARKER_FILE,
+    SHIFT_TABLES,
+    GeneratedSet,
     ShiftKind,
     fetch_uint8,
     read_marker,
     source_digest,
-    to_int_list,
 )
-from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
 from allrounder.data.files.cache import cache_folder
 from allrounder.errors import RunError
 from allrounder.types import Labels
@@ -38,48 +37,12 @@ NUM_MATCHED_IMAGES = 16
 """Images compared to check that a published set is made from the images of the split."""
 NUM_DIGEST_IMAGES = 64
 """Images of a published file that enter its digest."""
-OFFICIAL, GENERATED = "official", "generated"
-UNMARKED_NOTE = "unmarked files, taken as official"
-"""Description of a set without a marker file."""
+OFFICIAL = "official"
 
 
 @final
 class UnusableSetError(RunError):
     """A set is damaged or incomplete."""
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class GeneratedSet:
-    """Corrupted or perturbed copies of the images of a split, generated when they are fetched."""
-
-    split: Split
-    kind: ShiftKind
-    seed: int = 0
-    source: str = GENERATED
-    fallback_reason: str = ""
-    """Why an official set that exists is not used, or empty."""
-
-    @property
-    def description(self) -> str:
-        """The seed and the generator version."""
-        return _describe_generated(self.kind, self.seed)
-
-    def content_id(self, name: str) -> str:
-        """Return an identifier of the images: how they are generated from those of the split."""
-        return self.description
-
-    def num_frames(self, name: str) -> int:
-        """Return the number of frames of a perturbation in the protocol."""
-        return PERTURBATIONS[name].num_frames
-
-    def fetch(self, name: str, severity: int | None, rows: Labels) -> Uint8Array:
-        """Return the given rows: (n, 1, h, w, c) at a severity, or all frames, (n, frames, h, w, c)."""
-        x = fetch_uint8(self.split, rows)
-        numbers = to_int_list(rows)
-        if severity is not None:
-            return corrupt(x, name, severity, seed=self.seed, rows=numbers)[:, None]
-        return perturb_sequence(x, name, seed=self.seed, rows=numbers)
 
 
 @final
@@ -106,8 +69,7 @@ class StoredSet:
 
     def fetch(self, name: str, severity: int | None, rows: Labels) -> Uint8Array:
         """Return the given rows: (n, 1, h, w, c) at a severity, or all frames, (n, frames, h, w, c)."""
-        array = _open_array(self.folder, name)
-        index = rows.numpy()
+        array, index = _open_array(self.folder, name), rows.numpy()
         return array[index] if severity is None else array[(severity - 1) * self.num_images + index][:, None]
 
 
@@ -125,48 +87,42 @@ def find_set(
     seed are not taken from the cache, so results do not depend on what was generated before.
     """
     root = cache_folder() if folder is None else Path(folder).expanduser()
-    table = CORRUPTIONS if kind == "c" else PERTURBATIONS
     folders = [root, *(path for depth in ("*", "*/*") for path in sorted(root.glob(depth)) if path.is_dir())]
+    candidates: list[ShiftedSet] = []
     problems: list[str] = []
     unusable: list[str] = []
-    candidates: list[StoredSet] = []
     for path in folders:
-        if any(_matches_kind(path, name, kind) for name in table):
+        if any(_matches_kind(path, name, kind) for name in SHIFT_TABLES[kind]):
             try:
                 candidates.append(_open_stored(path, kind, names, split))
             except RunError as error:
                 problems.append(str(error))
                 if isinstance(error, UnusableSetError) and not (path / MARKER_FILE).is_file():
                     unusable.append(str(error))
-    on_the_fly = GeneratedSet(split, kind)
     if folder is None:
+        on_the_fly = GeneratedSet(split, kind)
         candidates = [
-            candidate
-            for candidate in candidates
-            if candidate.source == OFFICIAL or candidate.description == on_the_fly.description
+            c for c in candidates if c.source == OFFICIAL or c.description == on_the_fly.description
         ]
-    best = min(
-        candidates,
-        key=lambda candidate: candidate.source == GENERATED,
-        default=on_the_fly if folder is None else None,
-    )
-    if best is not None and best.source == GENERATED and unusable:
+        candidates.append(on_the_fly)
+    if not candidates:
+        layout = f"{next(iter(names))}.npy as in CIFAR-10-{kind.upper()}"
+        expected = f"expected {layout} in it or up to two levels below; generate or download it"
+        raise RunError("; ".join(problems) or f"{root}: no set found, {expected}")
+    best = min(candidates, key=lambda candidate: candidate.source == GENERATED)
+    if best.source == GENERATED and unusable:
         warnings.warn(f"{unusable[0]}; {GENERATED} images are used instead of official ones", stacklevel=2)
         return replace(best, fallback_reason=unusable[0])
-    if best is not None:
-        return best
-    layout = f"{next(iter(names))}.npy as in CIFAR-10-{kind.upper()}"
-    raise RunError(
-        "; ".join(problems)
-        or f"{root}: no set found, expected {layout} in it or up to two levels below; generate or download it"
-    )
+    return best
 
 
-def _open_stored(folder: Path, kind: ShiftKind, names: Iterable[str], split: Split) -> StoredSet:
+def _open_stored(folder: Path, kind: ShiftKind, names: Sequence[str], split: Split) -> StoredSet:
     """Open a set on disk and check that it is made from the images of the split."""
     n = len(split)
     image_shape = fetch_uint8(split, torch.arange(1)).shape[1:]
-    arrays, errors = _open_arrays(folder, names)
+    needs_labels = kind == "c" or (folder / LABELS_FILE).is_file()
+    arrays, errors = _open_arrays(folder, [*names, "labels"] if needs_labels else names)
+    labels = arrays.pop("labels", None)
     for name, array in arrays.items():
         frames = array.shape[1:2]
         expected = (len(SEVERITIES) * n, *image_shape) if kind == "c" else (n, *frames, *image_shape)
@@ -175,25 +131,22 @@ def _open_stored(folder: Path, kind: ShiftKind, names: Iterable[str], split: Spl
                 f"{folder / name}.npy: got {array.dtype} of shape {array.shape}, expected uint8 of "
                 f"{expected}; evaluate on the images that it was made from"
             )
-    labels, label_errors = _open_arrays(folder, [LABELS_FILE.removesuffix(".npy")])
-    errors += label_errors if kind == "c" or (folder / LABELS_FILE).is_file() else []
-    for array in labels.values():
-        if not np.array_equal(array, np.tile(split.labels.numpy(), len(array) // n)):
-            raise RunError(
-                f"{folder / LABELS_FILE}: differs from the labels of the data; "
-                "give the set made from the data"
-            )
+    if labels is not None and not np.array_equal(labels, np.tile(split.labels.numpy(), len(labels) // n)):
+        what = "differs from the labels of the data; give the set made from the data"
+        raise RunError(f"{folder / LABELS_FILE}: {what}")
     marker = read_marker(folder)
     if marker is None and arrays:
-        _check_same_images(folder, kind, next(iter(arrays)), split)
+        name, array = next(iter(arrays.items()))
+        _check_same_images(folder / f"{name}.npy", array, kind, split)
     # Raised last: whether a set of other images is complete does not matter.
     if errors:
         raise errors[0]
     if marker is None:
-        return StoredSet(folder, n, OFFICIAL, f"{UNMARKED_NOTE} (known by {_set_digest(folder, kind)})")
+        note = f"unmarked files, taken as official (known by {_set_digest(folder, kind)})"
+        return StoredSet(folder, n, OFFICIAL, note)
     if marker.get("source") != source_digest(split) or marker.get("generation") != GENERATOR_VERSION:
         raise RunError(f"{folder}: generated from other images or by another version; generate it again")
-    return StoredSet(folder, n, GENERATED, _describe_generated(kind, int(marker["seed"])))
+    return StoredSet(folder, n, GENERATED, GeneratedSet(split, kind, int(marker["seed"])).description)
 
 
 def _open_arrays(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], list[UnusableSetError]]:
@@ -210,11 +163,9 @@ def _open_arrays(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], li
 
 def _set_digest(folder: Path, kind: ShiftKind) -> str:
     """Return a digest of a set without a marker, from some images of each of its files."""
-    digest = hashlib.sha256()
-    arrays, _ = _open_arrays(folder, CORRUPTIONS if kind == "c" else PERTURBATIONS)
-    for name, array in arrays.items():
-        digest.update(f"{name} {_sample_digest(array)} ".encode())
-    return digest.hexdigest()[:8]
+    arrays, _ = _open_arrays(folder, SHIFT_TABLES[kind])
+    text = "".join(f"{name} {_sample_digest(array)} " for name, array in arrays.items())
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _sample_digest(array: Any) -> str:
@@ -223,13 +174,10 @@ def _sample_digest(array: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(sample).tobytes()).hexdigest()[:16]
 
 
-def _check_same_images(folder: Path, kind: ShiftKind, name: str, split: Split) -> None:
+def _check_same_images(file: Path, array: Any, kind: ShiftKind, split: Split) -> None:
     """Raise RunError unless most images of a sample are closer to their own changed copy than to others'.
-
-    Sequences are compared by their middle frame, because geometric ones start far from the image.
-    """
+    Sequences are compared by their middle frame, because geometric ones start far from the image."""
     rows = torch.arange(len(split))[:: max(len(split) // NUM_MATCHED_IMAGES, 1)][:NUM_MATCHED_IMAGES]
-    array = _open_array(folder, name)
     index = rows.numpy()
     changed = (array[index] if kind == "c" else array[index, array.shape[1] // 2]).astype(np.int64)
     original = fetch_uint8(split, rows).astype(np.int64)
@@ -237,24 +185,17 @@ def _check_same_images(folder: Path, kind: ShiftKind, name: str, split: Split) -
     matches = int((distance.argmin(1) == np.arange(len(rows))).sum())
     if 2 * matches < len(rows):
         raise RunError(
-            f"{folder / name}.npy: {len(rows) - matches} of {len(rows)} images are not those of the data; "
+            f"{file}: {len(rows) - matches} of {len(rows)} images are not those of the data; "
             "give the set made from the data, in the same order"
         )
 
 
-def _describe_generated(kind: ShiftKind, seed: int) -> str:
-    """Return the text that results of a generated set are stored under."""
-    return f"{GENERATED} with seed {seed} ({GENERATED_NOTES[kind]}; version {GENERATOR_VERSION})"
-
-
 def _matches_kind(folder: Path, name: str, kind: ShiftKind) -> bool:
     """Whether a file of this name is of a kind; arrays of sequences have one dimension more."""
-    if not (folder / f"{name}.npy").is_file():
-        return False
     try:
         return _open_array(folder, name).ndim == (4 if kind == "c" else 5)
-    except RunError:
-        return True  # opening it reports what is wrong
+    except UnusableSetError:
+        return (folder / f"{name}.npy").is_file()  # opening it reports what is wrong
 
 
 def _open_array(folder: Path, name: str) -> Any:

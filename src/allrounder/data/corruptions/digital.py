@@ -14,24 +14,18 @@ from allrounder.rng import Rng
 
 
 def brightness(x: Uint8Array, amount: float, rng: Rng) -> Uint8Array:
-    """Add `amount` to the value (HSV) of every pixel."""
-    return to_uint8(brighten(to_float(x), amount))
-
-
-def brighten(pixels: FloatArray, amount: float) -> FloatArray:
     """Add `amount` to the value (HSV) of every pixel; black, which has no hue, becomes grey."""
+    pixels = to_float(x)
     old = pixels.max(-1, keepdims=True)
     new = np.clip(old + amount, 0, 1)
     ratio: FloatArray = new / np.where(old == 0, 1, old)
     # The largest channel equals the value exactly; the product might round below it.
-    return np.where(pixels == old, new, pixels * ratio)
+    return to_uint8(np.where(pixels == old, new, pixels * ratio))
 
 
 def saturate(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint8Array:
-    """Change the saturation (HSV). Constants: (factor, offset).
-
-    Grey pixels have the hue red. An image with one channel has no saturation and is returned unchanged.
-    """
+    """Change the saturation (HSV). Constants: (factor, offset). Grey pixels have the hue red; an image with
+    one channel has no saturation and is returned unchanged."""
     if x.shape[-1] == 1:
         return x.copy()
     factor, offset = constants
@@ -52,11 +46,8 @@ def contrast(x: Uint8Array, factor: float, rng: Rng) -> Uint8Array:
 
 
 def elastic_transform(x: Uint8Array, constants: tuple[float, float, float], rng: Rng) -> Uint8Array:
-    """Apply a random affine map, then a smooth random displacement of every pixel.
-
-    Constants, as fractions of the image height: (largest displacement, its smoothness, largest move of each
-    of the three points that define the affine map).
-    """
+    """Apply a random affine map, then a smooth random displacement of every pixel. Constants, as fractions of
+    the height: (largest displacement, its smoothness, largest move of the three points of the affine map)."""
     n, h, w, _ = x.shape
     displacement, smoothness, max_move = (fraction * h for fraction in constants)
     t, i, j = min(h, w) // 3, h // 2, w // 2
@@ -72,13 +63,8 @@ def elastic_transform(x: Uint8Array, constants: tuple[float, float, float], rng:
     pixels = sample_bilinear(to_float(x), source_rows, source_columns, "reflect")
     if displacement == 0:
         return to_uint8(pixels)
-    right, down = (
-        displacement
-        * gaussian_filter(
-            uniform(rng.fold_in(name), (n, h, w), -1.0, 1.0), smoothness, truncate=3.0, edge="symmetric"
-        )
-        for name in ("right", "down")
-    )
+    noise = (uniform(rng.fold_in(name), (n, h, w), -1.0, 1.0) for name in ("right", "down"))
+    right, down = (displacement * gaussian_filter(field, smoothness, 3.0, "symmetric") for field in noise)
     return to_uint8(sample_bilinear(pixels, arange(h)[:, None] + down, arange(w) + right, "symmetric"))
 
 

@@ -28,18 +28,14 @@ def gaussian_filter(
         return x
     weights = [math.exp(-0.5 * (k / sigma) ** 2) for k in range(radius + 1)]
     total = weights[0] + 2 * sum(weights[1:])
-    for axis in (1, 2):
-        size = x.shape[axis]
-        pad_width = [(radius, radius) if a == axis else (0, 0) for a in range(x.ndim)]
-        padded = np.pad(x, pad_width, mode=edge)
-
-        def shift(k: int, padded: FloatArray = padded, axis: int = axis, size: int = size) -> FloatArray:
-            return padded[(slice(None),) * axis + (slice(radius + k, radius + k + size),)]
-
-        blurred = weights[0] / total * shift(0)
+    for _ in ("rows", "columns"):
+        h = x.shape[1]
+        padded = np.pad(x, [(0, 0), (radius, radius), *[(0, 0)] * (x.ndim - 2)], mode=edge)
+        blurred = weights[0] / total * padded[:, radius : radius + h]
         for k in range(1, radius + 1):
-            blurred += weights[k] / total * (shift(-k) + shift(k))
-        x = blurred
+            neighbours = padded[:, radius - k : radius - k + h] + padded[:, radius + k : radius + k + h]
+            blurred += weights[k] / total * neighbours
+        x = blurred.swapaxes(1, 2)
     return x
 
 
@@ -66,11 +62,8 @@ def disk(radius: float, alias: float) -> FloatArray:
 
 
 def motion_filter(x: FloatArray, radius: float, sigma: float, angles: Sequence[float]) -> FloatArray:
-    """Blur every image along a line at its own angle, in degrees.
-
-    This is ImageMagick's motion blur, which the published sets use: whole pixels along the line, one-sided
-    Gaussian weights over twice the radius, and repeated edge pixels.
-    """
+    """Blur every image along a line at its own angle in degrees, as ImageMagick does for the published sets:
+    whole pixels along the line, one-sided Gaussian weights over twice the radius, repeated edge pixels."""
     n, h, w, _ = x.shape
     reach = 2 * math.ceil(radius) + 1
     weights = [math.exp(-0.5 * (k / sigma) ** 2) for k in range(reach)]

@@ -14,38 +14,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
-import torch
 
-from allrounder.config.fields import did_you_mean
+from allrounder.data.corruptions import digital, noise
 from allrounder.data.corruptions.base import (
     FloatArray,
     Uint8Array,
     arange,
-    check_images,
+    check_name,
     normal,
-    poisson,
+    rng_per_image,
+    round_to_uint8,
     to_float,
     to_uint8,
 )
-from allrounder.data.corruptions.digital import brighten
 from allrounder.data.corruptions.filters import motion_filter, sample_bilinear
 from allrounder.data.corruptions.weather import blend_snow, make_snowflakes
 from allrounder.rng import Rng
 
-FrameFn: TypeAlias = Callable[[Uint8Array, Rng], Iterator[Uint8Array]]
-"""Yields the frames of a batch of images, one after the other."""
 NUM_FRAMES = 31
 
 
 @final
 @dataclass(frozen=True)
 class Perturbation:
-    """A function that yields the frames of images, and the number of frames."""
+    """A function that yields the frames of a batch of images one after the other, and their number."""
 
-    make_frames: FrameFn
+    make_frames: Callable[[Uint8Array, Rng], Iterator[Uint8Array]]
     num_frames: int = NUM_FRAMES
 
 
@@ -53,21 +50,20 @@ def gaussian_noise(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
     """Yield the image, then the image with Gaussian noise of scale 0.02."""
     yield x
     for frame in range(1, NUM_FRAMES):
-        yield to_uint8(to_float(x) + normal(rng.fold_in(frame), x.shape, scale=0.02))
+        yield noise.gaussian_noise(x, 0.02, rng.fold_in(frame))
 
 
 def shot_noise(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
     """Yield the image, then the image in Poisson counts; white is 700 photons."""
     yield x
     for frame in range(1, NUM_FRAMES):
-        yield to_uint8(poisson(rng.fold_in(frame), to_float(x) * 700.0) / 700.0)
+        yield noise.shot_noise(x, 700.0, rng.fold_in(frame))
 
 
 def motion_blur(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
     """Blur along a line that turns by 9 degrees per frame, through half a circle."""
     for frame in range(21):
-        blurred = motion_filter(to_float(x), 6.0, 1.8, [(frame - 20) * 9.0] * len(x))
-        yield np.rint(255 * blurred).astype(np.uint8)
+        yield round_to_uint8(motion_filter(to_float(x), 6.0, 1.8, [(frame - 20) * 9.0] * len(x)))
 
 
 def zoom_blur(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
@@ -91,19 +87,14 @@ def snow(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
 def brightness(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
     """Change the value (HSV) from -0.225 to +0.225."""
     for frame in range(NUM_FRAMES):
-        yield to_uint8(brighten(to_float(x), (frame - 15) * 0.015))
+        yield digital.brightness(x, (frame - 15) * 0.015, rng)
 
 
 def translate(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
     """Move the image from 7 pixels left to 8 pixels right."""
+    padded = np.pad(x, [(0, 0), (0, 0), (8, 7), (0, 0)])
     for frame in range(16):
-        right = frame - 7
-        moved = np.zeros_like(x)
-        if right < 0:
-            moved[:, :, :right] = x[:, :, -right:]
-        else:
-            moved[:, :, right:] = x[:, :, : x.shape[2] - right]
-        yield moved
+        yield padded[:, :, 15 - frame : 15 - frame + x.shape[2]]
 
 
 def rotate(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
@@ -112,14 +103,13 @@ def rotate(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
     for frame in range(NUM_FRAMES):
         angle = math.radians(frame - 15.0)
         cos, sin = math.cos(angle), math.sin(angle)
-        yield _sample_centred(to_float(x), cos * rows - sin * columns, cos * columns + sin * rows)
+        turned = cos * rows - sin * columns, cos * columns + sin * rows
+        yield round_to_uint8(_sample_centred(to_float(x), *turned))
 
 
 def tilt(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
-    """Rotate the image in space about both axes from -11.25 to 11.25 degrees.
-
-    The camera is as far away as the image's diagonal is long.
-    """
+    """Rotate the image about both axes from -11.25 to 11.25 degrees, seen from the distance of its
+    diagonal."""
     rows, columns = _centred_grid(x)
     diagonal = math.hypot(*x.shape[1:3])
     for frame in range(NUM_FRAMES):
@@ -135,13 +125,13 @@ def tilt(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
         )
         inverse = np.linalg.inv(projection)
         across, down, distance = (row[0] * columns + row[1] * rows + row[2] for row in inverse)
-        yield _sample_centred(to_float(x), down / distance, across / distance)
+        yield round_to_uint8(_sample_centred(to_float(x), down / distance, across / distance))
 
 
 def scale(x: Uint8Array, rng: Rng) -> Iterator[Uint8Array]:
     """Scale the image from 70 to 130 percent of its size."""
     for frame in range(NUM_FRAMES):
-        yield np.rint(255 * _rescale(to_float(x), (70 + 2 * frame) / 100)).astype(np.uint8)
+        yield round_to_uint8(_rescale(to_float(x), (70 + 2 * frame) / 100))
 
 
 def _centred_grid(x: Uint8Array | FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -153,16 +143,14 @@ def _centred_grid(x: Uint8Array | FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def _rescale(pixels: FloatArray, factor: float) -> FloatArray:
     """Scale images about their centre by a factor."""
-    h, w = pixels.shape[1:3]
     rows, columns = _centred_grid(pixels)
-    return sample_bilinear(pixels, rows / factor + (h - 1) / 2, columns / factor + (w - 1) / 2, "black")
+    return _sample_centred(pixels, rows / factor, columns / factor)
 
 
-def _sample_centred(pixels: FloatArray, rows: FloatArray, columns: FloatArray) -> Uint8Array:
+def _sample_centred(pixels: FloatArray, rows: FloatArray, columns: FloatArray) -> FloatArray:
     """Sample images at coordinates measured from their centre."""
     h, w = pixels.shape[1:3]
-    sampled = sample_bilinear(pixels, rows + (h - 1) / 2, columns + (w - 1) / 2, "black")
-    return np.rint(255 * sampled).astype(np.uint8)
+    return sample_bilinear(pixels, rows + (h - 1) / 2, columns + (w - 1) / 2, "black")
 
 
 PERTURBATIONS: dict[str, Perturbation] = {
@@ -183,21 +171,12 @@ PERTURBATIONS: dict[str, Perturbation] = {
 def perturb_sequence(
     images: Uint8Array, perturbation: str, *, seed: int = 0, rows: Sequence[int] | None = None
 ) -> Uint8Array:
-    """Return the frames of uint8 images (n, h, w, 1 or 3) as (n, frames, h, w, 1 or 3).
-
-    `rows` has the same meaning as in `corrupt`.
-    """
-    if perturbation not in PERTURBATIONS:
-        names = ", ".join(PERTURBATIONS)
-        hint = did_you_mean(perturbation, PERTURBATIONS)
-        raise ValueError(f"perturbation: got {perturbation!r}, expected one of {names}{hint}")
-    check_images(images)
-    rows = range(len(images)) if rows is None else rows
-    if len(rows) != len(images):
-        raise ValueError(f"rows: got {len(rows)} for {len(images)} images, expected one for each")
+    """Return the frames of uint8 images, (n, frames, h, w, c); arguments have the same meaning as in
+    `corrupt`."""
+    check_name("perturbation", perturbation, PERTURBATIONS)
+    rng = rng_per_image(Rng(seed).fold_in("perturbation", perturbation), images, rows)
     entry = PERTURBATIONS[perturbation]
     frames = np.empty((len(images), entry.num_frames, *images.shape[1:]), np.uint8)
-    rng = Rng(seed).fold_in("perturbation", perturbation).per_example(torch.tensor(list(rows)))
     for i, frame in enumerate(entry.make_frames(images, rng)):
         frames[:, i] = frame
     return frames

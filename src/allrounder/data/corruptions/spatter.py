@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from allrounder.data.corruptions.base import FloatArray, Uint8Array, normal, tint, to_float, to_uint8
+from allrounder.data.corruptions.base import FloatArray, Uint8Array, arange, normal, tint, to_float, to_uint8
 from allrounder.data.corruptions.filters import correlate, gaussian_filter
 from allrounder.rng import Rng
 
@@ -48,11 +48,8 @@ def _specular(drops: FloatArray) -> FloatArray:
 
 
 def canny_edges(images: FloatArray) -> NDArray[np.bool_]:
-    """Detect Canny edges in images (n, h, w).
-
-    Edges are ridges of the gradient magnitude above the high threshold, and ridges above the low threshold
-    that are connected to them.
-    """
+    """Detect Canny edges in images (n, h, w): ridges of the gradient magnitude above the high threshold, and
+    ridges above the low threshold that are connected to them."""
     across, down = (correlate(images[..., None], kernel)[..., 0] for kernel in (SOBEL, SOBEL.T))
     magnitude = np.abs(across) + np.abs(down)
     padded = np.pad(magnitude, [(0, 0), (1, 1), (1, 1)])
@@ -82,11 +79,9 @@ def _distance_transform(marked: NDArray[np.bool_]) -> FloatArray:
     """Return the distance of every pixel of images (n, h, w) to a marked pixel, or h + w without any."""
     h, w = marked.shape[1:]
     infinity = float(h + w)
-    vertical = np.where(marked, 0, infinity)
-    for i in range(1, h):
-        vertical[:, i] = np.minimum(vertical[:, i], vertical[:, i - 1] + 1)
-    for i in range(h - 2, -1, -1):
-        vertical[:, i] = np.minimum(vertical[:, i], vertical[:, i + 1] + 1)
+    vertical, rows = np.where(marked, 0, infinity), arange(h)[:, None]
+    for _ in ("from above", "from below"):
+        vertical = (np.minimum.accumulate(vertical - rows, axis=1) + rows)[:, ::-1]
     squared = vertical * vertical
     best = np.full(vertical.shape, infinity * infinity)
     for shift in range(-w + 1, w):

@@ -32,11 +32,8 @@ FROST_TINT = (0.88, 0.96, 1.0)
 def snow(
     x: Uint8Array, constants: tuple[float, float, float, float, float, float, float], rng: Rng
 ) -> Uint8Array:
-    """Whiten the image and add falling snowflakes.
-
-    Constants: mean, scale, zoom and threshold of the layer of flakes; radius and sigma of their motion blur;
-    share of the image that is not whitened.
-    """
+    """Whiten the image and add falling snowflakes. Constants: mean, scale, zoom and threshold of the layer of
+    flakes; radius and sigma of their motion blur; share of the image that is not whitened."""
     mean, scale, zoom, threshold, radius, sigma, keep = constants
     flakes = make_snowflakes(normal(rng.fold_in("flakes"), (*x.shape[:3], 1), mean, scale), zoom, threshold)
     angles = uniform(rng.fold_in("angle"), (len(x),), -135.0, -45.0).tolist()
@@ -94,8 +91,7 @@ def plasma_fractal(rng: Rng, count: int, side: int, decay: float) -> FloatArray:
     """Return `count` tileable cloud maps in [0, 1] by the diamond-square algorithm; `side` is a power of two.
 
     A new point is the mean of the four around it plus noise: first the centres of the squares, then the
-    middles of their sides. The square root of the noise scale is divided by `decay` at every halving of the
-    squares.
+    middles of their sides. Every halving of the squares divides the root of the noise scale by `decay`.
     """
     height = np.zeros((count, side, side))
     step, spread = side, 100.0

@@ -52,11 +52,6 @@ class DecodeSpec:
     resize: int | None = None
     upright: bool = False
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of a decoded image."""
-        return self.channels, self.height, self.width
-
     def decode(self, path: str) -> NDArray[np.uint8]:
         """Decode a file to (c, h, w). Raises a ValueError that begins with the path."""
         # Pillow's decoders raise many kinds of errors for damaged images.

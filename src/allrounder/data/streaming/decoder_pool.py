@@ -34,7 +34,7 @@ DecodeFuture: TypeAlias = "Future[bytes]"
 TaskQueue: TypeAlias = "SimpleQueue[tuple[DecodeFuture, bytes] | None]"
 
 
-def default_workers() -> int:
+def default_num_decoders() -> int:
     """One process for each core available to this process except its own, at most MAX_DEFAULT_WORKERS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MAX_DEFAULT_WORKERS, cores - 1)
@@ -61,13 +61,11 @@ class DecoderPool:
 
     def submit(self, spec: DecodeSpec, paths: Sequence[str]) -> list[DecodeFuture]:
         """Decode files in the background; the futures give, in order, the pixels of a few images each."""
-        if not self._threads:
-            for number in range(self.workers):
-                name = f"decoder-{number + 1}"
-                self._threads.append(
-                    threading.Thread(target=_worker_loop, args=(self._queue,), name=name, daemon=True)
-                )
-                self._threads[-1].start()
+        while len(self._threads) < self.workers:
+            name = f"decoder-{len(self._threads) + 1}"
+            thread = threading.Thread(target=_worker_loop, args=(self._queue,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
         per_task = max(1, min(MAX_IMAGES_PER_TASK, -(-len(paths) // (2 * self.workers))))
         futures: list[DecodeFuture] = []
         for start in range(0, len(paths), per_task):
@@ -100,8 +98,7 @@ class _DecoderProcess:
 
     def stop(self) -> int | None:
         """Stop the process and return its exit code."""
-        process = self.process
-        self.process = None
+        process, self.process = self.process, None
         if process is None:
             return None
         # A forked copy of this process may keep the pipe open, so the decoder would not see its end.
@@ -136,8 +133,7 @@ def _send_request(process: subprocess.Popen[bytes], message: bytes) -> bytes:
     stdin.flush()
     head = stdout.read(9)
     size = int.from_bytes(head[1:], "big")
-    body = stdout.read(size) if len(head) == 9 else b""
-    if len(head) < 9 or len(body) < size:
+    if len(head) < 9 or len(body := stdout.read(size)) < size:
         raise EOFError
     if head[:1] != DONE:
         raise DataError(body.decode())

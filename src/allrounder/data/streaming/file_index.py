@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, final
@@ -35,22 +36,13 @@ class FileIndex:
     @classmethod
     def from_files(cls, root: Path, files: Iterable[tuple[str, int]]) -> FileIndex:
         """Build an index from pairs (name relative to the root, label)."""
-        names = bytearray()
-        ends, labels = np.empty(1024, np.int64), np.empty(1024, np.int64)
-        count = 0
+        names, ends, labels = bytearray(), array("q"), array("q")
         for name, label in files:
-            if count == len(ends):
-                ends, labels = (np.concatenate([array, np.empty_like(array)]) for array in (ends, labels))
             names += os.fsencode(name)
-            ends[count] = len(names)
-            labels[count] = label
-            count += 1
-        return cls(
-            str(root),
-            torch.from_numpy(np.frombuffer(names, np.uint8).copy()),
-            torch.from_numpy(ends[:count].copy()),
-            torch.from_numpy(labels[:count].copy()),
-        )
+            ends.append(len(names))
+            labels.append(label)
+        columns = np.array(names, np.uint8), np.array(ends, np.int64), np.array(labels, np.int64)
+        return cls(str(root), *(torch.from_numpy(column) for column in columns))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -78,8 +70,7 @@ def list_class_folders(folder: Path) -> list[str]:
         raise FileNotFoundError(
             f"{folder}: no such folder (looked from {Path.cwd()}); expected one folder for each class in it"
         )
-    with os.scandir(folder) as scanned:
-        entries = [entry for entry in scanned if not _is_ignored(entry.name)]
+    entries = _scan(folder)
     images = sorted(entry.name for entry in entries if _is_image(entry.name) and entry.is_file())
     if images:
         raise ValueError(
@@ -93,49 +84,36 @@ def list_class_folders(folder: Path) -> list[str]:
 
 
 def scan_class_folders(root: Path, classes: Sequence[str], inner: str = "") -> FileIndex:
-    """Index the images of all classes, sorted by class and then by name.
-
-    `inner` is a folder inside every class folder that contains the images.
-    """
-
-    def files() -> Iterable[tuple[str, int]]:
-        for label, name in enumerate(classes):
-            folder = os.path.join(name, inner) if inner else name
-            for file in list_images(root / folder):
-                yield f"{folder}/{file}", label
-
-    return FileIndex.from_files(root, files())
+    """Index the images of all classes, or of a folder `inner` in each of them, sorted by class and name."""
+    folders = [f"{name}/{inner}" if inner else name for name in classes]
+    files = ((f"{path}/{file}", i) for i, path in enumerate(folders) for file in list_images(root / path))
+    return FileIndex.from_files(root, files)
 
 
 def list_images(folder: Path) -> list[str]:
     """List the images of one folder, sorted. Raises ValueError if there are none, or other files."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder, expected images in it")
-    images: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = entry.name
-            if _is_ignored(name):
-                continue
-            if entry.is_dir():
-                raise ValueError(
-                    f"{entry.path}: is a folder inside the folder of a class, expected only images; "
-                    "move its images up, and remove it"
-                )
-            if entry.is_symlink() and not os.path.exists(entry.path):
-                raise ValueError(
-                    f"{entry.path}: is a link to {os.readlink(entry.path)}, which is not there; "
-                    "put that back, or remove the link"
-                )
-            if not _is_image(name) or not entry.is_file():
-                raise ValueError(
-                    f"{entry.path}: is no image by its name, expected one of {' '.join(IMAGE_SUFFIXES)}; "
-                    "rename it, or move it elsewhere"
-                )
-            images.append(name)
-    if not images:
+    entries = _scan(folder)
+    for entry in entries:
+        if entry.is_dir():
+            raise ValueError(
+                f"{entry.path}: is a folder inside the folder of a class, expected only images; "
+                "move its images up, and remove it"
+            )
+        if entry.is_symlink() and not os.path.exists(entry.path):
+            raise ValueError(
+                f"{entry.path}: is a link to {os.readlink(entry.path)}, which is not there; "
+                "put that back, or remove the link"
+            )
+        if not _is_image(entry.name) or not entry.is_file():
+            raise ValueError(
+                f"{entry.path}: is no image by its name, expected one of {' '.join(IMAGE_SUFFIXES)}; "
+                "rename it, or move it elsewhere"
+            )
+    if not entries:
         raise ValueError(f"{folder}: has no images, expected some; add them, or remove the class everywhere")
-    return sorted(images)
+    return sorted(entry.name for entry in entries)
 
 
 def check_same_classes(
@@ -143,10 +121,8 @@ def check_same_classes(
 ) -> None:
     """Raise ValueError unless both splits have the same classes."""
     for name in sorted(set(train_classes) ^ set(test_classes)):
-        if name in train_classes:
-            has, lacks, other_classes = train, test, test_classes
-        else:
-            has, lacks, other_classes = test, train, train_classes
+        sides = (train, test, test_classes), (test, train, train_classes)
+        has, lacks, other_classes = sides[0] if name in train_classes else sides[1]
         raise ValueError(
             f"{lacks}: has no class {name}, but {has} has{did_you_mean(name, other_classes)}; "
             "expected the same folders in both"
@@ -156,22 +132,21 @@ def check_same_classes(
 def select_listed(file: Path, test: FileIndex, split: str) -> FileIndex:
     """Select the test images that a text file lists, in its order.
 
-    A line has one path, relative to the folder of test images, or beginning with the name `split` of that
-    folder. Empty lines are skipped, and comments from a # at the beginning of a line or after a space.
-    Backslashes are accepted as separators.
+    A line has one path, relative to the folder of test images or beginning with its name `split`; backslashes
+    are accepted as separators. Empty lines are skipped, and comments from a # at the beginning of a line or
+    after a space.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file (looked from {Path.cwd()}); set subset to a list file")
-    row_of: Mapping[str, int] = {test.name(row): row for row in range(len(test))}
+    row_of = {test.name(row): row for row in range(len(test))}
     line_of: dict[int, int] = {}
     for number, raw in read_lines(file):
         text = re.sub(r"(^|\s)#.*", "", raw).strip()
         if not text:
             continue
-        row = None
-        for name in (text, text.replace("\\", "/")):
-            name = name.removeprefix("./")
-            row = row_of.get(name, row_of.get(name.removeprefix(f"{split}/"))) if row is None else row
+        paths = [path.removeprefix("./") for path in (text, text.replace("\\", "/"))]
+        names = [name for path in paths for name in (path, path.removeprefix(f"{split}/"))]
+        row = next((row_of[name] for name in names if name in row_of), None)
         if row is None:
             raise ValueError(
                 f"{file}: line {number}: got {text}, no such image in {test.root}; expected a path "
@@ -196,8 +171,10 @@ def read_lines(file: Path) -> Iterable[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def _is_ignored(name: str) -> bool:
-    return name.startswith(".") or name.lower() in IGNORED_FILES
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    """List the entries of a folder that are neither hidden nor created by an operating system."""
+    with os.scandir(folder) as entries:
+        return [e for e in entries if not (e.name.startswith(".") or e.name.lower() in IGNORED_FILES)]
 
 
 def _is_image(name: str) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from allrounder.data.base import Data
 from allrounder.data.streaming.decode import DecodeSpec
-from allrounder.data.streaming.decoder_pool import DecodeFuture, DecoderPool, default_workers
+from allrounder.data.streaming.decoder_pool import DecodeFuture, DecoderPool, default_num_decoders
 from allrounder.data.streaming.file_index import FileIndex
 from allrounder.errors import DataError
 from allrounder.types import Images, Labels
@@ -23,14 +23,12 @@ MAX_PREFETCHED = 4
 
 @final
 class LazySplit:
-    """The images of a list of files, decoded on `fetch`.
-
-    With a pool, its processes decode the images, ahead of time after `prefetch`; the pixels are bit-for-bit
-    the same. A copy that is sent to another process decodes there, without a pool.
-    """
+    """The images of a list of files, decoded on `fetch`, by the processes of a pool if there is one, ahead of
+    time after `prefetch`; the pixels are the same. A copy that is sent to another process has no pool."""
 
     def __init__(self, files: FileIndex, spec: DecodeSpec, pool: DecoderPool | None = None) -> None:
         self.files = files
+        self.labels = files.labels
         self.spec = spec
         self.pool = pool
         self._prefetched: dict[tuple[int, ...], list[DecodeFuture]] = {}
@@ -38,15 +36,11 @@ class LazySplit:
     def __len__(self) -> int:
         return len(self.files)
 
-    @property
-    def labels(self) -> Labels:
-        """The labels of the files."""
-        return self.files.labels
-
     def fetch(self, index: Labels) -> Images:
         """Return the images at these positions, decoded now unless they were prefetched."""
         rows = tuple(cast(list[int], index.tolist()))
-        pixels = np.empty((len(rows), *self.spec.shape), dtype=np.uint8)
+        shape = (len(rows), self.spec.channels, self.spec.height, self.spec.width)
+        pixels = np.empty(shape, dtype=np.uint8)
         if self._usable_pool is None or (len(rows) <= MAX_INLINE and rows not in self._prefetched):
             for row, target in zip(rows, pixels, strict=True):
                 target[...] = self._decode(row)
@@ -94,12 +88,9 @@ def lazy_data(
     spec: DecodeSpec,
     workers: int | None,
 ) -> Data:
-    """Build a dataset of image files, with one pool of decoder processes for both splits.
-
-    Without training images, `train` is the test split. `workers` is the number of processes: 0 for no pool,
-    None for the default number.
-    """
-    num_workers = default_workers() if workers is None else workers
+    """Build a dataset of image files, with one pool of decoder processes for both splits. Without training
+    images, `train` is the test split. `workers`: 0 for no pool, None for the default number of processes."""
+    num_workers = default_num_decoders() if workers is None else workers
     pool = DecoderPool(num_workers) if num_workers else None
     test_split = LazySplit(test, spec, pool)
     train_split = test_split if train is None else LazySplit(train, spec, pool)

@@ -21,7 +21,7 @@ from allrounder.data.augment import (
 )
 from allrounder.rng import Rng
 from allrounder.types import Batch
-from tests.reference import augment as slow
+from tests.reference import augment as reference
 
 FIELDS: dict[str, dict[str, Any]] = {
     "cutout": {"size": 3},
@@ -59,11 +59,13 @@ SHAPES = {
 
 
 @given(**SHAPES, pad=st.integers(0, 7), flip=st.booleans(), seed=st.integers(0, 99), reflect=st.booleans())
-def test_crop_flip_equals_its_slow_twin(n, c, h, w, pad, flip, seed, reflect):
+def test_crop_flip_equals_reference(n, c, h, w, pad, flip, seed, reflect):
     x, rng = images(n, c, h, w), Rng(seed).fold_in("augment")
     pad = min(pad, h - 1, w - 1) if reflect else pad
     augment = CropFlip(pad=pad, flip=flip, padding="reflect" if reflect else "zero")
-    assert torch.equal(changed(augment, x, rng), slow.crop_flip(x, numbers(rng, n, 3), pad, flip, reflect))
+    assert torch.equal(
+        changed(augment, x, rng), reference.crop_flip(x, numbers(rng, n, 3), pad, flip, reflect)
+    )
 
 
 @settings(max_examples=30)
@@ -74,54 +76,54 @@ def test_crop_flip_equals_its_slow_twin(n, c, h, w, pad, flip, seed, reflect):
     flip=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_resized_crop_equals_its_slow_twin(n, c, h, w, scale, ratio, flip, seed):
+def test_resized_crop_equals_reference(n, c, h, w, scale, ratio, flip, seed):
     x, rng = images(n, c, h, w), Rng(seed)
-    found = changed(ResizedCrop(scale=scale, ratio=ratio, flip=flip), x, rng)
-    expected = slow.resized_crop(x, numbers(rng, n, 5), scale, ratio, flip)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-6)
+    augmented = changed(ResizedCrop(scale=scale, ratio=ratio, flip=flip), x, rng)
+    expected = reference.resized_crop(x, numbers(rng, n, 5), scale, ratio, flip)
+    assert torch.allclose(augmented, expected, rtol=0, atol=1e-6)
 
 
 @given(**SHAPES, size=st.integers(0, 9), seed=st.integers(0, 99))
-def test_cutout_equals_its_slow_twin(n, c, h, w, size, seed):
+def test_cutout_equals_reference(n, c, h, w, size, seed):
     x, rng = images(n, c, h, w), Rng(seed)
-    assert torch.equal(changed(Cutout(size=size), x, rng), slow.cutout(x, numbers(rng, n, 2), size))
+    assert torch.equal(changed(Cutout(size=size), x, rng), reference.cutout(x, numbers(rng, n, 2), size))
 
 
 @given(**SHAPES, spread=st.tuples(*[st.floats(0, 2)] * 3), hue=st.floats(0, 0.5), seed=st.integers(0, 99))
-def test_colour_jitter_equals_its_slow_twin(n, c, h, w, spread, hue, seed):
+def test_colour_jitter_equals_reference(n, c, h, w, spread, hue, seed):
     x, rng = images(n, c, h, w), Rng(seed)
     brightness, contrast, saturation = spread
     augment = ColorJitter(brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
-    expected = slow.color_jitter(x, numbers(rng, n, 4), brightness, contrast, saturation, hue)
+    expected = reference.color_jitter(x, numbers(rng, n, 4), brightness, contrast, saturation, hue)
     assert torch.allclose(changed(augment, x, rng), expected, rtol=0, atol=2e-6)
 
 
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_every_augmentation_keeps_shape_type_and_box_and_gives_contiguous_images(augment, dtype):
+def test_augmentation_keeps_shape_dtype_and_range_and_is_contiguous(augment, dtype):
     x = images().to(dtype).to(memory_format=torch.channels_last)
     x[0], x[1] = 0, 1  # the corners of the box
-    kept, given_ = x.clone(), batch(x)
-    found = augment.apply(given_, Rng(0))
-    out = found.x
+    original, source = x.clone(), batch(x)
+    augmented = augment.apply(source, Rng(0))
+    out = augmented.x
     assert out.shape == x.shape and out.dtype == dtype and out.is_contiguous()
     assert out.min() >= 0 and out.max() <= 1
-    assert torch.equal(x, kept)
-    assert torch.equal(found.y, given_.y) and torch.equal(found.index, given_.index)
-    assert found.label_smoothing == 0.1 and (found.partner is not None) == augment.mixes_labels
+    assert torch.equal(x, original)
+    assert torch.equal(augmented.y, source.y) and torch.equal(augmented.index, source.index)
+    assert augmented.label_smoothing == 0.1 and (augmented.partner is not None) == augment.mixes_labels
 
 
 @pytest.mark.parametrize("kind", ALONE)
 @given(n=st.integers(0, 5), h=st.integers(2, 9), w=st.integers(2, 9), seed=st.integers(0, 99))
 @settings(max_examples=20)
-def test_every_augmentation_takes_images_of_any_size_with_one_channel(kind, n, h, w, seed):
+def test_augmentation_accepts_any_size_and_one_channel(kind, n, h, w, seed):
     x = images(n, 1, h, w)
     out = changed(ALONE[kind], x, Rng(seed))
     assert out.shape == x.shape and bool(((out >= 0) & (out <= 1)).all())
 
 
 @every
-def test_every_augmentation_is_addressed_and_leaves_the_global_generator_alone(augment):
+def test_augmentation_depends_on_address_and_not_on_global_generator(augment):
     x, before = images(), torch.get_rng_state()
     once, again, other = (changed(augment, x, Rng(0).fold_in(at)) for at in ("a", "a", "b"))
     assert torch.equal(once, again)
@@ -130,7 +132,7 @@ def test_every_augmentation_is_addressed_and_leaves_the_global_generator_alone(a
 
 
 @pytest.mark.parametrize("augment", ALONE.values(), ids=list(ALONE))
-def test_an_augmentation_per_example_does_not_depend_on_neighbours(augment):
+def test_augmentation_per_example_does_not_depend_on_neighbours(augment):
     x, rng, rows = images(), Rng(0).fold_in("augment"), torch.arange(10, 16)
     together = changed(augment, x, rng.per_example(rows))
     alone = changed(augment, x[2:3], rng.per_example(rows[2:3]))
@@ -156,7 +158,7 @@ def test_neutral_settings_change_no_bit(augment, dtype):
     assert torch.equal(changed(augment, x, Rng(0)), x)
 
 
-def test_crop_flip_uses_every_place_and_mirrors_about_half_of_the_images():
+def test_crop_flip_positions_are_uniform_and_half_is_flipped():
     n, pad = 4000, 2
     x = torch.zeros(n, 1, 7, 7)
     x[:, 0, 3, 3], x[:, 0, 3, 4] = 1.0, 0.5
@@ -168,7 +170,7 @@ def test_crop_flip_uses_every_place_and_mirrors_about_half_of_the_images():
     assert counts.sum() == n and counts.min() > 0.6 * n / 25 and counts.max() < 1.4 * n / 25
 
 
-def test_resized_crop_shows_parts_of_the_area_that_it_names():
+def test_resized_crop_has_requested_area_and_aspect_ratio():
     """On a slope, the difference between neighbours is the share of the side that is shown."""
     n, size = 500, 40
     slope = torch.linspace(0, 1, size, dtype=torch.float64)
@@ -182,12 +184,12 @@ def test_resized_crop_shows_parts_of_the_area_that_it_names():
     assert aspect.min() >= 0.8 - 1e-9 and aspect.max() <= 1.25 + 1e-9 and abs(aspect.log().mean()) < 0.02
 
 
-def test_no_augmentation_gives_the_images_themselves():
+def test_no_augment_returns_the_same_tensor():
     x = images()
     assert changed(NoAugment(), x, Rng(0)) is x
 
 
-def test_a_chain_applies_its_steps_in_order_each_with_its_own_draws():
+def test_chain_applies_steps_in_order_with_independent_draws():
     x, rng = images(), Rng(3)
     one, two = CropFlip(pad=2), Cutout(size=3)
     by_hand = changed(two, changed(one, x, rng.fold_in("step", 0)), rng.fold_in("step", 1))
@@ -196,7 +198,7 @@ def test_a_chain_applies_its_steps_in_order_each_with_its_own_draws():
     assert ((twice == 0).flatten(1).sum(1) > 9).sum() > 30
 
 
-def test_a_hue_turns_colours_about_the_grey_axis():
+def test_hue_rotates_colours_about_the_grey_axis():
     red, x = torch.tensor([0.75, 0.25, 0.25]), torch.zeros(400, 3, 1, 1)
     x[:] = red.view(3, 1, 1)
     out = changed(ColorJitter(brightness=0, contrast=0, saturation=0, hue=0.5), x, Rng(0)).flatten(1)
@@ -224,7 +226,7 @@ def test_wrong_fields_are_refused(cls, wrong):
         cls(**wrong)
 
 
-def test_what_does_not_fit_the_images_is_told():
+def test_settings_that_do_not_fit_the_images_are_refused():
     with pytest.raises(ValueError, match=r"got pad 5 for images of 5 pixels.*choose a smaller pad"):
         changed(CropFlip(pad=5, padding="reflect"), images(), Rng(0))
     with pytest.raises(ValueError, match=r"got images with 4 channels, expected 1 .grey. or 3"):

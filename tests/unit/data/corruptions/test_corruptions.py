@@ -1,4 +1,4 @@
-"""Corruptions against slow twins, other libraries, and what their constants promise."""
+"""Corruptions equal slow references and other libraries, and have the published constants."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from allrounder.data.corruptions.filters import (
 from allrounder.data.corruptions.spatter import canny_edges
 from allrounder.data.corruptions.weather import frost_textures, plasma_fractal
 from allrounder.rng import Rng
-from tests.reference import corruptions as slow
+from tests.reference import corruptions as reference
 from tests.support.images import photographs, scenes
 
 ndimage: Any = scipy_ndimage
 
 
-def apart(a: object, b: object) -> int:
+def max_difference(a: object, b: object) -> int:
     return int(np.abs(np.asarray(a).astype(int) - np.asarray(b).astype(int)).max())
 
 
@@ -37,21 +37,21 @@ def make_rng(name: str, severity: int, count: int) -> Rng:
 
 
 @pytest.mark.parametrize("severity", [1, 5])
-def test_twins_of_single_images_agree(severity: int):
+def test_corruptions_of_single_images_equal_reference(severity: int):
     x = scenes(3)
-    for name, twin, off in (
-        ("contrast", lambda image, c: slow.contrast(image, c), 1),
-        ("brightness", lambda image, c: slow.brightness(image, c), 1),
-        ("saturate", lambda image, c: slow.saturate(image, *c), 1),
-        ("pixelate", lambda image, c: slow.pixelate(image, c), 0),
-        ("jpeg_compression", lambda image, c: slow.jpeg(image, c), 0),
+    for name, expected, tolerance in (
+        ("contrast", lambda image, c: reference.contrast(image, c), 1),
+        ("brightness", lambda image, c: reference.brightness(image, c), 1),
+        ("saturate", lambda image, c: reference.saturate(image, *c), 1),
+        ("pixelate", lambda image, c: reference.pixelate(image, c), 0),
+        ("jpeg_compression", lambda image, c: reference.jpeg(image, c), 0),
     ):
         constants = CORRUPTIONS[name].constants[severity - 1]
         for image, y in zip(x, corrupt(x, name, severity), strict=True):
-            assert apart(y, twin(image, constants)) <= off, name
+            assert max_difference(y, expected(image, constants)) <= tolerance, name
 
 
-def test_grey_and_black_pixels_become_what_colour_tables_say():
+def test_grey_and_black_pixels_change_as_in_hsv():
     x = np.zeros((1, 8, 8, 3), np.uint8)
     x[:, :4] = 100
     assert corrupt(x, "brightness", 5)[0, -1, -1].tolist() == [76, 76, 76]
@@ -60,7 +60,7 @@ def test_grey_and_black_pixels_become_what_colour_tables_say():
 
 
 @pytest.mark.parametrize(("name", "constant"), [("gaussian_noise", 0.10), ("speckle_noise", 0.2)])
-def test_noise_has_its_scale(name: str, constant: float):
+def test_noise_has_requested_scale(name: str, constant: float):
     x = np.full((20, 32, 32, 3), 128, np.uint8)
     y = corrupt(x, name, 5) / 255
     level = 128 / 255
@@ -79,7 +79,7 @@ def test_shot_noise_counts_photons():
     assert (corrupt(np.zeros((1, 8, 8, 1), np.uint8), "shot_noise", 5) == 0).all()
 
 
-def test_impulses_are_black_and_white_alike():
+def test_impulse_noise_is_equally_black_and_white():
     y = corrupt(np.full((20, 32, 32, 3), 100, np.uint8), "impulse_noise", 5)
     black, white = ((y == level).mean() for level in (0, 255))
     assert set(np.unique(y)) == {0, 100, 255}
@@ -88,7 +88,7 @@ def test_impulses_are_black_and_white_alike():
 
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.0, 6.4])
 @pytest.mark.parametrize(("edge", "mode"), [("edge", "nearest"), ("symmetric", "reflect")])
-def test_the_blur_is_a_gaussian(sigma: float, edge: str, mode: str):
+def test_gaussian_filter_equals_scipy(sigma: float, edge: str, mode: str):
     x = to_float(scenes(2))
     expected = ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=mode, truncate=3)
     assert np.allclose(gaussian_filter(x, sigma, 3.0, edge), expected, atol=1e-12)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_the_blur_is_a_gaussian(sigma: float, edge: str, mode: str):
 
 @pytest.mark.parametrize("factor", [1.0, 1.01, 1.06, 1.25, 1.75, 2.25])
 @pytest.mark.parametrize("size", [28, 32, 64])
-def test_zooming_is_an_enlargement_of_the_middle(factor: float, size: int):
+def test_clipped_zoom_equals_scipy(factor: float, size: int):
     x = to_float(scenes(2, size))
     cut = int(np.ceil(size / factor))
     first = (size - cut) // 2
@@ -108,7 +108,7 @@ def test_zooming_is_an_enlargement_of_the_middle(factor: float, size: int):
 @pytest.mark.parametrize(
     ("edge", "mode"), [("reflect", "mirror"), ("symmetric", "reflect"), ("black", "constant")]
 )
-def test_sampling_is_linear_between_pixels(edge: str, mode: str):
+def test_sample_bilinear_equals_scipy(edge: str, mode: str):
     x, rng = to_float(scenes(1, 16)), np.random.default_rng(1)
     inside = edge == "black"
     rows, columns = rng.uniform(0 if inside else -12, 15 if inside else 28, (2, 1, 16, 16))
@@ -119,7 +119,7 @@ def test_sampling_is_linear_between_pixels(edge: str, mode: str):
     assert np.allclose(sample_bilinear(x, rows, columns, edge)[0], expected, atol=1e-12)  # type: ignore[arg-type]
 
 
-def test_nothing_is_beyond_a_black_edge():
+def test_samples_beyond_a_black_edge_are_zero():
     x = np.ones((1, 8, 8, 1))
     places = np.broadcast_to(np.arange(8.0) + 3, (8, 8))
     y = sample_bilinear(x, np.broadcast_to(np.arange(8.0)[:, None], (8, 8)), places, "black")
@@ -127,22 +127,22 @@ def test_nothing_is_beyond_a_black_edge():
 
 
 @pytest.mark.parametrize("angle", [-45.0, -30.5, 0.0, 90.0, -135.0])
-def test_motion_is_a_line_of_pixels(angle: float):
+def test_motion_filter_equals_reference(angle: float):
     x = to_float(scenes(2, 16))
     blurred = motion_filter(x, 6.0, 1.5, [angle, 10.0])
-    assert np.allclose(blurred[0], slow.motion(x[0], 6, 1.5, angle), atol=1e-12)
-    assert not np.allclose(blurred[1], slow.motion(x[1], 6, 1.5, angle), atol=1e-3) or angle == 10.0
+    assert np.allclose(blurred[0], reference.motion(x[0], 6, 1.5, angle), atol=1e-12)
+    assert not np.allclose(blurred[1], reference.motion(x[1], 6, 1.5, angle), atol=1e-3) or angle == 10.0
 
 
-def test_glass_copies_its_neighbours():
+def test_glass_blur_equals_reference():
     x = scenes(2)
     rng = make_rng("glass_blur", 1, 2).fold_in("move", 0)
     up, left = np.moveaxis(uniform(rng, (2, 32, 32, 2)) < 0.5, -1, 0)
-    expected = [slow.glass(image, up[i], left[i]) for i, image in enumerate(x)]
+    expected = [reference.glass(image, up[i], left[i]) for i, image in enumerate(x)]
     assert np.array_equal(corrupt(x, "glass_blur", 1), expected)  # its blur is too small to see
 
 
-def test_a_disk_is_even_and_weighs_one():
+def test_disk_is_symmetric_and_sums_to_one():
     for radius, alias in CORRUPTIONS["defocus_blur"].constants:
         kernel = disk(radius, alias)
         assert kernel.sum() == pytest.approx(1)
@@ -150,7 +150,7 @@ def test_a_disk_is_even_and_weighs_one():
     assert disk(1.0, 0.1)[3, 2:5].tolist() == pytest.approx([0.2, 0.2, 0.2])
 
 
-def test_clouds_fill_their_range_and_fit_together():
+def test_plasma_fractal_fills_unit_range_and_is_tileable():
     maps = plasma_fractal(make_rng("fog", 1, 4), 4, 32, 2.0)
     assert maps.min(axis=(1, 2)).tolist() == [0] * 4 and maps.max(axis=(1, 2)).tolist() == [1] * 4
     inside = np.abs(np.diff(maps, axis=1)).mean()
@@ -161,7 +161,7 @@ def test_clouds_fill_their_range_and_fit_together():
     assert smooth < rough
 
 
-def test_fog_on_black_is_black_and_frost_is_not():
+def test_fog_keeps_black_and_frost_does_not():
     x = np.zeros((2, 32, 32, 3), np.uint8)
     assert (corrupt(x, "fog", 5) == 0).all()
     assert corrupt(x, "frost", 1).mean() > 10
@@ -169,14 +169,14 @@ def test_fog_on_black_is_black_and_frost_is_not():
     assert 0.4 < textures.mean() < 0.6 and textures.min() >= 0 and textures.max() <= 1
 
 
-def test_elastic_without_movement_is_the_image():
+def test_elastic_transform_without_moves_keeps_the_image():
     x = scenes(3, 28)
-    assert apart(elastic_transform(x, (0.0, 0.0, 0.0), make_rng("elastic_transform", 1, 3)), x) <= 1
+    assert max_difference(elastic_transform(x, (0.0, 0.0, 0.0), make_rng("elastic_transform", 1, 3)), x) <= 1
     moved = elastic_transform(x, (0.0, 0.0, 0.08), make_rng("elastic_transform", 1, 3))
-    assert apart(moved, x) > 50
+    assert max_difference(moved, x) > 50
 
 
-def test_elastic_carries_its_three_points():
+def test_elastic_transform_moves_its_three_points():
     rng = make_rng("elastic_transform", 1, 1)
     x = np.zeros((1, 32, 32, 1), np.uint8)
     x[0, 26, 26] = x[0, 6, 6] = x[0, 6, 26] = 255
@@ -190,13 +190,13 @@ def test_elastic_carries_its_three_points():
         assert abs(centre[1] + max(left, 0) - column - right) < 0.3
 
 
-def test_the_rim_of_a_square_is_its_edge():
+def test_canny_edges_are_the_rim_of_a_square():
     image = np.zeros((2, 16, 16))
     image[0, 4:12, 4:12] = 200
-    found = canny_edges(image)
-    assert not found[1].any()
-    assert found[0, 6:10, 3:5].any(1).all() and found[0, 6:10, 11:13].any(1).all()
-    assert not found[0, 6:10, 6:10].any() and not found[0, :2].any()
+    edges = canny_edges(image)
+    assert not edges[1].any()
+    assert edges[0, 6:10, 3:5].any(1).all() and edges[0, 6:10, 11:13].any(1).all()
+    assert not edges[0, 6:10, 6:10].any() and not edges[0, :2].any()
 
 
 def test_water_brightens_and_mud_is_brown():
@@ -208,7 +208,7 @@ def test_water_brightens_and_mud_is_brown():
     assert np.abs(mud[covered].mean(0) - (63, 42, 20)).max() < 25
 
 
-def test_every_image_of_a_set_has_its_own_chance():
+def test_images_get_independent_random_numbers():
     x = np.repeat(scenes(1), 40, axis=0)
     y = corrupt(x, "motion_blur", 5).reshape(40, -1)
     assert len(np.unique(y, axis=0)) > 20  # whole pixels leave few lines
@@ -258,5 +258,5 @@ PUBLISHED: dict[str, list[object]] = {
 """For CIFAR, severity by severity."""
 
 
-def test_the_constants_are_the_published_ones():
-    assert {name: list(one.constants) for name, one in CORRUPTIONS.items()} == PUBLISHED
+def test_constants_equal_published_ones():
+    assert {name: list(corruption.constants) for name, corruption in CORRUPTIONS.items()} == PUBLISHED

@@ -14,13 +14,13 @@ MIDDLE = {"brightness": 15, "translate": 7, "rotate": 15, "tilt": 15, "scale": 1
 """The frames that are the image itself, or nearly."""
 
 
-def apart(a: object, b: object) -> float:
+def mean_difference(a: object, b: object) -> float:
     return float(np.abs(np.asarray(a).astype(int) - np.asarray(b).astype(int)).mean())
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("size", "channels"), [(32, 3), (28, 1), (33, 3)])
-def test_shape_and_type(name: str, size: int, channels: int):
+def test_frames_have_expected_shape_and_dtype(name: str, size: int, channels: int):
     x = scenes(2, size, channels)
     y = perturb_sequence(x, name)
     assert y.dtype == np.uint8
@@ -28,18 +28,18 @@ def test_shape_and_type(name: str, size: int, channels: int):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_image_does_not_depend_on_those_beside_it(name: str):
+def test_frames_do_not_depend_on_other_images(name: str):
     x = scenes(5)
-    whole = perturb_sequence(x, name, rows=range(10, 15))
+    complete = perturb_sequence(x, name, rows=range(10, 15))
     for some in ([3], [4, 0], [2, 1, 0, 3, 4]):
         part = perturb_sequence(x[some], name, rows=[10 + number for number in some])
-        assert np.array_equal(part, whole[some])
+        assert np.array_equal(part, complete[some])
     other = perturb_sequence(x, name, rows=range(10, 15), seed=1)
-    assert np.array_equal(other, whole) == (name not in ("gaussian_noise", "shot_noise", "snow"))
+    assert np.array_equal(other, complete) == (name not in ("gaussian_noise", "shot_noise", "snow"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_frames_move_little_by_little(name: str):
+def test_frames_change_gradually(name: str):
     y = perturb_sequence(clothes(10), name).astype(int)
     steps = np.abs(np.diff(y, axis=1)).mean(axis=(0, 2, 3, 4))
     assert (steps > 0).all()
@@ -50,18 +50,18 @@ def test_frames_move_little_by_little(name: str):
 
 
 @pytest.mark.parametrize(("name", "frame"), MIDDLE.items())
-def test_the_middle_is_the_image(name: str, frame: int):
+def test_middle_frame_is_the_image(name: str, frame: int):
     x = scenes(2)
-    assert apart(perturb_sequence(x, name)[:, frame], x) < 1.5
+    assert mean_difference(perturb_sequence(x, name)[:, frame], x) < 1.5
 
 
 @pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "zoom_blur"])
-def test_these_begin_with_the_image(name: str):
+def test_first_frame_is_the_image(name: str):
     x = scenes(2)
     assert np.array_equal(perturb_sequence(x, name)[:, 0], x)
 
 
-def test_noise_does_not_add_up():
+def test_noise_does_not_accumulate():
     x = np.full((4, 32, 32, 3), 128, np.uint8)
     y = perturb_sequence(x, "gaussian_noise")[:, 1:] / 255
     scales = y.std(axis=(0, 2, 3, 4))
@@ -76,15 +76,15 @@ def test_translation_is_exact():
     assert np.array_equal(y[:, 15, :, 8:], x[:, :, :-8]) and not y[:, 15, :, :8].any()
 
 
-def test_rotation_is_that_of_pillow():
+def test_rotation_equals_pillow():
     x = scenes(1)
     y = perturb_sequence(x, "rotate")[0]
     for frame in (0, 9, 30):
         turned = Image.fromarray(x[0]).rotate(-(frame - 15), Image.Resampling.BILINEAR)
-        assert apart(y[frame], turned) < 1
+        assert mean_difference(y[frame], turned) < 1
 
 
-def test_scaling_keeps_the_middle_and_shows_black_around():
+def test_scaling_keeps_the_centre_and_adds_black_border():
     x = np.full((1, 32, 32, 1), 200, np.uint8)
     y = perturb_sequence(x, "scale")[0, ..., 0]
     assert y[0, 16, 16] == 200 and y[0, 0, 0] == 0
@@ -92,7 +92,7 @@ def test_scaling_keeps_the_middle_and_shows_black_around():
     assert (y[30] == 200).all()
 
 
-def test_a_tilted_picture_is_larger_where_it_is_nearer():
+def test_tilted_image_is_larger_where_nearer():
     x = np.zeros((1, 33, 33, 1), np.uint8)
     x[0, :, 8] = x[0, :, 24] = 255
     shown = perturb_sequence(x, "tilt")[0, ..., 0].astype(float)
@@ -105,6 +105,6 @@ def test_a_tilted_picture_is_larger_where_it_is_nearer():
     assert np.abs(lines - mirrored).mean() < 20
 
 
-def test_a_wrong_name_is_told_the_nearest():
+def test_unknown_name_gets_a_suggestion():
     with pytest.raises(ValueError, match='did you mean "rotate"'):
         perturb_sequence(scenes(1), "rotat")

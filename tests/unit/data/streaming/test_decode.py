@@ -22,7 +22,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\nshowpage
 
 @pytest.fixture
 def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that appears when somebody starts the program that draws such images."""
+    """A file that appears when the program is started that draws PostScript images."""
     trace, programs = tmp_path / "started", tmp_path / "programs"
     programs.mkdir()
     (programs / "gs").write_text(f"#!/bin/sh\ntouch {trace}\n")
@@ -31,13 +31,13 @@ def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trace
 
 
-def test_the_trap_is_sprung_by_a_reader_of_all_formats(ghostscript: Path):
+def test_pillow_with_all_formats_starts_ghostscript(ghostscript: Path):
     with pytest.raises(OSError), Image.open(io.BytesIO(EPS)) as image:
         image.load()
     assert ghostscript.exists()
 
 
-def test_no_program_is_started_for_a_file_that_is_called_an_image(tmp_path: Path, ghostscript: Path):
+def test_postscript_named_as_image_starts_no_program(tmp_path: Path, ghostscript: Path):
     (tmp_path / "x.png").write_bytes(EPS)
     with pytest.raises(ValueError, match=r"x\.png: cannot be read as an image"):
         DecodeSpec(6, 6).decode(str(tmp_path / "x.png"))
@@ -49,13 +49,13 @@ def test_no_program_is_started_for_a_file_that_is_called_an_image(tmp_path: Path
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "bmp", "gif", "tiff", "ppm"])
-def test_every_format_of_the_list_is_read(tmp_path: Path, suffix: str):
+def test_accepted_formats_are_decoded(tmp_path: Path, suffix: str):
     path = save(tmp_path / f"x.{suffix}", noise(0))
     assert DecodeSpec(6, 6).decode(str(path)).shape == (3, 6, 6)
 
 
 @pytest.mark.parametrize("size", [(60_000, 1), (1, 51)])
-def test_an_image_that_would_fill_the_memory_is_refused(tmp_path: Path, size: tuple[int, int]):
+def test_extreme_aspect_ratio_is_refused(tmp_path: Path, size: tuple[int, int]):
     Image.new("L", size).save(tmp_path / "x.png")
     with pytest.raises(ValueError, match=rf"x\.png: is {size[0]}x{size[1]}, expected at most 50 times as"):
         DecodeSpec(224, 224, resize=256).decode(str(tmp_path / "x.png"))
@@ -63,11 +63,11 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path: Path, size: tu
     assert DecodeSpec(4, 4, resize=5).decode(str(tmp_path / "y.png")).shape == (3, 4, 4)
 
 
-def test_an_empty_question_is_the_last():
-    ask = b'{"spec": {"height": 6, "width": 6}, "paths": []}'
-    question, answers = len(ask).to_bytes(4, "big") + ask, io.BytesIO()
-    inspect.unwrap(serve)(io.BytesIO(question + END_REQUEST + question), answers)
-    assert answers.getvalue() == b"\x01" + bytes(8)
+def test_empty_request_ends_the_decoder():
+    message = b'{"spec": {"height": 6, "width": 6}, "paths": []}'
+    request, responses = len(message).to_bytes(4, "big") + message, io.BytesIO()
+    inspect.unwrap(serve)(io.BytesIO(request + END_REQUEST + request), responses)
+    assert responses.getvalue() == b"\x01" + bytes(8)
 
 
 FORKED = """
@@ -79,16 +79,16 @@ child = os.fork()
 if child == 0:
     time.sleep(30)
     os._exit(0)
-begun = time.monotonic()
+start = time.monotonic()
 split.pool.close()
-print(time.monotonic() - begun)
+print(time.monotonic() - start)
 os.kill(child, 9)
 os.waitpid(child, 0)
 """
 
 
-def test_a_fork_that_holds_the_pipes_does_not_delay_the_end(tmp_path: Path):
+def test_fork_that_holds_the_pipes_does_not_delay_close(tmp_path: Path):
     write_animals(tmp_path, train=12)
-    begun = [sys.executable, "-c", FORKED, str(tmp_path)]
-    ended = subprocess.run(begun, stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
-    assert float(ended.stdout) < decoder_pool.SHUTDOWN_SECONDS / 2
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    process = subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
+    assert float(process.stdout) < decoder_pool.SHUTDOWN_SECONDS / 2

@@ -65,39 +65,36 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Generator[list[subprocess.Popen[
     monkeypatch.setattr(decoder_pool, "_start", noted)
     yield processes
     gc.collect()
-    assert all(process.poll() is not None for process in processes), "nobody has them, so they end"
+    assert all(process.poll() is not None for process in processes), "a collected pool ends its processes"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_any_number_of_processes_gives_the_same_images(tmp_path, workers, started):
-    alone, helped = streamed(tmp_path / "x", 0), streamed(tmp_path / "x", workers)
+def test_any_number_of_processes_decodes_identical_images(tmp_path, workers, started):
+    alone, pooled = streamed(tmp_path / "x", 0), streamed(tmp_path / "x", workers)
     assert alone.pool is None and not started, "they start when they are needed"
     order = torch.tensor([5, 23, 0, 5, 11, 7, 7, 1])
     expected = alone.fetch(order)
-    assert torch.equal(helped.fetch(order), expected)
+    assert torch.equal(pooled.fetch(order), expected)
     assert 1 <= len(started) <= workers
-    helped.prefetch(order)
-    assert torch.equal(helped.fetch(order), expected)
-    assert torch.equal(helped.fetch(order.flip(0)), expected.flip(0))
+    pooled.prefetch(order)
+    assert torch.equal(pooled.fetch(order), expected)
+    assert torch.equal(pooled.fetch(order.flip(0)), expected.flip(0))
     assert torch.equal(alone.fetch(EVERY)[12], torch.tensor(noise(0).transpose(2, 0, 1)).float() / 255)
-    assert helped.fetch(EVERY).is_contiguous() and helped.fetch(EVERY[:0]).shape == (0, 3, 6, 6)
+    assert pooled.fetch(EVERY).is_contiguous() and pooled.fetch(EVERY[:0]).shape == (0, 3, 6, 6)
 
 
-def test_no_process_is_started_for_a_few_images(tmp_path, started):
+def test_few_images_start_no_process(tmp_path, started):
     data = pets(tmp_path / "x", 2)
     assert data.shape == (3, 6, 6) and data.test.fetch(torch.arange(3)).shape == (3, 3, 6, 6)
     assert not started
 
 
 class Recorder:
-    """A split that remembers what it was told and asked for."""
+    """A split that records the rows that were prefetched and fetched."""
 
     def __init__(self, n: int) -> None:
-        self.inner, self.told, self.asked = (
-            TensorSplit(torch.rand(n, 1, 1, 1), torch.arange(n) % 2, 2),
-            [],
-            [],
-        )
+        self.inner = TensorSplit(torch.rand(n, 1, 1, 1), torch.arange(n) % 2, 2)
+        self.prefetched, self.fetched = [], []
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -107,35 +104,37 @@ class Recorder:
         return self.inner.labels
 
     def fetch(self, index: Labels) -> Images:
-        self.asked.append(index.tolist())
+        self.fetched.append(index.tolist())
         return self.inner.fetch(index)
 
     def prefetch(self, index: Labels) -> None:
-        self.told.append(index.tolist())
+        self.prefetched.append(index.tolist())
 
 
 @pytest.mark.parametrize(("n", "size"), [(12, 4), (13, 4), (14, 4), (3, 8)])
-def test_batches_tell_which_images_come_next(n, size):
+def test_batches_prefetch_the_next_images(n, size):
     split = Recorder(n)
     batches = Batches(split, size, Rng(0))
     addresses = [(epoch, step) for epoch in (1, 2, 3) for step in range(1, batches.steps + 1)]
-    silent = [Batches(split.inner, size, Rng(0)).at(*address).index.tolist() for address in addresses]
+    expected_batches = [
+        Batches(split.inner, size, Rng(0)).at(*address).index.tolist() for address in addresses
+    ]
     for epoch, step in addresses:
         batches.at(epoch, step)
-    assert split.asked == silent
-    following = list(zip(split.told[::2], split.told[1::2], strict=True))
-    assert following[: len(silent) - 2] == list(pairwise(silent[1:]))
+    assert split.fetched == expected_batches
+    following = list(zip(split.prefetched[::2], split.prefetched[1::2], strict=True))
+    assert following[: len(expected_batches) - 2] == list(pairwise(expected_batches[1:]))
 
 
-def test_a_subset_tells_the_split_that_has_the_images():
+def test_subset_forwards_prefetch():
     split = Recorder(12)
     part = Subset(Subset(split, torch.tensor([9, 8, 7, 6])), torch.tensor([3, 0]))
     part.prefetch(torch.tensor([1, 0]))
-    assert split.told == [[9, 6]]
+    assert split.prefetched == [[9, 6]]
     Subset(split.inner, torch.tensor([1])).prefetch(torch.tensor([0]))  # which has nothing to prepare
 
 
-def test_what_is_expected_is_decoded_before_it_is_asked_for(tmp_path, started):
+def test_prefetched_images_are_decoded_before_fetch(tmp_path, started):
     split = streamed(tmp_path / "x", 1)
     rows = EVERY[:8]
     split.prefetch(rows)
@@ -149,7 +148,7 @@ def test_what_is_expected_is_decoded_before_it_is_asked_for(tmp_path, started):
         split.fetch(rows)
 
 
-def test_what_was_expected_and_never_asked_for_is_given_up(tmp_path):
+def test_oldest_prefetched_batches_are_dropped(tmp_path):
     split = streamed(tmp_path / "x", 1)
     for first in range(10):
         split.prefetch(EVERY[first : first + 6])
@@ -160,7 +159,7 @@ def test_what_was_expected_and_never_asked_for_is_given_up(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_fetch_decodes_nothing_else(tmp_path, workers):
+def test_fetch_decodes_only_requested_images(tmp_path, workers):
     split = streamed(tmp_path / "x", workers)
     wanted = [3, 4, 5, 6, 7, 20]
     expected = split.fetch(torch.tensor(wanted))
@@ -169,8 +168,8 @@ def test_a_fetch_decodes_nothing_else(tmp_path, workers):
     assert torch.equal(split.fetch(torch.tensor(wanted)), expected)
 
 
-def test_a_damaged_image_is_reported_when_its_batch_is_due_and_by_all_in_the_same_words(tmp_path):
-    said: set[str] = set()
+def test_damaged_image_gives_same_error_with_any_number_of_processes(tmp_path):
+    messages: set[str] = set()
     for workers in (0, 1, 2):
         split = streamed(tmp_path / "x", workers)
         (tmp_path / "x" / "train" / "a-cat" / "5.png").write_bytes(b"damaged")
@@ -179,12 +178,12 @@ def test_a_damaged_image_is_reported_when_its_batch_is_due_and_by_all_in_the_sam
         good = split.fetch(EVERY[8:16])
         with pytest.raises(DataError, match=r"a-cat/5.png: cannot be read as an image") as caught:
             split.fetch(EVERY[:8])
-        said.add(str(caught.value))
+        messages.add(str(caught.value))
         assert torch.equal(split.fetch(EVERY[8:16]), good), "the processes live on"
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
-def test_a_killed_process_is_replaced(tmp_path, started):
+def test_killed_process_is_replaced(tmp_path, started):
     split = streamed(tmp_path / "x", 1)
     expected = split.fetch(EVERY)
     assert len(started) == 1
@@ -194,25 +193,27 @@ def test_a_killed_process_is_replaced(tmp_path, started):
     assert len(started) == 2 and started[1].poll() is None
 
 
-def test_processes_that_die_of_an_image_are_an_error_that_names_it(tmp_path, monkeypatch):
+def test_image_that_kills_processes_is_named(tmp_path, monkeypatch):
     split = streamed(tmp_path / "x", 1)
     fatal = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(4); sys.exit(3)"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with monkeypatch.context() as patch:
         patch.setattr(decoder_pool, "_start", lambda: subprocess.Popen(fatal, **pipes))
-        said = r"a-cat/0.png, or one of the 4 after it: two processes ended with code 3 .*use fewer workers"
-        with pytest.raises(DataError, match=said):
+        message = (
+            r"a-cat/0.png, or one of the 4 after it: two processes ended with code 3 .*use fewer workers"
+        )
+        with pytest.raises(DataError, match=message):
             split.fetch(EVERY[:10])
     assert torch.equal(split.fetch(EVERY[:10]), streamed(tmp_path / "x", 0).fetch(EVERY[:10]))
 
 
-def test_the_keys_of_the_terminal_do_not_reach_the_processes(tmp_path, started):
+def test_decoders_have_their_own_session(tmp_path, started):
     split = streamed(tmp_path / "x", 2)
     split.fetch(EVERY)
     assert all(os.getsid(process.pid) == process.pid != os.getsid(0) for process in started)
 
 
-def test_a_closed_pool_leaves_the_work_to_this_process(tmp_path, started):
+def test_closed_pool_decodes_in_this_process(tmp_path, started):
     split = streamed(tmp_path / "x", 2)
     expected = split.fetch(EVERY)
     split.prefetch(EVERY[:8])
@@ -224,7 +225,7 @@ def test_a_closed_pool_leaves_the_work_to_this_process(tmp_path, started):
     assert torch.equal(split.fetch(EVERY[:8]), expected[:8])
 
 
-def test_a_copy_for_another_process_decodes_there(tmp_path, started):
+def test_pickled_split_decodes_without_a_pool(tmp_path, started):
     split = streamed(tmp_path / "x", 2)
     pickler: Any = ForkingPickler
     copy = pickler.loads(pickler.dumps(Subset(split, EVERY[4:20])))
@@ -232,8 +233,8 @@ def test_a_copy_for_another_process_decodes_there(tmp_path, started):
     assert torch.equal(copy.fetch(EVERY[:16]), split.fetch(EVERY[4:20]))
     assert split.pool is not None
     split.pool._owner_pid = -1  # as in a fork of the process, which has no threads
-    begun = len(started)
-    assert torch.equal(split.fetch(EVERY[4:20]), copy.fetch(EVERY[:16])) and len(started) == begun
+    num_started = len(started)
+    assert torch.equal(split.fetch(EVERY[4:20]), copy.fetch(EVERY[:16])) and len(started) == num_started
 
 
 ORPHANS = """
@@ -254,21 +255,21 @@ os.waitpid(child, 0)
 """
 
 
-def test_the_processes_end_with_the_one_that_started_them(tmp_path):
+def test_decoders_end_with_their_parent(tmp_path):
     """One of two leaves in peace, the other is killed."""
     write_animals(tmp_path, train=12)
-    begun = [sys.executable, "-c", ORPHANS, str(tmp_path)]
-    ended = subprocess.run(begun, stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
-    pids = [pid for line in ended.stdout.splitlines() for pid in json.loads(line)]
-    assert len(ended.stdout.splitlines()) == 2 and len(pids) >= 2
-    late = time.monotonic() + 20
+    command = [sys.executable, "-c", ORPHANS, str(tmp_path)]
+    process = subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
+    pids = [pid for line in process.stdout.splitlines() for pid in json.loads(line)]
+    assert len(process.stdout.splitlines()) == 2 and len(pids) >= 2
+    deadline = time.monotonic() + 20
     while any(alive(pid) for pid in pids):
-        assert time.monotonic() < late, "a decoding process outlived its parent"
+        assert time.monotonic() < deadline, "a decoding process outlived its parent"
         time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and that nobody asked about does not."""
+    """Whether a process runs and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -280,7 +281,7 @@ def grey(root: Path, workers: int) -> Data:
     return Folder(path=str(root), channels=1, workers=workers).load()
 
 
-def test_trainings_are_the_same_to_the_bit_also_when_a_damaged_image_interrupts_them(tmp_path, monkeypatch):
+def test_training_with_decoders_gives_identical_weights_after_damaged_image(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "NUM_SAMPLED", 1)  # else it would be met before the first step
     root = write_blobs(tmp_path / "blobs")
     value = recipe(
@@ -290,8 +291,8 @@ def test_trainings_are_the_same_to_the_bit_also_when_a_damaged_image_interrupts_
         ("train_images = 6", "train_images = 0"),
     )
     runs = {workers: go(value, tmp_path / f"run-{workers}", data=grey(root, workers)) for workers in (0, 2)}
-    whole = remains(runs[0].folder)
-    assert remains(runs[2].folder) == whole
+    expected = remains(runs[0].folder)
+    assert remains(runs[2].folder) == expected
     rest, _ = hold_out(grey(root, 0).train, 12, Rng(5).fold_in("validation"))
     last = Batches(rest, 16, Rng(5)).at(1, 3).index[0]
     assert isinstance(rest, Subset) and isinstance(rest.split, LazySplit)
@@ -305,7 +306,7 @@ def test_trainings_are_the_same_to_the_bit_also_when_a_damaged_image_interrupts_
     assert Run(broken).latest_checkpoint() is not None and not Run(broken).finished
     victim.write_bytes(content)
     go(value, broken, data=pooled, resume=True)
-    assert remains(broken) == whole
+    assert remains(broken) == expected
 
 
 TINY = """
@@ -322,7 +323,7 @@ lr = 0.01
 """
 
 
-def test_tiny_imagenet_is_trained_and_evaluated_on(tmp_path):
+def test_tiny_imagenet_can_be_trained_and_evaluated(tmp_path):
     root = write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
     value = Recipe.loads(TINY.replace("PATH", str(root)))
     run = train(value, tmp_path / "run")
@@ -341,7 +342,7 @@ def test_tiny_imagenet_is_trained_and_evaluated_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_evaluation_in_several_processes_reads_the_folder_in_each(tmp_path):
+def test_evaluation_in_several_processes_equals_one_process(tmp_path):
     data = TinyImageNet(folder=str(write_tiny_imagenet(tmp_path)), workers=1).load()
     with Rng(0).seed_global():
         model = SmallCnn(width=4).build(3, (3, 64, 64)).eval()
