@@ -1,21 +1,94 @@
-"""Rank 0 writes the log, the checkpoints and the weights of all ranks.
+"""What a training logs and saves: metrics, summed until an epoch is logged, and the states of all ranks.
 
-The other ranks need no run folder, so the machines of a run need no common disk.
+Only rank 0 writes: the other ranks need no run folder, so the machines of a run need no common disk.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
+
+from torch import Tensor
 
 from allrounder.config.time import Clock
 from allrounder.data.fingerprint import check_same_data
 from allrounder.distributed import Placement, World
 from allrounder.system.tensor_folders import read_tensors
-from allrounder.training.metrics import EpochMetrics, add_sums, means
 from allrounder.training.run import Run
-from allrounder.types import Weights
+from allrounder.types import Loss, Weights
+
+Sums = dict[str, float]
+IMAGES_PREFIX = "images."
+"""Prefix of the number of images that a sum is over: a method may report a metric in some steps only."""
+MAX_PENDING = 1000
+"""The largest number of steps whose metrics stay on a device before they are read."""
+
+
+@final
+class EpochMetrics:
+    """Per-learner sums over images, as plain numbers that JSON stores exactly, and a stopwatch."""
+
+    def __init__(self, names: Sequence[str], *, lazy: bool = False):
+        """Start at zero. With `lazy`, metrics are read from their device only when sums are asked for."""
+        self.totals = {name: _zero_sums() for name in names}
+        self.lazy = lazy
+        self.pending: list[tuple[str, dict[str, Tensor], int]] = []
+        self.lap_start = time.monotonic()
+
+    def add(self, name: str, loss: Loss, images: int) -> None:
+        """Add one step of a learner: the means over its batch, weighted by the number of images."""
+        self.pending.append((name, {"loss": loss.total.detach(), **loss.parts}, images))
+        if not self.lazy or len(self.pending) == MAX_PENDING:
+            self._flush()
+
+    @property
+    def sums(self) -> dict[str, Sums]:
+        """The sums of every learner since they were last popped."""
+        self._flush()
+        return self.totals
+
+    def pop_sums(self, name: str) -> Sums:
+        """Return a learner's sums and reset them."""
+        sums = self.sums[name]
+        self.totals[name] = _zero_sums()
+        return sums
+
+    def _flush(self) -> None:
+        """Add pending metrics in their order, one step at a time, so that lazy sums round like eager ones."""
+        for name, metrics, images in self.pending:
+            sums = self.totals[name]
+            for key, value in metrics.items():
+                sums[key] = sums.get(key, 0.0) + float(value) * images
+                sums[IMAGES_PREFIX + key] = sums.get(IMAGES_PREFIX + key, 0.0) + images
+        self.pending.clear()
+
+    def lap_seconds(self) -> float:
+        """Return the seconds since the last call."""
+        previous, self.lap_start = self.lap_start, time.monotonic()
+        return round(self.lap_start - previous, 3)
+
+    def load_sums(self, sums: Mapping[str, Mapping[str, float]]) -> None:
+        """Restore the sums of a checkpoint; learners that are not in `sums` start at zero."""
+        self.pending.clear()
+        self.totals = {name: dict(sums.get(name, _zero_sums())) for name in self.totals}
+
+
+def means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return each metric per image of the steps that reported it; 0 if none did."""
+    totals = {key: total for key, total in sums.items() if not key.startswith(IMAGES_PREFIX)}
+    return {key: total / (sums.get(IMAGES_PREFIX + key, 0.0) or 1.0) for key, total in totals.items()}
+
+
+def add_sums(per_rank: Sequence[Mapping[str, float]]) -> Sums:
+    """Add the sums of several ranks that share a learner."""
+    keys = dict.fromkeys(key for sums in per_rank for key in sums)
+    return {key: sum(sums.get(key, 0.0) for sums in per_rank) for key in keys}
+
+
+def _zero_sums() -> Sums:
+    return {"loss": 0.0, "accuracy": 0.0}
 
 
 @final
@@ -26,7 +99,6 @@ class Checkpointer:
     """
 
     def __init__(self, run: Run, world: World, placement: Placement, clock: Clock, metrics: EpochMetrics):
-        """Start with nothing to write."""
         self.run = run
         self.world = world
         self.placement = placement
@@ -49,8 +121,8 @@ class Checkpointer:
         """
         seconds = self.metrics.lap_seconds()
         for name, facts in local.items():
-            entry = {"t": t, "learner": name, "sums": self.metrics.pop_sums(name), "facts": {**facts}}
-            self.epochs.append({**entry, "seconds": seconds})
+            sums = self.metrics.pop_sums(name)
+            self.epochs.append({"t": t, "learner": name, "sums": sums, "facts": facts, "seconds": seconds})
         if self.world.size == 1:
             self.gather_notes(f"epoch {self.clock.epoch(t)}")
 
@@ -80,7 +152,7 @@ class Checkpointer:
         if self.world.is_main:
             sums = {name: add_sums([notes[rank]["sums"][name] for rank in ranks[name]]) for name in ranks}
             self.run.save_checkpoint(t, all_states, {**facts, "sums": sums})
-            self._prune_best(facts)
+            self.run.prune_best(facts.get("best"))
 
     def save_weights(
         self,
@@ -116,20 +188,18 @@ class Checkpointer:
         facts = self.gather_notes("the newest checkpoint", checkpoint=facts)[0]["checkpoint"]
         states: dict[str, Weights] = {}
         if facts["t"]:
-            for name in self.placement.ranks:
-                state = self._scatter_state(name, None if path is None else read_tensors(path, name))
-                if state is not None:
-                    states[name] = state
+            for name, ranks in self.placement.ranks.items():
+                state = None if path is None else read_tensors(path, name)
+                for rank in ranks:
+                    local = self.world.send_state(state, 0, rank)
+                    if local is not None:
+                        states[name] = local
             led = [name for name in states if self.world.rank == self.placement.leader(name)]
             self.metrics.load_sums({name: facts["sums"][name] for name in led})
         if self.world.is_main:
             self.run.rewind(path, facts["metrics_bytes"])
-            self._prune_best(facts)
+            self.run.prune_best(facts.get("best"))
         return facts, states
-
-    def _prune_best(self, facts: Mapping[str, Any]) -> None:
-        best = facts.get("best")
-        self.run.prune_best(best["t"] if best else None)
 
     def _gather_states(self, led: Mapping[str, Weights], names: Iterable[str]) -> dict[str, Weights]:
         """Send the tensors of the learners `names` from their leaders to rank 0; empty on other ranks."""
@@ -141,21 +211,13 @@ class Checkpointer:
                 gathered[name] = received
         return gathered
 
-    def _scatter_state(self, name: str, state: Weights | None) -> Weights | None:
-        """Send a learner's state from rank 0 to its ranks; None on ranks without the learner."""
-        local: Weights | None = None
-        for rank in self.placement.ranks[name]:
-            received = self.world.send_state(state, 0, rank)
-            if received is not None:
-                local = received
-        return local
-
     def _log_comm_bytes(self, t: int) -> None:
         """Log the bytes sent between processes since the last time, if there are several processes."""
         self.comm_bytes.update(self.world.bytes_sent())
         if self.world.size > 1 and self.world.is_main:
-            counts = dict(sorted(self.comm_bytes.items()))
-            self.run.log("comm_bytes", t=t, epoch=self.clock.epoch(t), **counts)
+            self.run.log(
+                "comm_bytes", t=t, epoch=self.clock.epoch(t), **dict(sorted(self.comm_bytes.items()))
+            )
         self.comm_bytes.clear()
 
     def _write_epochs(self, entries: list[dict[str, Any]]) -> None:

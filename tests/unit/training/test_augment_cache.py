@@ -14,7 +14,6 @@ from allrounder.nn.state import EmaUpdate
 from allrounder.rng import Rng
 from allrounder.training.learner import AugmentCache, Learner
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer
 from allrounder.types import Batch
 from tests.support.networks import Tiny, blobs, tiny
@@ -45,7 +44,7 @@ def trio(l2: str, folder: Path, model: Model = tiny) -> Trainer:
     text = HEAD + NATURAL + LINF + l2 + MIX.replace("curve = 0.6", SHARES)
     value = recipe(text)
     run = Run.open_or_create(folder, value, resume=False)
-    return Trainer(TrainingSetup.build(value, run, model, blobs(48), WORLD))
+    return Trainer(value, run, model, blobs(48), WORLD)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -83,7 +82,7 @@ def test_a_network_that_changes_its_images_in_place_spoils_them_for_nobody(tmp_p
     for learner in training.learners:
         value = recipe(HEAD + {"natural": NATURAL, "linf": LINF, "l2": L2}[learner.task.name])
         run = Run.open_or_create(tmp_path / learner.task.name, value, resume=False)
-        alone = Trainer(TrainingSetup.build(value, run, in_place, blobs(48), WORLD))
+        alone = Trainer(value, run, in_place, blobs(48), WORLD)
         alone.fit(until=1)
         for name, tensor in alone.learners[0].params.items():
             assert torch.equal(tensor, learner.params[name]), (learner.task.name, name)

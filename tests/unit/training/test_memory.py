@@ -13,7 +13,6 @@ from allrounder.data.base import Data
 from allrounder.inference.fold import folded_copy
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import HEAD, LINF, NATURAL
@@ -41,7 +40,7 @@ def recipe_of(count: int, averaged: int) -> Recipe:
 def stepped(recipe: Recipe, folder: Path, data: Data, steps: int = 2) -> Trainer:
     """The machines of a run after some steps."""
     run = Run.open_or_create(folder, recipe, resume=False)
-    training = Trainer(TrainingSetup.build(recipe, run, tiny, data, cpu_world()))
+    training = Trainer(recipe, run, tiny, data, cpu_world())
     training.fit(until=steps)
     return training
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from allrounder.training.metrics import EpochMetrics, add_sums, means
+from allrounder.training.checkpoint import EpochMetrics, add_sums, means
 from allrounder.types import Loss
 
 

@@ -25,14 +25,7 @@ from allrounder.rng import Rng
 from allrounder.system.memory import measure_peak_memory
 from allrounder.system.tensor_folders import read_tensors
 from allrounder.threats.threat import Threat
-from allrounder.training.planning import (
-    LearnerCost,
-    PassTimes,
-    Plan,
-    SuiteCost,
-    _load_images,
-    plan,
-)
+from allrounder.training.planning import LearnerCost, PassTimes, Plan, SuiteCost, _load_images, plan
 from allrounder.types import Passes
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import PAIR, SOLO, go, recipe
@@ -102,12 +95,7 @@ def test_a_plan_measures_every_learner_and_leaves_nothing(tmp_path: Path, monkey
     linf, natural = found.learners
     assert (linf.name, natural.name) == asked.names
     assert (linf.passes, natural.passes) == (Passes(3, 3), Passes(1, 1))
-    assert (linf.weights, linf.momentum, linf.average, linf.mix_state) == (
-        weights,
-        trained,
-        weights,
-        weights,
-    )
+    assert (linf.weights, linf.momentum, linf.average, linf.mix_state) == (weights, trained, weights, weights)
     assert natural.average == natural.memory == 0
     assert found.comm_bytes == 2 * weights
     assert (found.steps_per_epoch, found.epochs, found.checkpoints, found.validations, found.exchanges) == (

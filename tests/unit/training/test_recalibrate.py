@@ -12,7 +12,7 @@ from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.state import clone, copy_, weights_of
 from allrounder.rng import Rng
 from allrounder.training.data import train_val_split
-from allrounder.training.recalibrate import NUM_IMAGES, recalibrate, sample_batches
+from allrounder.training.mixer import NUM_IMAGES, recalibrate, sample_batches
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import PAIR, Forgetful, go, recipe
 from tests.unit.nn.test_batchnorm import literal, trained

@@ -15,7 +15,6 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer
 from tests.reference import generalist as literal
 from tests.support.networks import Unfoldable, blobs
@@ -77,7 +76,7 @@ exchange = {{ start = "62.5%", every = 2, when = "every-step" }}
 def training(text: str, out: Path, dtype: torch.dtype) -> Trainer:
     recipe = Recipe.loads(text)
     run = Run.open_or_create(out, recipe, resume=False)
-    return Trainer(TrainingSetup.build(recipe, run, lambda: Unfoldable().to(dtype), blobs(48), WORLD))
+    return Trainer(recipe, run, lambda: Unfoldable().to(dtype), blobs(48), WORLD)
 
 
 def noise(threat: str, name: str, seed: int) -> Callable[[Tensor, int], Tensor]:

@@ -291,10 +291,7 @@ def test_weights_of_another_format_are_refused(version: object, message: str, fi
 
 
 def test_a_folder_that_was_killed_before_its_recipe_appeared_may_be_used(tmp_path: Path, whole):
-    with (
-        struck(Point("pathlib:Path.replace", mentions=".recipe.toml.tmp"), give_up),
-        pytest.raises(Killed),
-    ):
+    with struck(Point("pathlib:Path.replace", mentions=".recipe.toml.tmp"), give_up), pytest.raises(Killed):
         go(recipe(SOLO), tmp_path / "run")
     assert (tmp_path / "run" / "format.json").exists() and not (tmp_path / "run" / "recipe.toml").exists()
     assert remains(go(recipe(SOLO), tmp_path / "run").folder) == whole

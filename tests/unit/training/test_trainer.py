@@ -21,7 +21,6 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training import data as training_data
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer, train
 from allrounder.types import Weights
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
@@ -35,7 +34,7 @@ EASY = NATURAL.replace('name = "natural"', 'name = "easy"').replace("0.1, 0.02",
 
 def training(value: Recipe, out: Path, model: Model = tiny, data: Data | None = None) -> Trainer:
     run = Run.open_or_create(out, value, resume=False)
-    return Trainer(TrainingSetup.build(value, run, model, data or blobs(48), WORLD))
+    return Trainer(value, run, model, data or blobs(48), WORLD)
 
 
 def steps(real: Trainer, last: int | None = None) -> Trainer:
@@ -367,10 +366,7 @@ def test_the_images_are_split_once_and_the_first_network_is_built_once(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        ("images = 12", "images = 48"),
-        ("epochs = 3", "epochs = 3\ninit = { kind = 'run', run = 'nowhere' }"),
-    ],
+    [("images = 12", "images = 48"), ("epochs = 3", "epochs = 3\ninit = { kind = 'run', run = 'nowhere' }")],
 )
 def test_a_recipe_that_cannot_run_leaves_no_folder_behind(change: tuple[str, str], tmp_path: Path):
     with pytest.raises((RecipeError, RunError)):

@@ -17,8 +17,8 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.system.progress import Progress
 from allrounder.training.data import TrainingData
 from allrounder.training.model_selection import ModelSelector
-from allrounder.training.run import Run
-from allrounder.training.setup import ModelFactory, build_initial_model
+from allrounder.training.run import ModelFactory, Run
+from allrounder.training.setup import build_initial_model
 from allrounder.types import Weights
 
 TrainStage: TypeAlias = Callable[[Recipe, Path, Data, Progress], Run]

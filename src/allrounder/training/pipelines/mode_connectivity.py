@@ -16,8 +16,8 @@ from allrounder.nn.state import bezier, weights_of
 from allrounder.recipe.pipeline import CURVE_STAGE, ModeConnectivity
 from allrounder.rng import Rng
 from allrounder.system.signals import stop_on_signals
+from allrounder.training.mixer import recalibrate
 from allrounder.training.pipelines.base import PipelineContext
-from allrounder.training.recalibrate import recalibrate
 from allrounder.types import Weights
 
 

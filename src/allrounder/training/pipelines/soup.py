@@ -5,8 +5,8 @@ from __future__ import annotations
 from allrounder.nn.state import average_weights, clone, weights_of
 from allrounder.recipe.pipeline import WeightSoup
 from allrounder.rng import Rng
+from allrounder.training.mixer import recalibrate
 from allrounder.training.pipelines.base import PipelineContext
-from allrounder.training.recalibrate import recalibrate
 from allrounder.types import Weights
 
 
