@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from torch import Tensor
@@ -92,33 +93,31 @@ def _zero_sums() -> Sums:
 
 
 @final
+@dataclass(eq=False)
 class Checkpointer:
     """Collects the metrics and states of all ranks, and lets rank 0 write them.
 
     Every rank has one. Methods that communicate must be called by all ranks together.
     """
 
-    def __init__(self, run: Run, world: World, placement: Placement, clock: Clock, metrics: EpochMetrics):
-        self.run = run
-        self.world = world
-        self.placement = placement
-        self.clock = clock
-        self.metrics = metrics
-        self.every = max(run.recipe.checkpoint.to_steps(clock), 1)
-        self.epochs: list[dict[str, Any]] = []
-        """Entries of the log that were not gathered yet."""
-        self.comm_bytes: Counter[str] = Counter()
-        """Bytes sent between processes since they were last logged, by what they were."""
+    run: Run
+    world: World
+    placement: Placement
+    clock: Clock
+    metrics: EpochMetrics
+    epochs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Entries of the log that were not gathered yet."""
+    comm_bytes: Counter[str] = field(default_factory=Counter[str])
+    """Bytes sent between processes since they were last logged, by what they were."""
 
     def is_due(self, t: int) -> bool:
         """Whether a checkpoint is saved after step t; always after the last step."""
-        return t % self.every == 0 or t == self.clock.total_steps
+        every = max(self.run.recipe.checkpoint.to_steps(self.clock), 1)
+        return t % every == 0 or t == self.clock.total_steps
 
     def record_epoch(self, t: int, local: Mapping[str, Mapping[str, float]]) -> None:
-        """Record the metrics of the epoch that ends with step t; `local` holds facts of each local learner.
-
-        They are written in learner order, as a single process would write them, once they are gathered.
-        """
+        """Record the metrics of the epoch that ends with step t, and `local` facts of each learner, until
+        they are gathered and written in learner order, as a single process would write them."""
         seconds = self.metrics.lap_seconds()
         for name, facts in local.items():
             sums = self.metrics.pop_sums(name)
@@ -128,9 +127,8 @@ class Checkpointer:
 
     def gather_notes(self, what: str, **facts: Any) -> list[dict[str, Any]]:
         """Wait for all ranks, write their recorded epochs, and return the facts of each rank."""
-        notes = self.world.all_gather_object(
-            what, {**facts, "epochs": self.epochs, "comm_bytes": self.world.bytes_sent()}
-        )
+        note = {**facts, "epochs": self.epochs, "comm_bytes": self.world.bytes_sent()}
+        notes = self.world.all_gather_object(what, note)
         self.epochs = []
         if self.world.is_main:
             for rank, note in enumerate(notes):
@@ -141,10 +139,8 @@ class Checkpointer:
         return notes
 
     def save_checkpoint(self, t: int, states: Mapping[str, Weights], facts: Mapping[str, Any]) -> None:
-        """Save the states of all learners after step t, then delete best weights that `facts` do not mention.
-
-        `states` holds those of the learners that this rank leads.
-        """
+        """Save the states of all learners after step t; `states` holds those that this rank leads. Delete
+        best weights that `facts` do not mention."""
         notes = self.gather_notes(f"the checkpoint after step {t}", sums=self.metrics.sums)
         ranks = self.placement.ranks
         all_states = self._gather_states(states, ranks)
@@ -163,11 +159,8 @@ class Checkpointer:
         live: Mapping[str, Weights],
         metadata: Mapping[str, Any],
     ) -> None:
-        """Save the global weights and those of all learners as "best" or "last".
-
-        `averaged` holds what each learner that this rank leads gives to the mix; `live` the weights that are
-        trained, of those that keep an average.
-        """
+        """Save the global weights and those of all learners as "best" or "last". For learners that this rank
+        leads, `averaged` holds what they give to the mix, and `live` the weights of those with an average."""
         with_average = [task.name for task in self.run.recipe.tasks if task.average is not None]
         weights = {"global": global_weights, **self._gather_states(averaged, self.placement.ranks)}
         for name, tensors in self._gather_states(live, with_average).items():
@@ -178,10 +171,8 @@ class Checkpointer:
             self.run.save_weights(which, t, weights, metadata)
 
     def restore(self, data_facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Weights]]:
-        """Return the facts of the newest checkpoint and the states of the local learners.
-
-        Without a checkpoint, the facts are those of step 0. The images must be those of the checkpoint.
-        """
+        """Return the facts of the newest checkpoint, or of step 0, and the states of the local learners. The
+        images must be those of the checkpoint."""
         path, facts = self.run.resume_point() if self.world.is_main else (None, {})
         if path is not None:
             check_same_data(self.run.folder, facts, data_facts)
@@ -215,9 +206,8 @@ class Checkpointer:
         """Log the bytes sent between processes since the last time, if there are several processes."""
         self.comm_bytes.update(self.world.bytes_sent())
         if self.world.size > 1 and self.world.is_main:
-            self.run.log(
-                "comm_bytes", t=t, epoch=self.clock.epoch(t), **dict(sorted(self.comm_bytes.items()))
-            )
+            counts = dict(sorted(self.comm_bytes.items()))
+            self.run.log("comm_bytes", t=t, epoch=self.clock.epoch(t), **counts)
         self.comm_bytes.clear()
 
     def _write_epochs(self, entries: list[dict[str, Any]]) -> None:

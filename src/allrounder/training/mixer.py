@@ -79,7 +79,7 @@ def recalibrate(
     weights: Mapping[str, Tensor],
     network: nn.Module,
     split: Split,
-    rng: Rng,
+    seed: int,
     batch_size: int,
     num_images: int = NUM_IMAGES,
     heartbeat: Callable[[], None] = lambda: None,
@@ -92,7 +92,7 @@ def recalibrate(
     device, dtype = device_and_dtype(network)
 
     def batches() -> Generator[Tensor]:
-        for x in sample_batches(split, num_images, rng, batch_size):
+        for x in sample_batches(split, num_images, Rng(seed).fold_in("recalibrate"), batch_size):
             heartbeat()
             yield x.to(device, dtype)
 

@@ -7,7 +7,7 @@ bound: the passes of attacks that never succeed, times the measured seconds of a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -37,7 +37,7 @@ from allrounder.training.data import add_extra, load_data
 from allrounder.training.learner import Learner
 from allrounder.training.run import ModelFactory, Run
 from allrounder.training.trainer import Trainer
-from allrounder.types import Batch, Passes, Weights, device_and_dtype
+from allrounder.types import Batch, Passes, device_and_dtype
 
 Result = TypeVar("Result")
 
@@ -50,19 +50,16 @@ class LearnerCost:
     name: str
     passes: Passes
     seconds: float
-    weights: int
-    momentum: int
-    average: int
-    memory: int
-    mix_state: int
-    """What the mixer keeps for it, which is also what it sends when global weights are needed."""
+    held: Mapping[str, int]
+    """Bytes of its weights, momentum, average, memory, and of its mix state: what the mixer keeps for it, and
+    what it sends when global weights are needed."""
     epoch_end_seconds: float = 0.0
     """An upper bound on the additional seconds of the last step of an epoch."""
 
     @property
     def bytes(self) -> int:
         """All bytes that the learner holds."""
-        return self.weights + self.momentum + self.average + self.memory + self.mix_state
+        return sum(self.held.values())
 
 
 @final
@@ -123,7 +120,7 @@ class Plan:
     @property
     def comm_bytes(self) -> int:
         """Bytes sent for one exchange or validation if every learner has its own process."""
-        return sum(learner.mix_state for learner in self.learners)
+        return sum(learner.held["mix state"] for learner in self.learners)
 
 
 def plan(
@@ -204,10 +201,8 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
     pass_times = PassTimes.measure(trainer.scratch_model, dataset.test, steps)
     progress.step(steps + 3)
     # The first step warms up: it allocates memory, traces the network and creates the momentum.
-    learners = tuple(
-        _learner_cost(trainer, learner, median(step_seconds[learner.task.name][1:]), pass_times)
-        for learner in trainer.learners
-    )
+    seconds = {name: median(times[1:]) for name, times in step_seconds.items()}
+    learners = tuple(_learner_cost(trainer, learner, seconds, pass_times) for learner in trainer.learners)
     num_validated = validations = 0
     if selection.split is not None:
         num_validated = len(selection.split) + len(selection.train_slice or ())
@@ -217,7 +212,7 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
         epochs=clock.epochs,
         learners=learners,
         fetch_seconds=median(fetch_seconds[1:]),
-        activations=max(0, peak[0] - sum(cost.momentum for cost in learners)),
+        activations=max(0, peak[0] - sum(cost.held["momentum"] for cost in learners)),
         validation=pass_times.suite_cost(selection.probes, num_validated, len(dataset.classes)),
         validations=validations,
         checkpoint=sum(path.stat().st_size for path in checkpoint.iterdir()) if checkpoint else 0,
@@ -228,22 +223,22 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
     )
 
 
-def _learner_cost(trainer: Trainer, learner: Learner, seconds: float, pass_times: PassTimes) -> LearnerCost:
+def _learner_cost(
+    trainer: Trainer, learner: Learner, seconds: Mapping[str, float], pass_times: PassTimes
+) -> LearnerCost:
     task = learner.task
     moments = [cast(dict[str, Any], entry).values() for entry in learner.optimizer.state.values()]
-    return LearnerCost(
-        name=task.name,
-        passes=task.passes(),
-        seconds=seconds,
-        weights=_bytes(learner.params),
-        momentum=sum(t.nbytes for entries in moments for t in entries if isinstance(t, Tensor)),
-        average=_bytes(learner.average or {}),
-        memory=_bytes(learner.memory),
-        mix_state=_bytes(trainer.mixer.state_dict(task.name)),
-        epoch_end_seconds=pass_times.seconds(
-            task.update.epoch_passes(task.objective), trainer.recipe.batch_size
-        ),
-    )
+    tensors = {
+        "weights": learner.params.values(),
+        "momentum": [t for entries in moments for t in entries if isinstance(t, Tensor)],
+        "average": (learner.average or {}).values(),
+        "memory": learner.memory.values(),
+        "mix state": trainer.mixer.state_dict(task.name).values(),
+    }
+    held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
+    epoch_passes = task.update.epoch_passes(task.objective)
+    at_epoch_end = pass_times.seconds(epoch_passes, trainer.recipe.batch_size)
+    return LearnerCost(task.name, task.passes(), seconds[task.name], held, at_epoch_end)
 
 
 @final
@@ -286,10 +281,6 @@ class PassTimes:
 def _count_events(total: int, every: int) -> int:
     """Return how often something happens that is due every `every` steps and at the end."""
     return -(-total // max(every, 1))
-
-
-def _bytes(weights: Weights) -> int:
-    return sum(tensor.nbytes for tensor in weights.values())
 
 
 def _measure_time(device: torch.device, function: Callable[..., Result], *args: Any) -> tuple[float, Result]:

@@ -67,15 +67,13 @@ class Run:
                     write_text(folder / RECIPE_FILE, recipe.dumps())
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
-            raise RunError(
-                f"{folder}: holds a run of another recipe ({identify_recipe(run.recipe)}), asked for "
-                f"{identify_recipe(recipe)}; choose another --out, nothing was changed"
-            )
+            held, asked = identify_recipe(run.recipe), identify_recipe(recipe)
+            reason = f"holds a run of another recipe ({held}), asked for {asked}"
+            raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
         started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
         if not resume and not run.finished and started:
-            raise RunError(
-                f"{folder}: holds an unfinished run; continue it with --resume, or choose another --out"
-            )
+            advice = "continue it with --resume, or choose another --out"
+            raise RunError(f"{folder}: holds an unfinished run; {advice}")
         return run
 
     @property
@@ -140,10 +138,9 @@ class Run:
         facts = read_manifest(path)
         _check_format(path, facts.get("format"))
         if facts.get("fingerprint") != self.recipe.fingerprint():
-            raise RunError(
-                f"{path}: belongs to another recipe, got {facts.get('fingerprint')}, expected "
-                f"{self.recipe.fingerprint()}; one of them was changed by hand, restore it"
-            )
+            reason = f"got {facts.get('fingerprint')}, expected {self.recipe.fingerprint()}"
+            advice = "one of them was changed by hand, restore it"
+            raise RunError(f"{path}: belongs to another recipe, {reason}; {advice}")
         return path, facts
 
     def rewind(self, checkpoint: Path | None, metrics_bytes: int) -> None:

@@ -1,8 +1,8 @@
-"""Prepare a training: check the recipe, open the run folder, load the images, build the first network and
-place the learners on the ranks."""
+"""Prepare a training: check the recipe, open the run folder, build the network, place learners on ranks."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,6 @@ from allrounder.models import CustomModel
 from allrounder.nn.state import average_weights, copy_, weights_of
 from allrounder.recipe.init import Init
 from allrounder.recipe.recipe import Recipe
-from allrounder.recipe.task import Task
 from allrounder.rng import Rng
 from allrounder.training.data import TrainingData, blame_field
 from allrounder.training.run import ModelFactory, Run, check_weights_match, identify_recipe
@@ -126,12 +125,8 @@ def place_learners(recipe: Recipe, network: nn.Module, batch_size: int, num_rank
     """
     has_noise = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in network.modules())
     unshardable = [task.name for task in recipe.tasks if has_noise or not task.shardable()]
-    work = {task.name: _work(task) for task in recipe.tasks}
+    work = dict.fromkeys(recipe.names, DEFAULT_WORK)
+    for task in recipe.tasks:
+        with suppress(ValueError):
+            work[task.name] = task.passes().work
     return assign_ranks(recipe.names, num_ranks, work, unshardable, max_ranks=max(batch_size // 2, 1))
-
-
-def _work(task: Task) -> int:
-    try:
-        return task.passes().work
-    except ValueError:
-        return DEFAULT_WORK

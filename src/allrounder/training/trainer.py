@@ -17,7 +17,6 @@ from allrounder.inference.fold import copy_sharing_fold
 from allrounder.nn.state import strip_prefix, weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Rng
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.system.signals import StopRequest, stop_on_signals
 from allrounder.training import setup
@@ -37,10 +36,7 @@ MIX_PREFIX = "mix."
 
 @final
 class Trainer:
-    """Trains the learners of this rank and mixes them with those of the other ranks.
-
-    Only rank 0 reads and writes the run folder.
-    """
+    """Trains the learners of this rank and mixes them with those of other ranks."""
 
     def __init__(
         self,
@@ -124,16 +120,14 @@ class Trainer:
             self.stop_if_signalled(t, stop)
 
     def global_weights(self, what: str = "the global weights") -> Weights:
-        """Return theta_g, with recalibrated batch-norm statistics if the recipe wants them.
-
-        All ranks call it together; `what` describes the occasion in errors about a missing rank.
-        """
+        """Return theta_g, recalibrated if the recipe wants it. All ranks call it together; errors about a
+        missing rank mention `what`."""
         self.checkpoints.gather_notes(what)
         theta = self.mixer.global_weights()
         if self.mix.buffers == "average":
             return theta
-        rng = Rng(self.recipe.seed).fold_in("recalibrate")
-        return recalibrate(theta, self.scratch_model, self.data.train, rng, self.recipe.batch_size)
+        seed, batch_size = self.recipe.seed, self.recipe.batch_size
+        return recalibrate(theta, self.scratch_model, self.data.train, seed, batch_size)
 
     def log_epoch(self, t: int) -> None:
         """Log losses, learning rates and shares of the epoch that ends with step t."""

@@ -11,7 +11,7 @@ from allrounder.training.checkpoint import EpochMetrics, add_sums, means
 from allrounder.types import Loss
 
 
-def test_means_are_over_images_and_start_anew():
+def test_means_are_over_images_and_restart_after_pop():
     meter = EpochMetrics(["a", "b"])
     weight = torch.ones((), requires_grad=True)
     meter.add("a", Loss(2 * weight, {"accuracy": torch.tensor(0.5)}), 3)
@@ -23,7 +23,7 @@ def test_means_are_over_images_and_start_anew():
     assert means(meter.pop_sums("a"))["loss"] == 1.0
 
 
-def test_a_learner_that_may_stop_itself_tells_whether_it_did():
+def test_the_metric_stopped_is_averaged_over_images():
     meter = EpochMetrics(["a"])
     for stopped, images in ((0.0, 3), (1.0, 1)):
         meter.add("a", Loss(torch.ones(()), {"stopped": torch.tensor(stopped)}), images)
@@ -32,7 +32,7 @@ def test_a_learner_that_may_stop_itself_tells_whether_it_did():
     assert "stopped" not in means(meter.pop_sums("a"))
 
 
-def test_a_number_that_only_some_steps_tell_is_a_mean_over_their_images():
+def test_a_metric_of_some_steps_is_a_mean_over_the_images_of_these_steps():
     one, other = EpochMetrics(["a"]), EpochMetrics(["a"])
     one.add("a", Loss(torch.tensor(1.0), {"accuracy": torch.tensor(0.5)}), 6)
     one.add("a", Loss(torch.tensor(1.0), {"natural": torch.tensor(4.0)}), 2)
@@ -43,7 +43,7 @@ def test_a_number_that_only_some_steps_tell_is_a_mean_over_their_images():
     assert means(add_sums(several)) == {"loss": 2.0, "accuracy": pytest.approx(6 / 9), "natural": 3.0}
 
 
-def test_sums_come_back_from_json_to_the_bit():
+def test_sums_survive_json_exactly():
     meter, again = EpochMetrics(["a"]), EpochMetrics(["a"])
     for number in range(1, 8):
         meter.add("a", Loss(torch.tensor(1 / number)), number)
@@ -53,7 +53,7 @@ def test_sums_come_back_from_json_to_the_bit():
     assert means(again.pop_sums("a")) == means(meter.pop_sums("a"))
 
 
-def test_the_watch_tells_the_time_since_it_was_asked(monkeypatch: pytest.MonkeyPatch):
+def test_lap_seconds_measures_the_time_since_the_last_call(monkeypatch: pytest.MonkeyPatch):
     times = iter([10.0, 12.5, 12.5])
     monkeypatch.setattr("time.monotonic", lambda: next(times))
     meter = EpochMetrics(["a"])

@@ -123,10 +123,10 @@ def shares(real: Trainer) -> Callable[[int], list[float]]:
 def follow(real: Trainer, oracle, steps: int, tolerance: float) -> None:
     for t, (theta_g, thetas) in zip(range(1, steps + 1), oracle, strict=False):
         real.fit(until=t)
-        found = [real.mixer.global_weights(), *(learner.params for learner in real.learners)]
+        result = [real.mixer.global_weights(), *(learner.params for learner in real.learners)]
         # The last exchange, after which nobody goes on, is left out: it would only overwrite the learners.
         compared = [theta_g, *thetas] if t < real.clock.total_steps else [theta_g]
-        for expected, got in zip(compared, found, strict=False):
+        for expected, got in zip(compared, result, strict=False):
             for name, tensor in expected.items():
                 assert torch.allclose(got[name], tensor, rtol=0, atol=tolerance), (t, name)
 
