@@ -204,10 +204,8 @@ def _newest_weights(folder: Path, which: str) -> Path:
 
 
 def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -> Path:
-    """Return the folder of a study, given that folder, the name of a shipped study, or a study file.
-
-    Raise if the folder holds another study, or if the study file was changed since it ran.
-    """
+    """Return the folder of a study, given that folder, the name of a shipped study, or a study file. Raise if
+    the folder holds another study, or if the study file was changed since it ran."""
     path = Path(source)
     if (path / MANIFEST_FILE).is_file() or (path.is_dir() and source not in shipped):
         if out is not None:

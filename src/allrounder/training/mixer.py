@@ -84,10 +84,8 @@ def recalibrate(
     num_images: int = NUM_IMAGES,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> Weights:
-    """Return a copy of weights with batch-norm statistics of up to `num_images` images of a split.
-
-    The weights of `network` are overwritten. `heartbeat` is called for every batch.
-    """
+    """Return a copy of weights with batch-norm statistics of up to `num_images` images of a split. The
+    weights of `network` are overwritten. `heartbeat` is called for every batch."""
     copy_(weights_of(network), weights)
     device, dtype = device_and_dtype(network)
 
@@ -101,10 +99,8 @@ def recalibrate(
 
 
 def sample_batches(split: Split, num_images: int, rng: Rng, batch_size: int) -> Generator[Images]:
-    """Yield batches of up to `num_images` random images of a split; the same images for the same `rng`.
-
-    A last batch of one image is left out: batch-norm cannot compute a variance from it.
-    """
+    """Yield batches of up to `num_images` random images of a split; the same images for the same `rng`. A
+    last batch of one image is left out: batch-norm cannot compute a variance from it."""
     for rows in torch.split(rng.permutation(len(split))[:num_images], batch_size):
         if len(rows) > 1 or len(split) == 1:
             yield split.fetch(rows)

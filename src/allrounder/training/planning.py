@@ -132,10 +132,8 @@ def plan(
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Measure `steps` steps of a recipe on this machine, after one warm-up step; no files remain.
-
-    If the recipe's data is missing, noise of the same shape replaces it, and the remarks mention it.
-    """
+    """Measure `steps` steps of a recipe on this machine, after one warm-up step; no files remain. If the
+    recipe's data is missing, noise of the same shape replaces it, and the remarks mention it."""
     if steps < 1:
         raise ValueError(f"steps: got {steps}, expected 1 or more")
     if recipe.pipeline is not None:

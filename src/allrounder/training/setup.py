@@ -76,10 +76,8 @@ def check_supports_distributed(recipe: Recipe, world: World) -> None:
 def load_new_run_inputs(
     recipe: Recipe, out: Path, model: ModelFactory | None, data: Data | None, world: World
 ) -> NewRunInputs | None:
-    """Load the images and build the initial network of a run folder that rank 0 is about to create.
-
-    A recipe that cannot run raises before the folder exists. Other ranks and existing folders get None.
-    """
+    """Load the images and build the initial network of a run folder that rank 0 is about to create. A recipe
+    that cannot run raises before the folder exists. Other ranks and existing folders get None."""
     if not world.is_main or out.exists():
         return None
     new_data = TrainingData.load(recipe, data)

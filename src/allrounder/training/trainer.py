@@ -47,10 +47,8 @@ class Trainer:
         world: World,
         network: nn.Module | None = None,
     ):
-        """Build the learners of this rank, all from one initial network: `network` if it has been built.
-
-        All ranks call it together. Training starts at step 0; `restore` continues from a checkpoint.
-        """
+        """Build the learners of this rank, all from one initial network: `network` if it has been built. All
+        ranks call it together. Training starts at step 0; `restore` continues from a checkpoint."""
         self.recipe = recipe
         self.run = run
         self.world = world

@@ -108,9 +108,7 @@ class PipelineContext:
         self, weights: Mapping[str, Weights], stage_facts: Mapping[str, Any], scores: Mapping[str, Any]
     ) -> None:
         """Save the result as the best weights, if it has `scores` to log, then as the last weights.
-
-        `stage_facts` is the manifest of the last stage's weights.
-        """
+        `stage_facts` is the manifest of the last stage's weights."""
         t = stage_facts["t"]
         metadata = result_metadata(stage_facts)
         if scores:
