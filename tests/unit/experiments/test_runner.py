@@ -41,19 +41,19 @@ def study(tmp_path: Path) -> Study:
 def test_a_finished_study_is_skipped_and_gives_the_same_table(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     first = run_here(study, folder)
-    assert {note.name for note in first} == {"slow/seed-0", "slow/seed-1", "fast/seed-0", "fast/seed-1"}
+    assert {event.name for event in first} == {"slow/seed-0", "slow/seed-1", "fast/seed-0", "fast/seed-1"}
     table = render_study(collect_study(study, folder))
     assert "slow" in table and "MISSING" not in table
     again = run_here(study, folder)
-    assert [note.stage for note in again] == ["already done"] * 4
+    assert [event.stage for event in again] == ["already done"] * 4
     assert render_study(collect_study(study, folder)) == table
 
 
 def test_seeds_can_be_added_and_another_study_is_refused(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     run_here(replace(study, seeds=(0,)), folder)
-    told = run_here(study, folder)
-    assert [note.name for note in told if note.stage == "already done"] == ["slow/seed-0", "fast/seed-0"]
+    events = run_here(study, folder)
+    assert [event.name for event in events if event.stage == "already done"] == ["slow/seed-0", "fast/seed-0"]
     assert Study.loads((folder / STUDY_FILE).read_text(encoding="utf-8")).seeds == (0, 1)
     with pytest.raises(RunError, match=r"holds another study .*tiny: slow, fast.*nothing was changed"):
         open_study(replace(study, sets=("epochs=3",)), folder)
@@ -178,11 +178,11 @@ def test_a_killed_sweep_gives_the_same_table(study: Study, kills: int, tmp_path:
         "2",
         "--out",
     ]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, str(whole)], check=True, capture_output=True)
     for number in range(kills):
         process = subprocess.Popen(
-            [*command, str(broken)],
+            [*command, str(killed)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -190,15 +190,15 @@ def test_a_killed_sweep_gives_the_same_table(study: Study, kills: int, tmp_path:
         wanted = 8 * (number + 1)
         while (
             process.poll() is None
-            and len(list(broken.glob(f"*/*/{EVALUATION_FOLDER}/best/{OUTCOME_FILE}"))) < wanted
+            and len(list(killed.glob(f"*/*/{EVALUATION_FOLDER}/best/{OUTCOME_FILE}"))) < wanted
         ):
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         time.sleep(3)  # its trainings are in sessions of their own; they find their parent gone
-    subprocess.run([*command, str(broken)], check=True, capture_output=True)
-    assert tables(many, whole) == tables(many, broken)
-    assert render_study(collect_study(many, whole)) == render_study(collect_study(many, broken))
+    subprocess.run([*command, str(killed)], check=True, capture_output=True)
+    assert tables(many, whole) == tables(many, killed)
+    assert render_study(collect_study(many, whole)) == render_study(collect_study(many, killed))
 
 
 def test_a_script_for_slurm_runs_every_training(
@@ -224,10 +224,10 @@ def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
     pytest.importorskip("ray", reason="ray is an extra: pip install 'allrounder[ray]'")
     one = replace(study, seeds=(0,))
     run_here(one, tmp_path / "here")
-    told: list[ProgressEvent] = []
+    events: list[ProgressEvent] = []
     open_study(one, tmp_path / "ray")
-    run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), told.append)
-    assert sorted((note.name, note.stage) for note in told) == [
+    run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), events.append)
+    assert sorted((event.name, event.stage) for event in events) == [
         ("fast/seed-0", "done"),
         ("slow/seed-0", "done"),
     ]
@@ -238,7 +238,7 @@ def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
     with pytest.raises(
         RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*fast/seed-0: .*changed by hand"
     ):
-        run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), told.append)
+        run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), events.append)
 
 
 def test_weights_without_selection_are_the_last_ones(study: Study, tmp_path: Path):

@@ -55,8 +55,8 @@ def test_the_same_recipe_gives_identical_weights_and_another_seed_does_not(tmp_p
 def test_the_log_has_every_epoch_of_every_learner_and_every_validation(tmp_path: Path):
     run = go(recipe(), tmp_path / "run")
     events = [without(event, "seconds") for event in run.metrics()]
-    told = [(e["event"], e["t"], e["epoch"], e.get("learner")) for e in events]
-    assert told == [
+    logged = [(e["event"], e["t"], e["epoch"], e.get("learner")) for e in events]
+    assert logged == [
         entry
         for epoch in (1, 2, 3)
         for entry in (
@@ -321,7 +321,7 @@ def test_a_resumed_run_needs_the_same_images(tmp_path: Path):
     whole = go(recipe(SOLO), tmp_path / "whole")
     with struck(Point(STEP, 7), give_up), pytest.raises(Killed):
         go(recipe(SOLO), tmp_path / "run")
-    given, told = blobs(48), "run: was trained on other images or labels than those given now"
+    given, message = blobs(48), "run: was trained on other images or labels than those given now"
     mine = given.train
     assert isinstance(mine, TensorSplit)
     others = (
@@ -330,7 +330,7 @@ def test_a_resumed_run_needs_the_same_images(tmp_path: Path):
         TensorSplit(mine.images.flip(0), mine.labels.flip(0), 3),
     )
     for other in others:
-        with pytest.raises(RunError, match=f"{told}, or in another order; resume with the same data"):
+        with pytest.raises(RunError, match=f"{message}, or in another order; resume with the same data"):
             go(recipe(SOLO), tmp_path / "run", resume=True, data=replace(given, train=other))
     again = go(recipe(SOLO), tmp_path / "run", resume=True)
     assert remains(again.folder) == remains(whole.folder)

@@ -204,7 +204,7 @@ def test_shares_weigh_the_members(tmp_path: Path):
 
 
 class Listener:
-    """Notes how far a program says it is."""
+    """Records the progress of a pipeline."""
 
     def __init__(self) -> None:
         self.total, self.seen = 1, list[float]()
