@@ -85,9 +85,11 @@ def load_new_run_inputs(
     return NewRunInputs(new_data, build_initial_model(recipe, model, new_data.dataset, init_weights))
 
 
-def open_run(recipe: Recipe, out: Path, resume: bool, world: World) -> Run:
-    """Open or create the run folder on rank 0; other ranks refer to it without reading it."""
-    return Run.open_or_create(out, recipe, resume=resume) if world.is_main else Run(out, recipe)
+def open_run(recipe: Recipe, out: Path, resume: bool, world: World) -> tuple[Run, bool]:
+    """Open or create the run folder on rank 0; other ranks do not read it. Return whether it is finished."""
+    run = Run.open_or_create(out, recipe, resume=resume) if world.is_main else Run(out, recipe)
+    finished = world.all_gather_object(f"the run folder {out.name}", world.is_main and run.finished)
+    return run, finished[0]
 
 
 def build_initial_model(

@@ -192,10 +192,8 @@ class Trainer:
             places = ", ".join(f"{name} on {', '.join(map(str, on))}" for name, on in ranks.items())
             lines.append(f"{size} processes of {torch.get_num_threads()} threads: {places}")
         if self.placement.followers():
-            lines.append(
-                "several ranks share a learner: its weights equal those of a single rank up to rounding, not "
-                "bit-for-bit"
-            )
+            accuracy = "equal those of a single rank up to rounding, not bit-for-bit"
+            lines.append(f"several ranks share a learner: its weights {accuracy}")
         if idle := self.placement.idle_ranks(size):
             lines.append(f"ranks {', '.join(map(str, idle))} are idle: no learner can use more ranks")
         lines += self.recipe.compute.check_device(self.world.device)
@@ -246,8 +244,8 @@ def train(
         inputs = setup.load_new_run_inputs(recipe, Path(out), model, data, world)
         if inputs is not None:
             check_pipeline(recipe, inputs.data.dataset)
-        run = setup.open_run(recipe, Path(out), resume or world.restarts > 0, world)
-        if _is_finished(run, world, "the run folder"):
+        run, finished = setup.open_run(recipe, Path(out), resume or world.restarts > 0, world)
+        if finished:
             progress.log(f"{run.folder}: already finished")
             return run
         if recipe.pipeline is None:
@@ -258,8 +256,7 @@ def train(
 
         def train_stage(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
             inputs = setup.load_new_run_inputs(recipe, out, model, data, world)
-            run = setup.open_run(recipe, out, True, world)
-            finished = _is_finished(run, world, f"the folder of {out.name}")
+            run, finished = setup.open_run(recipe, out, True, world)
             signal = None if finished else _train_run(recipe, run, model, data, inputs, world, progress)
             # A signal may arrive while the final weights are written.
             for name in filter(None, world.all_gather_object(f"the end of {out.name}", signal)):
@@ -295,8 +292,3 @@ def _train_run(
         trainer.fit(progress=progress, stop=stop)
         trainer.finish()
         return stop.signal
-
-
-def _is_finished(run: Run, world: World, what: str) -> bool:
-    """Whether rank 0 finds the run finished."""
-    return bool(world.all_gather_object(what, run.finished if world.is_main else None)[0])
