@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -53,10 +52,11 @@ def submit_to_slurm(script: Path) -> str:
 def run_on_ray(jobs: Mapping[str, Job], on_progress: ProgressCallback, address: str | None = None) -> None:
     """Run jobs as single-core tasks on a Ray cluster with this file system; a failed one stops no other."""
     try:
-        library: Any = import_module("ray")
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         advice = 'install it with: pip install "allrounder[ray]"'
         raise WorldError(f"the launcher ray needs Ray ({error}); {advice}") from None
+    library: Any = ray
     library.init(address=address, ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     try:
         task = library.remote(num_cpus=1, max_retries=2)(_run_job)
