@@ -34,7 +34,6 @@ from allrounder.recipe.mix import Shares
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer
 
 SHAPES: dict[str, Shape] = {"small-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
@@ -95,7 +94,7 @@ def synthetic(shape: Shape, batch: int) -> Data:
 def build_trainer(recipe: Recipe, data: Data, folder: Path) -> Trainer:
     """The trainer of a new run in one process."""
     run = Run.open_or_create(folder, recipe, resume=False)
-    return Trainer(TrainingSetup.build(recipe, run, None, data, cpu_world()))
+    return Trainer(recipe, run, None, data, cpu_world())
 
 
 def cpu_world(rank: int = 0, size: int = 1) -> World:

@@ -18,8 +18,8 @@ from allrounder.config.time import Clock
 from allrounder.data.batches import Batches
 from allrounder.distributed import Placement
 from allrounder.nn.state import weights_of
+from allrounder.training.checkpoint import EpochMetrics
 from allrounder.training.learner import Learner
-from allrounder.training.metrics import EpochMetrics
 from allrounder.training.mixer import Mixer
 from allrounder.training.setup import build_initial_model
 

@@ -35,14 +35,7 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     for learner in plan.learners:
         seconds = format_duration(learner.seconds)
         yield f"learner {learner.name}: {learner.passes} forward/backward passes per step, {seconds} per step"
-        parts = {
-            "weights": learner.weights,
-            "momentum": learner.momentum,
-            "average": learner.average,
-            "memory": learner.memory,
-            "mix state": learner.mix_state,
-        }
-        text = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
+        text = ", ".join(f"{name} {format_bytes(count)}" for name, count in learner.held.items())
         yield f"  holds {format_bytes(learner.bytes)}: {text}"
     fetch = format_duration(plan.fetch_seconds)
     yield f"step: {format_duration(plan.step_seconds)}, of which {fetch} to fetch the batch"

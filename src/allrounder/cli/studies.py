@@ -15,7 +15,8 @@ from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice
 from allrounder.errors import Interrupted, RunError
 from allrounder.experiments.launchers import SLURM_SCRIPT, Launcher, run_on_ray, slurm_script, submit_to_slurm
-from allrounder.experiments.runner import TotalProgress, collect_results, make_jobs, open_study
+from allrounder.experiments.manifest import collect_results
+from allrounder.experiments.runner import TotalProgress, make_jobs, make_manifest, open_study
 from allrounder.experiments.study import Study, Trial
 from allrounder.report.study import StudyResults, format_rows, render_study
 from allrounder.system.files import write_text
@@ -59,7 +60,7 @@ def run_study(
 def _print_table(study: Study, folder: Path, only: int | None) -> None:
     if only is not None:  # the other trainings may still run, as tasks of a cluster
         return
-    results = collect_results(study, folder)
+    results = collect_results(make_manifest(study), folder)
     if results.outcomes:
         print_results(results, folder)
 

@@ -19,7 +19,7 @@ SLURM_SCRIPT = "slurm.sh"
 
 
 def slurm_script(folder: Path, count: int) -> str:
-    """A script for sbatch with one single-core task per trial. Submitting it again resumes the trials."""
+    """Return a script for sbatch with one single-core task per trial; submitting it again resumes them."""
     root = folder.absolute()
     command = [sys.executable, "-m", "allrounder", "sweep", str(root / STUDY_FILE), "--out", str(root)]
     lines = [
@@ -38,27 +38,24 @@ def slurm_script(folder: Path, count: int) -> str:
 
 
 def submit_to_slurm(script: Path) -> str:
-    """Submit a script with sbatch; returns the reply of sbatch."""
+    """Submit a script with sbatch; return its reply."""
     try:
         process = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise WorldError(
-            f"sbatch: no such command; run this on a machine of the cluster: sbatch {script}"
-        ) from None
+        advice = f"run this on a machine of the cluster: sbatch {script}"
+        raise WorldError(f"sbatch: no such command; {advice}") from None
     if process.returncode:
         raise WorldError(f"sbatch {script}: {process.stderr.strip()}")
     return process.stdout.strip()
 
 
 def run_on_ray(jobs: Mapping[str, Job], on_progress: ProgressCallback, address: str | None = None) -> None:
-    """Run all jobs as single-core tasks on a Ray cluster that shares this file system. A failed job stops
-    none of the others."""
+    """Run jobs as single-core tasks on a Ray cluster with this file system; a failed one stops no other."""
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise WorldError(
-            f'the launcher ray needs Ray ({error}); install it with: pip install "allrounder[ray]"'
-        ) from None
+        advice = 'install it with: pip install "allrounder[ray]"'
+        raise WorldError(f"the launcher ray needs Ray ({error}); {advice}") from None
     library: Any = ray
     library.init(address=address, ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     try:
@@ -83,7 +80,7 @@ def run_on_ray(jobs: Mapping[str, Job], on_progress: ProgressCallback, address: 
 
 
 def _run_job(job: Job, name: str) -> str:
-    """Run a job; returns the reason if it failed, or an empty string."""
+    """Run a job; return the reason if it failed, else an empty string."""
     import torch
 
     torch.set_num_threads(1)

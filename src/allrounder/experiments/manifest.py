@@ -1,6 +1,8 @@
-"""The manifest of a study: what its table needs, readable without torch.
+"""What the table of a study needs, readable without torch: its manifest, and the outcomes of its trainings.
 
-`open_study` writes study.json beside study.toml; `allrounder table` reads it and the outcomes of the runs.
+The manifest is study.json beside study.toml. A signature is a JSON file beside the folder of an evaluation,
+written before the evaluation starts: it says which recipe and which weights the evaluation is of. It is
+compared with the files of the run whenever the outcome is read, so that a table never shows other results.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, cast, final
 
 from pydantic import ValidationError
+from safetensors import SafetensorError
 
 from allrounder.config.fields import (
     FiniteFloat,
@@ -25,10 +29,9 @@ from allrounder.config.fields import (
     frozen_config,
 )
 from allrounder.errors import RecipeError, RunError
-from allrounder.experiments.signatures import evaluation_folder, load_outcome
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
-from allrounder.system.files import write_text
+from allrounder.system.files import hash_file, newest_folder, write_text
 
 STUDY_FILE = "study.toml"
 STUDIES_FOLDER = "studies"
@@ -39,6 +42,10 @@ FORMAT_VERSION = 1
 NOT_COMPARED = ("about", "name", "seeds", "probes")
 """Keys of a study file that are not compared with the study that ran: texts, seeds (which may be added), and
 probes (which may be written in several ways)."""
+EVALUATION_FOLDER = "eval"
+KEYS = ("recipe", "recipe file", "weights file", "weights")
+"""The entries of a signature, all of them texts."""
+CHANGED = "it was changed by hand; remove it and call again"
 
 
 @final
@@ -73,10 +80,8 @@ class Manifest:
         file = folder / MANIFEST_FILE
         again = "run the study again, which keeps its finished trainings"
         if not file.is_file():
-            raise RunError(
-                f"{folder}: no study ran there, it has no {MANIFEST_FILE}; name the folder of a study, or "
-                "run one with: allrounder sweep"
-            )
+            reason = f"no study ran there, it has no {MANIFEST_FILE}; name the folder of a study"
+            raise RunError(f"{folder}: {reason}, or run one with: allrounder sweep")
         try:
             raw: Any = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(raw, dict) or "format" not in raw:
@@ -86,10 +91,8 @@ class Manifest:
         fields = cast(dict[str, Any], raw)
         version: object = fields.pop("format")
         if version != FORMAT_VERSION:
-            raise RunError(
-                f"{file}: got format version {version!r}, expected {FORMAT_VERSION}; use the version of "
-                f"allrounder that wrote it, or {again}"
-            )
+            reason = f"got format version {version!r}, expected {FORMAT_VERSION}"
+            raise RunError(f"{file}: {reason}; use the version of allrounder that wrote it, or {again}")
         try:
             return adapter(cls).validate_python(fields)
         except ValidationError as error:
@@ -98,7 +101,7 @@ class Manifest:
             raise RunError(f"{file}: {place}: {first['msg']}; {again}") from None
 
     def dumps(self) -> str:
-        """The manifest as JSON; `load` reads it back."""
+        """Return the manifest as JSON; `load` reads it back."""
         return json.dumps({"format": FORMAT_VERSION, **asdict(cast(Any, self))}, indent=1) + "\n"
 
     def save(self, folder: Path) -> None:
@@ -114,57 +117,127 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
     cost: dict[str, str] = {}
     missing: list[str] = []
     for trial in manifest.trials:
+        run = folder / trial.folder
         for label, which in trial.rows.items():
             cost[label] = trial.cost
-            if (evaluation_folder(folder / trial.folder, which) / OUTCOME_FILE).is_file():
-                outcome = load_outcome(folder / trial.folder, trial.recipe, which, manifest.images)
-                outcomes[label][trial.seed] = outcome
+            if (evaluation_folder(run, which) / OUTCOME_FILE).is_file():
+                outcomes[label][trial.seed] = load_trial_outcome(run, trial.recipe, which, manifest.images)
             else:
                 missing.append(f"{label}, seed {trial.seed}")
     finished = {label: by_seed for label, by_seed in outcomes.items() if by_seed}
     return StudyResults(finished, manifest.paper, cost, manifest.reference, manifest.source, missing)
 
 
-def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -> Path:
-    """The folder of a study, given that folder, the name of a shipped study, or a study file.
+def evaluation_folder(folder: Path, which: str) -> Path:
+    """Return the folder with the outcome of one set of weights of a run."""
+    return folder / EVALUATION_FOLDER / which
 
-    Raises if the folder holds another study, or if the study file was changed since it ran.
-    """
+
+def signature_file(evaluation: Path) -> Path:
+    """Return the file beside an evaluation folder that says which recipe and weights were evaluated."""
+    return evaluation.with_name(f"{evaluation.name}.json")
+
+
+def make_signature(folder: Path, recipe: str, weights: Path) -> dict[str, str]:
+    """Describe a recipe, by its fingerprint and file, and weights, by their file, so that changes show."""
+    return {
+        "recipe": recipe,
+        "recipe file": hash_file(folder / "recipe.toml")[:16],
+        "weights file": weights.relative_to(folder).as_posix(),
+        "weights": hash_file(weights)[:16],
+    }
+
+
+def load_trial_outcome(folder: Path, recipe: str, which: str, images: int | None) -> Outcome:
+    """Load the outcome of a run; raise RunError unless it is of the recipe with this fingerprint, the weights
+    in the folder, and this number of images."""
+    evaluation = evaluation_folder(folder, which)
+    file = evaluation / OUTCOME_FILE
+    again = f"remove {evaluation.parent} and call again"
+    recorded = _read_signature(signature_file(evaluation), again)
+    weights = _newest_weights(folder, which) / Path(recorded["weights file"]).name
+    try:
+        current = make_signature(folder, recorded["recipe"], weights)
+    except OSError as error:
+        raise RunError(f"{folder}: what was evaluated cannot be read ({error}): {CHANGED}") from None
+    for key, now in current.items():
+        if recorded[key] != now:
+            change = f"was evaluated with {key} {recorded[key]}, but now has {now}"
+            raise RunError(f"{folder}: {change}: {CHANGED}")
+    if recorded["recipe"] != recipe:
+        raise RunError(
+            f"{folder}: holds a run of another recipe ({recorded['recipe']}, the study expects {recipe}); "
+            "remove it, or name the study that it belongs to"
+        )
+    try:
+        outcome = Outcome.load(file)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(f"{file}: cannot be read ({error}); {again}") from None
+    for key, expected in (("recipe", recipe), ("weights", which)):
+        if outcome.facts.get(key) != expected:
+            got = f"{key} {outcome.facts.get(key)}, expected {expected}"
+            raise RunError(f"{file}: is the outcome of {got}: it was changed by hand; {again}")
+    if images is not None and len(outcome) != images:
+        raise RunError(f"{folder}: was evaluated on {len(outcome)} images, expected {images}; {again}")
+    return outcome
+
+
+def _read_signature(file: Path, again: str) -> dict[str, str]:
+    try:
+        raw: Any = json.loads(file.read_text(encoding="utf-8"))
+        signature = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
+        if not all(isinstance(signature.get(key), str) for key in KEYS):
+            raise ValueError(f"expected a text for each of {', '.join(KEYS)}")
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read ({error}): it was damaged or changed by hand"
+        raise RunError(f"{file}: {reason}; {again}") from None
+    return signature
+
+
+def _newest_weights(folder: Path, which: str) -> Path:
+    """Return the newest folder that `which` refers to, such as weights/best-00000012."""
+    kind = "best" if which == "best" or which.endswith("@best") else "last"
+    newest = newest_folder(folder / "weights", kind)
+    if newest is None:
+        raise RunError(f"{folder}: was evaluated, but has no {kind} weights: {CHANGED}")
+    return newest
+
+
+def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -> Path:
+    """Return the folder of a study, given that folder, the name of a shipped study, or a study file. Raise if
+    the folder holds another study, or if the study file was changed since it ran."""
     path = Path(source)
     if (path / MANIFEST_FILE).is_file() or (path.is_dir() and source not in shipped):
         if out is not None:
             raise RecipeError(f"{source}: is a folder, and --out {out} names another; give one of them")
         return path
-    raw = _read_study(source, shipped)
+    file = resources.files("allrounder.experiments") / STUDIES_FOLDER / f"{source}.toml"
+    raw = read_study(source, file if source in shipped else path, shipped, "file or folder")
     name = source if source in shipped else str(raw.get("name") or path.name)
     folder = out or default_folder(name)
     if not (folder / MANIFEST_FILE).is_file():
-        raise RunError(
-            f"{folder}: {name} did not run there, it has no {MANIFEST_FILE}; run it with: allrounder sweep "
-            f"{source} --out {folder}"
-        )
+        reason = f"{name} did not run there, it has no {MANIFEST_FILE}"
+        raise RunError(f"{folder}: {reason}; run it with: allrounder sweep {source} --out {folder}")
     manifest = Manifest.load(folder)
     if source in shipped and manifest.name != name:
-        raise RunError(
-            f"{folder}: holds another study ({manifest.name}), asked for {name}; name another --out, or the "
-            f"folder alone: allrounder table {folder}"
-        )
+        reason = f"holds another study ({manifest.name}), asked for {name}; name another --out"
+        raise RunError(f"{folder}: {reason}, or the folder alone: allrounder table {folder}")
     _check_unchanged(source, raw, folder)
     return folder
 
 
-def _read_study(source: str, shipped: Collection[str]) -> dict[str, Any]:
-    """Read the file of a shipped study, or a study file, as a raw table."""
-    if source in shipped:
-        file = resources.files("allrounder.experiments") / STUDIES_FOLDER / f"{source}.toml"
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    if not Path(source).is_file():
-        raise RecipeError(
-            f"{source}: no such file or folder, and no shipped study of that name"
-            f"{did_you_mean(source, shipped)} (see: allrounder list studies)"
-        )
+def read_study(source: str, file: Traversable, shipped: Collection[str], kind: str) -> dict[str, Any]:
+    """Read the file of a study as a raw table; errors call it `source`, and `kind` says what it may be."""
+    if not file.is_file():
+        reason = f"no such {kind}, and no shipped study of that name{did_you_mean(source, shipped)}"
+        raise RecipeError(f"{source}: {reason} (see: allrounder list studies)")
+    return parse_study(file.read_bytes(), source)
+
+
+def parse_study(content: bytes, source: str) -> dict[str, Any]:
+    """Parse TOML to a raw table; `source` names it in errors."""
     try:
-        return tomllib.loads(Path(source).read_text(encoding="utf-8"))
+        return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{source}: not valid TOML: {error}") from None
 
@@ -187,8 +260,8 @@ def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
 def _is_same(raw: Any, saved: Any) -> bool:
     """Whether two raw values are equal; a missing key equals the empty default that a saved study has."""
     if isinstance(raw, dict) and isinstance(saved, dict):
-        pair = cast(dict[str, Any], raw), cast(dict[str, Any], saved)
-        return all(_is_same(pair[0].get(key), pair[1].get(key)) for key in {**pair[0], **pair[1]})
+        ours, theirs = cast(dict[str, Any], raw), cast(dict[str, Any], saved)
+        return all(_is_same(ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
     if isinstance(raw, list) and isinstance(saved, list):
         items = cast(list[Any], raw), cast(list[Any], saved)
         return len(items[0]) == len(items[1]) and all(map(_is_same, *items))
@@ -196,10 +269,10 @@ def _is_same(raw: Any, saved: Any) -> bool:
 
 
 def slug(label: str) -> str:
-    """A label as a folder name: lower case, with dashes."""
+    """Return a label as a folder name: lower case, with dashes."""
     return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "row"
 
 
 def default_folder(name: str) -> Path:
-    """The folder of a study unless --out names another."""
+    """Return the folder of a study unless --out names another."""
     return Path("runs") / "studies" / slug(name)

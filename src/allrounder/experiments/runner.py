@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -20,31 +20,34 @@ from typing import final
 from allrounder.errors import RunError
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.options import EvalOptions
-from allrounder.experiments import manifest as manifests
-from allrounder.experiments.manifest import STUDY_FILE, Manifest, TrialEntry
-from allrounder.experiments.signatures import evaluation_folder, load_outcome, make_signature, signature_file
+from allrounder.experiments.manifest import (
+    STUDY_FILE,
+    Manifest,
+    TrialEntry,
+    evaluation_folder,
+    load_trial_outcome,
+    make_signature,
+    signature_file,
+)
 from allrounder.experiments.study import Study, Trial
-from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import OUTCOME_FILE
-from allrounder.report.study import StudyResults
 from allrounder.system.files import write_text
 from allrounder.system.processes import Job
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.training.data import load_data
-from allrounder.training.run import Run, load
+from allrounder.training.run import load
 from allrounder.training.trainer import train
 
 
 @final
+@dataclass
 class ProgressSender:
     """Sends the progress of a training to the parent process, at most four times a second."""
 
-    def __init__(self, name: str, send: ProgressCallback):
-        """Sends under the name of a job."""
-        self.name = name
-        self.send = send
-        self.total = 1
-        self.last_sent = 0.0
+    name: str
+    send: ProgressCallback
+    total: int = 1
+    last_sent: float = 0.0
 
     def begin(self, total: int, done: int) -> None:
         """Send the number of steps, and how many an earlier session took."""
@@ -63,16 +66,14 @@ class ProgressSender:
 
 @final
 class TotalProgress:
-    """The progress of all trials together, for one bar."""
+    """The progress of all trials together, for one bar, each weighted by its cost."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
-        """Weights each trial by its cost."""
         self.work = {trial.folder: float(trial.cost.work) for trial in trials}
         self.fraction_done = dict.fromkeys(self.work, 0.0)
 
     def percent_done(self, event: ProgressEvent) -> int:
-        """The percentage of all work that is done after an event. Only training counts: the evaluation that
-        follows it is short."""
+        """Return the percentage of work done after an event. Only training counts: evaluations are short."""
         fraction = event.done / max(event.total, 1) if event.stage == "training" else 1.0
         self.fraction_done[event.name] = fraction
         done = sum(self.work[name] * share for name, share in self.fraction_done.items())
@@ -80,25 +81,20 @@ class TotalProgress:
 
 
 def open_study(study: Study, folder: Path) -> Study:
-    """Create the folder of a study, or reopen that of the same study, to which seeds may be added.
-
-    Returns the study as the folder now holds it, with the seeds of earlier calls.
-    """
+    """Create or reopen the folder of a study, to which seeds may be added; return it with all its seeds."""
     file = folder / STUDY_FILE
     text = ""
     if file.is_file():
         text = file.read_text(encoding="utf-8")
         existing = Study.loads(text, str(file))
         if replace(existing, seeds=study.seeds, name="", about="") != replace(study, name="", about=""):
-            raise RunError(
-                f"{folder}: holds another study ({existing.name}: {', '.join(existing.labels())}), asked for "
-                f"{study.name}: {', '.join(study.labels())}; choose another --out, nothing was changed"
-            )
+            old, new = (f"{value.name}: {', '.join(value.labels())}" for value in (existing, study))
+            reason = f"holds another study ({old}), asked for {new}"
+            raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
         study = replace(study, seeds=tuple(dict.fromkeys([*existing.seeds, *study.seeds])))
     elif folder.exists() and any(folder.iterdir()):
-        raise RunError(
-            f"{folder}: is not empty and holds no study; choose another --out, nothing was changed"
-        )
+        reason = "is not empty and holds no study"
+        raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
     manifest = make_manifest(study)  # raises if a recipe is wrong, before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     if text != study.dumps():  # cluster tasks that start together find the file and do not write it again
@@ -108,67 +104,42 @@ def open_study(study: Study, folder: Path) -> Study:
 
 
 def make_jobs(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[str, Job]:
-    """One job per trial, the most expensive first, so that no long one runs alone at the end."""
+    """Return one job per trial, the most expensive first, so that no long one runs alone at the end."""
     order = sorted(trials, key=lambda trial: -trial.cost.work)
-    return {
-        trial.folder: partial(
-            run_trial,
-            recipe=trial.recipe.dumps(),
-            folder=folder / trial.folder,
-            weights=tuple(dict.fromkeys(trial.rows.values())),
-            cost=str(trial.cost),
-            images=images,
-        )
-        for trial in order
-    }
+    return {t.folder: partial(run_trial, trial=t, folder=folder / t.folder, images=images) for t in order}
 
 
-def run_trial(
-    name: str,
-    send: ProgressCallback,
-    *,
-    recipe: str,
-    folder: Path,
-    weights: tuple[str, ...],
-    cost: str,
-    images: int | None,
-) -> None:
-    """Train a recipe and evaluate the named weights; what an earlier call finished is checked and reused."""
-    value = Recipe.loads(recipe)
-    run = train(value, folder, resume=True, progress=ProgressSender(name, send))
-    for which in weights:
-        if (evaluation_folder(folder, which) / OUTCOME_FILE).exists():
-            load_outcome(folder, value.fingerprint(), which, images)
+def run_trial(name: str, send: ProgressCallback, *, trial: Trial, folder: Path, images: int | None) -> None:
+    """Train a recipe and evaluate its rows' weights; what an earlier call finished is checked and reused."""
+    recipe = trial.recipe
+    run = train(recipe, folder, resume=True, progress=ProgressSender(name, send))
+    for which in dict.fromkeys(trial.rows.values()):
+        out = evaluation_folder(folder, which)
+        if (out / OUTCOME_FILE).exists():
+            load_trial_outcome(folder, recipe.fingerprint(), which, images)
             send(ProgressEvent(name, 1, 1, "already done"))
-        else:
-            _evaluate_weights(name, send, run, value, which, cost, images)
-
-
-def _evaluate_weights(
-    name: str, send: ProgressCallback, run: Run, recipe: Recipe, which: str, cost: str, images: int | None
-) -> None:
-    out = evaluation_folder(run.folder, which)
-    out.mkdir(parents=True, exist_ok=True)
-    signature = make_signature(run.folder, recipe.fingerprint(), run.weights_file(which))
-    write_text(signature_file(out), json.dumps(signature))
-    about = {"weights": which, "recipe": recipe.fingerprint(), "cost": cost}
-    about |= {"selected_on": recipe.validation.on} if which == "best" else {}
-    about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
-    evaluate(
-        load(run.folder, which),
-        load_data(recipe),
-        probes=recipe.probes,
-        n=images,
-        budget="full",
-        out=out,
-        progress=lambda event: send(replace(event, name=name, stage=event.stage or "evaluation")),
-        # A training that failed to learn is a result too; the findings are printed below the table.
-        options=EvalOptions(check="note", about=about),
-    )
+            continue
+        out.mkdir(parents=True, exist_ok=True)
+        signature = make_signature(folder, recipe.fingerprint(), run.weights_file(which))
+        write_text(signature_file(out), json.dumps(signature))
+        about = {"weights": which, "recipe": recipe.fingerprint(), "cost": str(trial.cost)}
+        about |= {"selected_on": recipe.validation.on} if which == "best" else {}
+        about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
+        evaluate(
+            load(folder, which),
+            load_data(recipe),
+            probes=recipe.probes,
+            n=images,
+            budget="full",
+            out=out,
+            progress=lambda event: send(replace(event, name=name, stage=event.stage or "evaluation")),
+            # A training that failed to learn is a result too; the findings are printed below the table.
+            options=EvalOptions(check="note", about=about),
+        )
 
 
 def make_manifest(study: Study) -> Manifest:
-    """The manifest of a study, from which its table is made."""
+    """Return the manifest of a study, from which its table is made."""
     trials = [
         TrialEntry(
             folder=trial.folder,
@@ -188,8 +159,3 @@ def make_manifest(study: Study) -> Manifest:
         source=study.source,
         images=study.images,
     )
-
-
-def collect_results(study: Study, folder: Path) -> StudyResults:
-    """The checked outcomes of a study by row and seed, and the rows and seeds that are missing."""
-    return manifests.collect_results(make_manifest(study), folder)

@@ -15,8 +15,7 @@ recipe = "embedded/at-linf"
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -39,8 +38,8 @@ from allrounder.config.fields import (
 )
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
-from allrounder.experiments.manifest import STUDIES_FOLDER, slug
-from allrounder.recipe.recipe import Recipe
+from allrounder.experiments.manifest import STUDIES_FOLDER, parse_study, read_study, slug
+from allrounder.recipe.recipe import Problem, Recipe
 from allrounder.types import Passes
 
 Label = Annotated[str, Field(min_length=1, max_length=80)]
@@ -99,105 +98,85 @@ class Study:
     name: str = ""
 
     def __post_init__(self) -> None:
-        labels = [label for label, _, _ in self._rows()]
-        problems: list[tuple[tuple[str | int, ...], str]] = []
+        raise_field_errors(self, self._problems())
+
+    def _problems(self) -> Iterator[Problem]:
+        """Yield the fields to fix, each with a message."""
+        labels = self.labels()
         if not labels:
-            problems.append((("row",), "missing; name the trainings to compare with [[axis]] or [[row]]"))
+            yield ("row",), "missing; name the trainings to compare with [[axis]] or [[row]]"
         for field in ("recipe", "weights"):
             setters = [axis.name for axis in self.axis if any(getattr(point, field) for point in axis.point)]
             if len(setters) > 1:
-                problems.append(
-                    (("axis",), f"{field} is set by {setters}; expected at most one axis that sets it")
-                )
+                yield ("axis",), f"{field} is set by {setters}; expected at most one axis that sets it"
         for label in sorted({label for label in labels if labels.count(label) > 1}):
-            problems.append((("row",), f'two rows have the label "{label}"; labels must differ'))
-        slugs = [slug(label) for label in labels]
-        if len(set(slugs)) < len(set(labels)):
-            problems.append((("row",), f"some labels give the same folder name: {labels}; change them"))
+            yield ("row",), f'two rows have the label "{label}"; labels must differ'
+        if len(set(map(slug, labels))) < len(set(labels)):
+            yield ("row",), f"some labels give the same folder name: {labels}; change them"
         for number, point in enumerate(self.row):
             if not point.recipe and not self.base:
-                problems.append(
-                    (("row", number, "recipe"), "missing; name a recipe, because the study has no base")
-                )
+                yield ("row", number, "recipe"), "missing; name a recipe, because the study has no base"
         if self.axis and not self.base:
-            problems.append((("base",), "missing; name the recipe that the axes vary"))
+            yield ("base",), "missing; name the recipe that the axes vary"
         if self.reference and self.reference not in labels:
-            problems.append(
-                (("reference",), f'"{self.reference}" is not a row{did_you_mean(self.reference, labels)}')
-            )
-        raise_field_errors(self, problems)
+            yield ("reference",), f'"{self.reference}" is not a row{did_you_mean(self.reference, labels)}'
 
     def _rows(self) -> list[tuple[str, str, tuple[Point, ...]]]:
-        """Label, recipe and points of every row: first the combinations of the axes, then `row`."""
-        rows: list[tuple[str, str, tuple[Point, ...]]] = []
-        for points in product(*(axis.point for axis in self.axis)) if self.axis else ():
-            label = ", ".join(point.label for point in points)
-            rows.append((label, next((p.recipe for p in points if p.recipe), self.base), points))
-        rows += [(point.label, point.recipe or self.base, (point,)) for point in self.row]
-        return rows
+        """Return label, recipe and points of every row: the combinations of the axes, then `row`."""
+        rows = [*(product(*(axis.point for axis in self.axis)) if self.axis else ())]
+        rows += [(point,) for point in self.row]
+        labels = [", ".join(point.label for point in points) for points in rows]
+        recipes = [next((point.recipe for point in points if point.recipe), self.base) for points in rows]
+        return list(zip(labels, recipes, rows, strict=True))
 
     def labels(self) -> list[str]:
-        """The labels of the table's rows."""
+        """Return the labels of the table's rows."""
         return [label for label, _, _ in self._rows()]
 
     def paper_results(self) -> dict[str, dict[str, float]]:
-        """The papers' numbers by label; a combination takes those of its only point that has any."""
-        by_label: dict[str, dict[str, float]] = {}
-        for label, _, points in self._rows():
-            reported = [dict(point.paper) for point in points if point.paper]
-            if len(reported) == 1:
-                by_label[label] = reported[0]
-        return by_label
+        """Return the papers' numbers by label; a combination takes those of its only point that has any."""
+        papers = {label: [dict(p.paper) for p in points if p.paper] for label, _, points in self._rows()}
+        return {label: reported[0] for label, reported in papers.items() if len(reported) == 1}
 
     def trials(self) -> list[Trial]:
-        """All trainings, with their recipes read and checked. Rows with the same recipe share a trial."""
+        """Return all trainings, with recipes read and checked. Rows with the same recipe share a trial."""
         by_recipe: dict[tuple[str, int], Trial] = {}
-        for label, recipe, points in self._rows():
+        for label, source, points in self._rows():
             weights = next((point.weights for point in points if point.weights), "")
             changes = [*self.sets, *(text for point in points for text in point.sets)]
             for seed in self.seeds:
                 try:
-                    value = Recipe.load(recipe, [*changes, f"seed={seed}"])
+                    recipe = Recipe.load(source, [*changes, f"seed={seed}"])
                 except RecipeError as error:
                     raise RecipeError(f'row "{label}": {error}') from None
-                value = replace(value, probes=self.probes or value.probes, name=f"{label}, seed {seed}")
-                new = Trial(seed, value, f"{slug(label)}/seed-{seed}", {})
-                trial = by_recipe.setdefault((value.fingerprint(), seed), new)
+                recipe = replace(recipe, probes=self.probes or recipe.probes, name=f"{label}, seed {seed}")
+                new = Trial(seed, recipe, f"{slug(label)}/seed-{seed}", {})
+                trial = by_recipe.setdefault((recipe.fingerprint(), seed), new)
                 trial.rows[label] = weights or trial.selected_weights
         return list(by_recipe.values())
 
     def dumps(self) -> str:
-        """The study as TOML; `Study.loads` reads it back."""
+        """Return the study as TOML; `Study.loads` reads it back."""
         return tomli_w.dumps(adapter(type(self)).dump_python(self, mode="json", exclude_none=True))
 
     @classmethod
     def loads(cls, text: str, source: str = "study") -> Study:
         """Parse a study from TOML text; `source` names it in errors."""
-        try:
-            raw = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"{source}: not valid TOML: {error}") from None
-        return decode(cls, raw, source)
+        return decode(cls, parse_study(text.encode(), source), source)
 
     @classmethod
     def load(cls, source: str | Path) -> Study:
         """Read a study from a file, or a shipped one by its name."""
-        name = str(source)
-        shipped = shipped_studies()
-        file = shipped[name] if name in shipped else Path(source)
-        if not file.is_file():
-            raise RecipeError(
-                f"{source}: no such file, and no shipped study of that name{did_you_mean(name, shipped)} "
-                "(see: allrounder list studies)"
-            )
-        study = cls.loads(file.read_text(encoding="utf-8"), name)
+        name, shipped = str(source), shipped_studies()
+        file = shipped.get(name, Path(source))
+        study = decode(cls, read_study(name, file, shipped, "file"), name)
         return study if study.name else replace(study, name=name if name in shipped else file.name)
 
     @classmethod
     def from_recipes(
         cls, recipes: Sequence[str], *, seeds: Sequence[int] = (0,), sets: Sequence[str] = ()
     ) -> Study:
-        """A study with one row per recipe."""
+        """Return a study with one row per recipe."""
         rows = tuple(Point(label=name, recipe=name) for name in recipes)
         return cls(name="comparison", row=rows, seeds=tuple(seeds), sets=tuple(sets))
 
@@ -232,12 +211,8 @@ class Trial:
 
 
 def shipped_studies() -> dict[str, Traversable]:
-    """The files of the studies in this package, by name."""
+    """Return the files of the studies in this package, by name."""
     root = resources.files("allrounder.experiments") / STUDIES_FOLDER
-    files: dict[str, Traversable] = {}
-    for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
-        if folder.is_dir():
-            for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-                if file.name.endswith(".toml"):
-                    files[f"{folder.name}/{file.name.removesuffix('.toml')}"] = file
-    return files
+    folders = [entry for entry in root.iterdir() if entry.is_dir()]
+    files = {f"{folder.name}/{file.name}": file for folder in folders for file in folder.iterdir()}
+    return {name.removesuffix(".toml"): files[name] for name in sorted(files) if name.endswith(".toml")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -42,14 +44,23 @@ class TrainingData:
         return cls(data, train, validation, batches, Clock(recipe.epochs, batches.steps, recipe.pace))
 
 
-def load_data(recipe: Recipe) -> Data:
-    """Load a recipe's dataset; a failure is reported as a mistake in the recipe."""
+@contextmanager
+def blame_field(
+    field: str, errors: tuple[type[Exception], ...] = (ValueError, OSError, RuntimeError)
+) -> Generator[None]:
+    """Report errors within the context as a mistake in a field of the recipe."""
     try:
-        return recipe.data.load()
+        yield
     except RecipeError:
         raise
-    except (ValueError, OSError, RuntimeError) as error:
-        raise RecipeError(f"data: {error}") from error
+    except errors as error:
+        raise RecipeError(f"{field}: {error}") from error
+
+
+def load_data(recipe: Recipe) -> Data:
+    """Load a recipe's dataset; a failure is reported as a mistake in the recipe."""
+    with blame_field("data"):
+        return recipe.data.load()
 
 
 def add_extra(recipe: Recipe, data: Data) -> Data:
@@ -58,27 +69,18 @@ def add_extra(recipe: Recipe, data: Data) -> Data:
         if data.extra is not None:
             raise RecipeError("extra: the data has extra images, but the recipe has no [extra]; add it")
         return data
-    try:
+    with blame_field("extra"):
         extra = data.extra if data.extra is not None else recipe.extra.load(data)
         check_compatible(extra, data)
-    except RecipeError:
-        raise
-    except (ValueError, OSError, RuntimeError) as error:
-        raise RecipeError(f"extra: {error}") from error
     return replace(data, extra=extra)
 
 
 def train_val_split(recipe: Recipe, data: Data) -> tuple[Split, Split | None]:
-    """Return the images to train on and the held-out images to select on.
-
-    Nothing is held out if the recipe selects on the test set or selects nothing.
-    """
+    """Return the images to train on, and those held out for selection unless it uses the test set or none."""
     if recipe.validation.on == "test" or recipe.validation.images == 0:
         return data.train, None
-    try:
+    with blame_field("validation.images", (ValueError,)):
         return hold_out(data.train, recipe.validation.images, Rng(recipe.seed).fold_in("validation"))
-    except ValueError as error:
-        raise RecipeError(f"validation.images: {error}") from None
 
 
 def make_batches(recipe: Recipe, split: Split, extra: Split | None) -> Batches | ExtraBatches:
@@ -87,7 +89,5 @@ def make_batches(recipe: Recipe, split: Split, extra: Split | None) -> Batches |
         assert recipe.extra is None, "the extra images were not loaded"
         return Batches(split, recipe.batch_size, Rng(recipe.seed))
     extra_per_batch = recipe.extra.num_in_batch(recipe.batch_size)
-    try:
+    with blame_field("extra", (ValueError,)):
         return ExtraBatches(split, extra, extra_per_batch, recipe.batch_size, Rng(recipe.seed))
-    except ValueError as error:
-        raise RecipeError(f"extra: {error}") from None

@@ -54,9 +54,8 @@ class Learner:
         self.network = with_autocast(self.model, compute.autocast_dtype)
         memory = task.objective.memory() | task.update.memory(self.model)
         self.memory = {name: tensor.to(self.device) for name, tensor in memory.items()}
-        self.nonfinite_guard = NonFiniteGuard(
-            self.optimizer, self.device, deferred=self.device.type == "cuda"
-        )
+        is_cuda = self.device.type == "cuda"
+        self.nonfinite_guard = NonFiniteGuard(self.optimizer, self.device, deferred=is_cuda)
         self.params = weights_of(model)
         self.average = clone(self.params) if task.average is not None else None
         self.ema_update = EmaUpdate(self.average, self.params) if self.average is not None else None
@@ -161,10 +160,9 @@ class Learner:
         for path, tensor in strip_prefix("optimizer.", state).items():
             number, name = path.split(".", 1)
             parameter = parameters[int(number)]
-            if tensor.shape == parameter.shape:
-                moment = torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
-            else:
-                moment = tensor.clone()
-            moments.setdefault(int(number), {})[name] = moment
+            like = parameter if tensor.shape == parameter.shape else tensor
+            moments.setdefault(int(number), {})[name] = torch.empty_like(like, dtype=tensor.dtype).copy_(
+                tensor
+            )
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})

@@ -1,4 +1,5 @@
-"""The global weights: the states that the mix rule keeps for every learner, and their combination.
+"""The global weights: the states that the mix rule keeps for every learner, their combination, and the
+batch-norm statistics of averaged weights.
 
 Learners communicate only when the global weights are needed. The states are received and combined in learner
 order, so every placement of the learners rounds alike.
@@ -6,17 +7,24 @@ order, so every placement of the learners rounds alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from allrounder.config.time import Clock
+from allrounder.data.base import Split
 from allrounder.distributed import Placement, World
+from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.mixing import LearnerView
-from allrounder.nn.state import copy_
+from allrounder.nn.state import clone, copy_, weights_of
 from allrounder.recipe.mix import Mix
-from allrounder.types import Weights
+from allrounder.rng import Rng
+from allrounder.types import Images, Weights, device_and_dtype
+
+NUM_IMAGES = 2048
+"""The largest number of images that batch-norm statistics are recalibrated on."""
 
 
 @final
@@ -26,20 +34,15 @@ class Mixer:
     def __init__(
         self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock
     ):
-        """All learners start from the weights `start`.
-
-        `start` is kept only as a shape template; its values may change.
-        """
+        """All learners start from `start`, which is kept as a shape template only; its values may change."""
         self.mix = mix
         self.placement = placement
         self.world = world
         self.clock = clock
         self.template = start
         self.names = tuple(placement.ranks)
-        self.states = {
-            name: mix.rule.init(start, is_first=name == self.names[0])
-            for name in placement.learners_on(world.rank)
-        }
+        local = placement.learners_on(world.rank)
+        self.states = {name: mix.rule.init(start, is_first=name == self.names[0]) for name in local}
         self.views: dict[str, LearnerView] = {}
 
     def update(self, name: str, weights: Mapping[str, Tensor], t: int) -> None:
@@ -66,9 +69,38 @@ class Mixer:
     def _receive_states(self) -> Iterator[Weights]:
         """Yield the state of every learner in order; those of other ranks are received into new tensors."""
         for name in self.names:
-            if name in self.states:
-                state = self.states[name]
-            else:
-                state = self.mix.rule.init(self.template, is_first=False)
+            local = self.states.get(name)
+            state = self.mix.rule.init(self.template, is_first=False) if local is None else local
             self.world.broadcast_(state, src=self.placement.leader(name))
             yield state
+
+
+def recalibrate(
+    weights: Mapping[str, Tensor],
+    network: nn.Module,
+    split: Split,
+    seed: int,
+    batch_size: int,
+    num_images: int = NUM_IMAGES,
+    heartbeat: Callable[[], None] = lambda: None,
+) -> Weights:
+    """Return a copy of weights with batch-norm statistics of up to `num_images` images of a split. The
+    weights of `network` are overwritten. `heartbeat` is called for every batch."""
+    copy_(weights_of(network), weights)
+    device, dtype = device_and_dtype(network)
+
+    def batches() -> Generator[Tensor]:
+        for x in sample_batches(split, num_images, Rng(seed).fold_in("recalibrate"), batch_size):
+            heartbeat()
+            yield x.to(device, dtype)
+
+    recalibrate_(network, batches())
+    return clone(weights_of(network))
+
+
+def sample_batches(split: Split, num_images: int, rng: Rng, batch_size: int) -> Generator[Images]:
+    """Yield batches of up to `num_images` random images of a split; the same images for the same `rng`. A
+    last batch of one image is left out: batch-norm cannot compute a variance from it."""
+    for rows in torch.split(rng.permutation(len(split))[:num_images], batch_size):
+        if len(rows) > 1 or len(split) == 1:
+            yield split.fetch(rows)

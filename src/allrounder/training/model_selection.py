@@ -33,8 +33,7 @@ class ModelSelector:
         self, recipe: Recipe, data: TrainingData, scratch_model: nn.Module, world: World | None = None
     ):
         """`scratch_model` is a network whose weights may be overwritten."""
-        settings = recipe.validation
-        self.settings = settings
+        self.settings = settings = recipe.validation
         self.seed = recipe.seed
         self.scratch_model = scratch_model
         self.clock = data.clock
@@ -43,10 +42,8 @@ class ModelSelector:
         threats = dict.fromkeys((*recipe.selection_threats, *settings.also))
         self.probes = [Probe("validation", settings.attack, threat) for threat in threats]
         self.split = data.validation
-        order = Rng(recipe.seed).fold_in("slice").permutation(len(data.train))
-        self.train_slice = (
-            Subset(data.train, order[: settings.train_images]) if settings.train_images else None
-        )
+        rows = Rng(recipe.seed).fold_in("slice").permutation(len(data.train))[: settings.train_images]
+        self.train_slice = Subset(data.train, rows) if settings.train_images else None
         self.best: dict[str, Any] | None = None
 
     def is_due(self, t: int) -> bool:
@@ -55,10 +52,7 @@ class ModelSelector:
         return self.split is not None and (t % every == 0 or t == self.clock.total_steps)
 
     def measure(self, theta: Mapping[str, Tensor], t: int) -> dict[str, Any]:
-        """Return the accuracies of global weights and whether they are the best so far.
-
-        All ranks call it together.
-        """
+        """Return accuracies of global weights, and whether they are the best. All ranks call it together."""
         assert self.split is not None
         copy_(weights_of(self.scratch_model), theta)
         facts = self._accuracies(self.split)
@@ -73,16 +67,11 @@ class ModelSelector:
         return facts
 
     def _accuracies(self, split: Split) -> dict[str, Any]:
-        rows = torch.arange(len(split))
-        store = ResultStore(len(split))
+        rows, store = torch.arange(len(split)), ResultStore(len(split))
         # Signals are handled after the step, when its state can be saved.
+        model, size = self.scratch_model, default_batch_size(self.scratch_model, split)
         runner = AttackRunner(
-            self.scratch_model,
-            split,
-            store,
-            seed=self.seed,
-            batch_size=default_batch_size(self.scratch_model, split),
-            report=lambda _: self.world.heartbeat(),
+            model, split, store, seed=self.seed, batch_size=size, report=lambda _: self.world.heartbeat()
         )
         own_rows = rows[self.world.rank :: self.world.size]
         if len(own_rows):

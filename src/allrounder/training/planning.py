@@ -7,12 +7,12 @@ bound: the passes of attacks that never succeed, times the measured seconds of a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, cast, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +35,11 @@ from allrounder.system.memory import measure_peak_memory
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.training.data import add_extra, load_data
 from allrounder.training.learner import Learner
-from allrounder.training.run import Run
-from allrounder.training.setup import ModelFactory, TrainingSetup
+from allrounder.training.run import ModelFactory, Run
 from allrounder.training.trainer import Trainer
-from allrounder.types import Batch, Passes, Weights, device_and_dtype
+from allrounder.types import Batch, Passes, device_and_dtype
+
+Result = TypeVar("Result")
 
 
 @final
@@ -49,17 +50,16 @@ class LearnerCost:
     name: str
     passes: Passes
     seconds: float
-    weights: int
-    momentum: int
-    average: int
-    memory: int
-    mix_state: int
-    """What the mixer keeps for it, which is also what it sends when global weights are needed."""
+    held: Mapping[str, int]
+    """Bytes of its weights, momentum, average, memory, and of its mix state: what the mixer keeps for it, and
+    what it sends when global weights are needed."""
+    epoch_end_seconds: float = 0.0
+    """An upper bound on the additional seconds of the last step of an epoch."""
 
     @property
     def bytes(self) -> int:
         """All bytes that the learner holds."""
-        return self.weights + self.momentum + self.average + self.memory + self.mix_state
+        return sum(self.held.values())
 
 
 @final
@@ -103,14 +103,14 @@ class Plan:
     @property
     def epoch_seconds(self) -> float:
         """Seconds of the steps of one epoch."""
-        return self.step_seconds * self.steps_per_epoch
+        at_end = sum(learner.epoch_end_seconds for learner in self.learners)
+        return self.step_seconds * self.steps_per_epoch + at_end
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole training: steps, validations and checkpoints."""
-        between_steps = self.validation.seconds * self.validations
-        between_steps += self.checkpoint_seconds * self.checkpoints
-        return self.epoch_seconds * self.epochs + between_steps
+        validations = self.validation.seconds * self.validations
+        return self.epoch_seconds * self.epochs + validations + self.checkpoint_seconds * self.checkpoints
 
     @property
     def memory(self) -> int:
@@ -120,7 +120,7 @@ class Plan:
     @property
     def comm_bytes(self) -> int:
         """Bytes sent for one exchange or validation if every learner has its own process."""
-        return sum(learner.mix_state for learner in self.learners)
+        return sum(learner.held["mix state"] for learner in self.learners)
 
 
 def plan(
@@ -132,29 +132,23 @@ def plan(
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Measure `steps` steps of a recipe on this machine, after one warm-up step; no files remain.
-
-    If the recipe's data is missing, noise of the same shape replaces it, and the remarks mention it.
-    """
+    """Measure `steps` steps of a recipe on this machine, after one warm-up step; no files remain. If the
+    recipe's data is missing, noise of the same shape replaces it, and the remarks mention it."""
     if steps < 1:
         raise ValueError(f"steps: got {steps}, expected 1 or more")
     if recipe.pipeline is not None:
         names = ", ".join(recipe.stage_recipes())
-        raise ValueError(
-            f"{recipe.name}: got a pipeline of several trainings ({names}), expected one training; plan each "
-            "of recipe.stage_recipes()"
-        )
+        message = f"got a pipeline of several trainings ({names}), expected one training; plan each of "
+        raise ValueError(f"{recipe.name}: {message}recipe.stage_recipes()")
     world = world or World.from_env()
     remarks = recipe.compute.check_device(world.device)
     data, data_remarks = _load_images(recipe, data)
     # The initial weights do not change the cost, and the runs that they come from may be missing.
-    tasks = tuple(
-        replace(task, update=Descend()) if task.update.num_init_runs else task for task in recipe.tasks
-    )
-    recipe = replace(recipe, init=Random(), tasks=tasks)
+    tasks = [replace(task, update=Descend()) if task.update.num_init_runs else task for task in recipe.tasks]
+    recipe = replace(recipe, init=Random(), tasks=tuple(tasks))
     with TemporaryDirectory(prefix="allrounder-plan-") as folder:
         run = Run.open_or_create(Path(folder) / "run", recipe, resume=False)
-        trainer = Trainer(TrainingSetup.build(recipe, run, model, data, world))
+        trainer = Trainer(recipe, run, model, data, world)
         measured = _measure(trainer, steps, progress or NullProgress())
     return replace(measured, remarks=(*remarks, *data_remarks))
 
@@ -175,39 +169,39 @@ def _load_images(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
     except RecipeError as error:
         if recipe.extra is None:
             raise
-        extra = NoiseSplit(len(data.train), len(data.classes), data.shape)
-        return replace(data, extra=extra), [*remarks, f"extra images are noise, because {error}"]
+        noise = NoiseSplit(len(data.train), len(data.classes), data.shape)
+        return replace(data, extra=noise), [*remarks, f"extra images are noise, because {error}"]
 
 
 def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
-    clock = trainer.clock
-    recipe = trainer.recipe
-    selection = trainer.selection
-    dataset = trainer.data.dataset
+    clock, recipe, device = trainer.clock, trainer.recipe, trainer.world.device
+    selection, dataset = trainer.selection, trainer.data.dataset
     fetch_seconds: list[float] = []
     step_seconds = {learner.task.name: list[float]() for learner in trainer.learners}
+
+    def take_step(learner: Learner, batch: Batch, t: int) -> None:
+        learner.step(batch, t)
+        trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
+
     progress.begin(steps + 3, 0)
-    with measure_peak_memory(trainer.world.device) as peak:
+    with measure_peak_memory(device) as peak:
         for number in range(steps + 1):
             t = number % clock.total_steps + 1
-            seconds, batch = _timed(lambda t=t: trainer.batches.at(clock.epoch(t), clock.step_in_epoch(t)))
+            seconds, batch = _measure_time(device, trainer.batches.at, clock.epoch(t), clock.step_in_epoch(t))
             fetch_seconds.append(seconds)
             for learner in trainer.learners:
-                seconds, _ = _timed(lambda one=learner, b=batch, t=t: _step(trainer, one, b, t))
+                seconds, _ = _measure_time(device, take_step, learner, batch, t)
                 step_seconds[learner.task.name].append(seconds)
             progress.step(number + 1)
-    # The first step warms up: it allocates memory, traces the network and creates the momentum.
-    learners = tuple(
-        _learner_cost(trainer, learner, median(step_seconds[learner.task.name][1:]))
-        for learner in trainer.learners
-    )
-    checkpoint_seconds, _ = _timed(lambda: trainer.save(1))
+    checkpoint_seconds, _ = _measure_time(device, trainer.save, 1)
+    checkpoint = trainer.run.latest_checkpoint()
     progress.step(steps + 2)
     pass_times = PassTimes.measure(trainer.scratch_model, dataset.test, steps)
     progress.step(steps + 3)
-    num_classes = len(dataset.classes)
-    num_validated = 0
-    validations = 0
+    # The first step warms up: it allocates memory, traces the network and creates the momentum.
+    seconds = {name: median(times[1:]) for name, times in step_seconds.items()}
+    learners = tuple(_learner_cost(trainer, learner, seconds, pass_times) for learner in trainer.learners)
+    num_validated = validations = 0
     if selection.split is not None:
         num_validated = len(selection.split) + len(selection.train_slice or ())
         validations = _count_events(clock.total_steps, selection.settings.every.to_steps(clock))
@@ -216,35 +210,33 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
         epochs=clock.epochs,
         learners=learners,
         fetch_seconds=median(fetch_seconds[1:]),
-        activations=max(0, peak[0] - sum(cost.momentum for cost in learners)),
-        validation=pass_times.suite_cost(selection.probes, num_validated, num_classes),
+        activations=max(0, peak[0] - sum(cost.held["momentum"] for cost in learners)),
+        validation=pass_times.suite_cost(selection.probes, num_validated, len(dataset.classes)),
         validations=validations,
-        checkpoint=sum(path.stat().st_size for path in _files(trainer.run.latest_checkpoint())),
+        checkpoint=sum(path.stat().st_size for path in checkpoint.iterdir()) if checkpoint else 0,
         checkpoint_seconds=checkpoint_seconds,
         checkpoints=_count_events(clock.total_steps, recipe.checkpoint.to_steps(clock)),
         exchanges=sum(trainer.mix.exchange_due(t, clock) for t in range(1, clock.total_steps)),
-        evaluation=pass_times.suite_cost(recipe.probes, len(dataset.test), num_classes),
+        evaluation=pass_times.suite_cost(recipe.probes, len(dataset.test), len(dataset.classes)),
     )
 
 
-def _step(trainer: Trainer, learner: Learner, batch: Batch, t: int) -> None:
-    learner.step(batch, t)
-    trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
-    _synchronize(learner.device)
-
-
-def _learner_cost(trainer: Trainer, learner: Learner, seconds: float) -> LearnerCost:
+def _learner_cost(
+    trainer: Trainer, learner: Learner, seconds: Mapping[str, float], pass_times: PassTimes
+) -> LearnerCost:
+    task = learner.task
     moments = [cast(dict[str, Any], entry).values() for entry in learner.optimizer.state.values()]
-    return LearnerCost(
-        name=learner.task.name,
-        passes=learner.task.passes(),
-        seconds=seconds,
-        weights=_bytes(learner.params),
-        momentum=sum(t.nbytes for entries in moments for t in entries if isinstance(t, Tensor)),
-        average=_bytes(learner.average or {}),
-        memory=_bytes(learner.memory),
-        mix_state=_bytes(trainer.mixer.state_dict(learner.task.name)),
-    )
+    tensors = {
+        "weights": learner.params.values(),
+        "momentum": [t for entries in moments for t in entries if isinstance(t, Tensor)],
+        "average": (learner.average or {}).values(),
+        "memory": learner.memory.values(),
+        "mix state": trainer.mixer.state_dict(task.name).values(),
+    }
+    held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
+    epoch_passes = task.update.epoch_passes(task.objective)
+    at_epoch_end = pass_times.seconds(epoch_passes, trainer.recipe.batch_size)
+    return LearnerCost(task.name, task.passes(), seconds[task.name], held, at_epoch_end)
 
 
 @final
@@ -267,20 +259,21 @@ class PassTimes:
         pairs: list[float] = []
         with torch.no_grad(), full_precision(device), attack_view(model, x, "eval") as view:
             for _ in range(times + 1):
-                forwards.append(_timed(lambda: (view(x), _synchronize(device)))[0])
-                pairs.append(
-                    _timed(lambda: (loss_grad(view, x, y, LOSSES["ce"], None), _synchronize(device)))[0]
-                )
+                forwards.append(_measure_time(device, view, x)[0])
+                pairs.append(_measure_time(device, loss_grad, view, x, y, LOSSES["ce"], None)[0])
         forward = median(forwards[1:])
         return cls(batch_size, forward, max(0.0, median(pairs[1:]) - forward))
+
+    def seconds(self, passes: Passes, images: int) -> float:
+        """Return the seconds of passes over `images` images, in full batches."""
+        num_batches = -(-images // self.batch_size)
+        return num_batches * (passes.forwards * self.forward + passes.backwards * self.backward)
 
     def suite_cost(self, probes: Sequence[Probe], images: int, classes: int) -> SuiteCost:
         """Return the cost of probes on `images` images; a stage that several probes share counts once."""
         attacks = {stage.key(): stage.attack for probe in probes for stage in probe_stages(probe)}
         passes = sum((attack.evaluation_passes(classes) for attack in attacks.values()), Passes(forwards=1))
-        num_batches = -(-images // self.batch_size)
-        batch_seconds = passes.forwards * self.forward + passes.backwards * self.backward
-        return SuiteCost(images, passes, num_batches * batch_seconds)
+        return SuiteCost(images, passes, self.seconds(passes, images))
 
 
 def _count_events(total: int, every: int) -> int:
@@ -288,21 +281,10 @@ def _count_events(total: int, every: int) -> int:
     return -(-total // max(every, 1))
 
 
-def _bytes(weights: Weights) -> int:
-    return sum(tensor.nbytes for tensor in weights.values())
-
-
-def _files(folder: Path | None) -> Iterable[Path]:
-    return () if folder is None else (path for path in folder.rglob("*") if path.is_file())
-
-
-def _synchronize(device: torch.device) -> None:
-    """Wait for the work that was queued on a CUDA device."""
+def _measure_time(device: torch.device, function: Callable[..., Result], *args: Any) -> tuple[float, Result]:
+    """Call a function and wait for the device; return the seconds that it takes and its result."""
+    start = time.perf_counter()
+    result = function(*args)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = call()
     return time.perf_counter() - start, result

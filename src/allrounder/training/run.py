@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from allrounder.system.files import LOCK_FILE, fsync, lock_folder, newest_folder
 from allrounder.system.tensor_folders import prune_folders, read_manifest, read_tensors, write_folder
 from allrounder.types import Weights
 
+ModelFactory: TypeAlias = Callable[[], nn.Module]
+"""Builds the network that replaces the recipe's."""
 FORMAT_VERSION = 2
 """Of run folders, checkpoints and saved weights; increased by every incompatible change of them."""
 FORMAT_FILE = "format.json"
@@ -44,14 +46,14 @@ class Run:
     def __init__(self, folder: Path, recipe: Recipe | None = None):
         """Open a run folder. With `recipe` nothing is read: the folder may be on another machine."""
         self.folder = folder
-        if recipe is not None:
-            self.recipe = recipe
-            return
-        if not (folder / RECIPE_FILE).is_file():
-            raise RunError(f"{folder}: not a run folder, it has no {RECIPE_FILE}")
-        _check_format(folder, _read_format(folder))
-        text = (folder / RECIPE_FILE).read_text(encoding="utf-8")
-        self.recipe = Recipe.loads(text, str(folder / RECIPE_FILE))
+        self.metrics_file = folder / "metrics.jsonl"
+        if recipe is None:
+            file = folder / RECIPE_FILE
+            if not file.is_file():
+                raise RunError(f"{folder}: not a run folder, it has no {RECIPE_FILE}")
+            _check_format(folder, _read_format(folder))
+            recipe = Recipe.loads(file.read_text(encoding="utf-8"), str(file))
+        self.recipe = recipe
 
     @classmethod
     def open_or_create(cls, folder: Path, recipe: Recipe, *, resume: bool) -> Run:
@@ -65,21 +67,19 @@ class Run:
                     write_text(folder / RECIPE_FILE, recipe.dumps())
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
-            raise RunError(
-                f"{folder}: holds a run of another recipe ({_identify(run.recipe)}), asked for "
-                f"{_identify(recipe)}; choose another --out, nothing was changed"
-            )
+            held, asked = identify_recipe(run.recipe), identify_recipe(recipe)
+            reason = f"holds a run of another recipe ({held}), asked for {asked}"
+            raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
         started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
         if not resume and not run.finished and started:
-            raise RunError(
-                f"{folder}: holds an unfinished run; continue it with --resume, or choose another --out"
-            )
+            advice = "continue it with --resume, or choose another --out"
+            raise RunError(f"{folder}: holds an unfinished run; {advice}")
         return run
 
     @property
     def finished(self) -> bool:
         """Whether the training is finished."""
-        return self.last_weights() is not None
+        return newest_folder(self.folder / "weights", "last") is not None
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes within the context."""
@@ -87,19 +87,18 @@ class Run:
 
     def log(self, event: str, **facts: Any) -> None:
         """Append one event to the metrics."""
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **facts}) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all events; a last line without its end is still being written and is left out."""
-        path = self.folder / "metrics.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = self.metrics_file.read_text(encoding="utf-8") if self.metrics_file.exists() else ""
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def filter_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Delete the events for which `keep` is false, and an incomplete last line."""
         lines = [json.dumps(event) for event in self.metrics() if keep(event)]
-        write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+        write_text(self.metrics_file, "".join(f"{line}\n" for line in lines))
 
     def record_session(self, device: torch.device, **facts: Any) -> list[str]:
         """Add this process to env.json; return warnings about changes that may change the last bits."""
@@ -119,19 +118,12 @@ class Run:
     ) -> None:
         """Save everything that is needed to resume after step t, unless it is saved; delete older ones."""
         path = self.folder / "checkpoints" / f"step-{t:08d}"
-        metrics = self.folder / "metrics.jsonl"
         if path == self.latest_checkpoint():
             return
-        if metrics.exists():
-            fsync(metrics)
-        length = metrics.stat().st_size if metrics.exists() else 0
-        stamp = {
-            "format": FORMAT_VERSION,
-            "fingerprint": self.recipe.fingerprint(),
-            "t": t,
-            "metrics_bytes": length,
-        }
-        write_folder(path, learners, {**stamp, **facts})
+        if self.metrics_file.exists():
+            fsync(self.metrics_file)
+        stamp = {"fingerprint": self.recipe.fingerprint(), "t": t, "metrics_bytes": self._metrics_bytes()}
+        write_folder(path, learners, {"format": FORMAT_VERSION, **stamp, **facts})
         prune_folders(path.parent, "step", keep=path)
 
     def latest_checkpoint(self) -> Path | None:
@@ -146,45 +138,35 @@ class Run:
         facts = read_manifest(path)
         _check_format(path, facts.get("format"))
         if facts.get("fingerprint") != self.recipe.fingerprint():
-            raise RunError(
-                f"{path}: belongs to another recipe, got {facts.get('fingerprint')}, expected "
-                f"{self.recipe.fingerprint()}; one of them was changed by hand, restore it"
-            )
+            reason = f"got {facts.get('fingerprint')}, expected {self.recipe.fingerprint()}"
+            advice = "one of them was changed by hand, restore it"
+            raise RunError(f"{path}: belongs to another recipe, {reason}; {advice}")
         return path, facts
 
     def rewind(self, checkpoint: Path | None, metrics_bytes: int) -> None:
         """Delete metrics after a checkpoint, so that no event appears twice, and other checkpoints."""
-        metrics = self.folder / "metrics.jsonl"
-        size = metrics.stat().st_size if metrics.exists() else 0
+        size = self._metrics_bytes()
         if size < metrics_bytes:
             raise RunError(
-                f"{metrics}: got {size} bytes, expected at least the {metrics_bytes} that it had at the "
-                "checkpoint; put back what is missing"
+                f"{self.metrics_file}: got {size} bytes, expected at least the {metrics_bytes} that it had "
+                "at the checkpoint; put back what is missing"
             )
         if size > metrics_bytes:
-            os.truncate(metrics, metrics_bytes)
+            os.truncate(self.metrics_file, metrics_bytes)
         prune_folders(self.folder / "checkpoints", "step", keep=checkpoint)
 
     def save_weights(
         self, which: str, t: int, weights: Mapping[str, Weights], facts: Mapping[str, Any]
     ) -> None:
         """Save the global weights and every learner's, as "best" or "last"."""
-        stamp = {
-            "format": FORMAT_VERSION,
-            "recipe": self.recipe.name,
-            "fingerprint": self.recipe.fingerprint(),
-            "t": t,
-        }
-        write_folder(self.folder / "weights" / f"{which}-{t:08d}", weights, {**stamp, **facts})
+        stamp = {"recipe": self.recipe.name, "fingerprint": self.recipe.fingerprint(), "t": t}
+        path = self.folder / "weights" / f"{which}-{t:08d}"
+        write_folder(path, weights, {"format": FORMAT_VERSION, **stamp, **facts})
 
-    def prune_best(self, t: int | None) -> None:
-        """Delete best weights other than those of step t."""
+    def prune_best(self, best: Mapping[str, Any] | None) -> None:
+        """Delete best weights other than those of step `best["t"]`."""
         folder = self.folder / "weights"
-        prune_folders(folder, "best", keep=None if t is None else folder / f"best-{t:08d}")
-
-    def last_weights(self) -> Path | None:
-        """Return the folder of the final weights."""
-        return newest_folder(self.folder / "weights", "last")
+        prune_folders(folder, "best", keep=folder / f"best-{best['t']:08d}" if best else None)
 
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
         """Return saved weights and their manifest; `which` as for `weights_file`."""
@@ -201,16 +183,17 @@ class Run:
         learner), or any of them at the best point ("linf@best").
         """
         name, _, point = {"last": "global", "best": "global@best"}.get(which, which).partition("@")
-        name = self._live_name() if name == "live" else name
+        if name == "live":
+            task, *others = self.recipe.tasks
+            if others:
+                raise RunError(f"{self.folder}: live: has {1 + len(others)} learners; name one: NAME.live")
+            name = task.name if task.average is None else f"{task.name}.live"
         if point not in ("", "best", "last"):
             raise RunError(f"{which}: expected global, best, last, a learner's name, or NAME@best")
         folder = newest_folder(self.folder / "weights", point or "last")
         if folder is None:
-            reason = (
-                "no weights were selected yet"
-                if point == "best"
-                else "the training is not finished; continue it with --resume"
-            )
+            unfinished = "the training is not finished; continue it with --resume"
+            reason = "no weights were selected yet" if point == "best" else unfinished
             raise RunError(f"{self.folder}: has no {point or 'last'} weights: {reason}")
         file = folder / f"{name}.safetensors"
         if not file.is_file():
@@ -218,17 +201,11 @@ class Run:
             raise RunError(f'{folder}: has no "{name}" (it has: {names})')
         return file
 
-    def _live_name(self) -> str:
-        """Return the name of the live weights of the only learner."""
-        task, *others = self.recipe.tasks
-        if others:
-            raise RunError(f"{self.folder}: live: has {1 + len(others)} learners; name one: NAME.live")
-        return task.name if task.average is None else f"{task.name}.live"
+    def _metrics_bytes(self) -> int:
+        return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
 
-def load(
-    run: str | Path, which: str = "global", *, model: Callable[[], nn.Module] | None = None
-) -> nn.Module:
+def load(run: str | Path, which: str = "global", *, model: ModelFactory | None = None) -> nn.Module:
     """Load a trained network in evaluation mode from its run folder; `which` as for `Run.weights`.
 
     A network that was passed to `train` from Python must be passed again as `model`.
@@ -265,7 +242,8 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _identify(recipe: Recipe) -> str:
+def identify_recipe(recipe: Recipe) -> str:
+    """Return a recipe's name and fingerprint."""
     return f"{recipe.name} {recipe.fingerprint()}".strip()
 
 
@@ -289,10 +267,10 @@ def _read_format(folder: Path) -> object:
     return cast(dict[str, Any], facts).get("format") if isinstance(facts, dict) else None
 
 
-def _check_format(path: Path, found: object) -> None:
+def _check_format(path: Path, version: object) -> None:
     """Raise RunError unless a folder has the format version that this version reads and writes."""
-    if found != FORMAT_VERSION:
-        got = "no format version" if found is None else f"format version {found}"
+    if version != FORMAT_VERSION:
+        got = "no format version" if version is None else f"format version {version}"
         raise RunError(
             f"{path}: got {got}, expected format version {FORMAT_VERSION}; use the version of allrounder "
             "that wrote it, or train it again in another folder"
@@ -301,14 +279,9 @@ def _check_format(path: Path, found: object) -> None:
 
 def _source_commit() -> str | None:
     """Return the commit of the source tree that the package runs from, None if it is not one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        result = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
+from torch import nn
 
 from allrounder.data.base import Data
+from allrounder.data.fingerprint import fingerprint_data
 from allrounder.distributed import World
 from allrounder.errors import Interrupted
-from allrounder.nn.state import strip_prefix
+from allrounder.inference.fold import copy_sharing_fold
+from allrounder.nn.state import strip_prefix, weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
-from allrounder.rng import Rng
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.system.signals import StopRequest, stop_on_signals
+from allrounder.training import setup
+from allrounder.training.checkpoint import Checkpointer, EpochMetrics
 from allrounder.training.data import TrainingData
 from allrounder.training.learner import AugmentCache, Learner
+from allrounder.training.mixer import Mixer, recalibrate
+from allrounder.training.model_selection import ModelSelector
 from allrounder.training.pipelines import PipelineContext, check_pipeline, run_pipeline
-from allrounder.training.recalibrate import recalibrate
-from allrounder.training.run import Run
-from allrounder.training.setup import (
-    ModelFactory,
-    NewRunInputs,
-    TrainingSetup,
-    check_supports_distributed,
-    load_new_run_inputs,
-    open_run,
-    override_recipe,
-    run_signature,
-)
+from allrounder.training.run import ModelFactory, Run
+from allrounder.training.setup import NewRunInputs
 from allrounder.types import Weights
 
 MIX_PREFIX = "mix."
@@ -40,25 +36,53 @@ MIX_PREFIX = "mix."
 
 @final
 class Trainer:
-    """Trains the learners of this rank and mixes them with those of the other ranks."""
+    """Trains the learners of this rank and mixes them with those of other ranks."""
 
-    def __init__(self, setup: TrainingSetup):
-        """Start at step 0; `restore` continues from a checkpoint."""
-        self.recipe = setup.recipe
-        self.run = setup.run
-        self.world = setup.world
-        self.data = setup.data
-        self.data_facts = setup.data_facts
-        self.batches = setup.data.batches
-        self.clock = setup.data.clock
-        self.placement = setup.placement
-        self.learners = setup.learners
-        self.mix = setup.recipe.effective_mix
-        self.mixer = setup.mixer
-        self.selection = setup.selection
-        self.metrics = setup.metrics
-        self.checkpoints = setup.checkpoints
-        self.scratch_model = setup.scratch_model
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        model: ModelFactory | None,
+        data: TrainingData | Data,
+        world: World,
+        network: nn.Module | None = None,
+    ):
+        """Build the learners of this rank, all from one initial network: `network` if it has been built. All
+        ranks call it together. Training starts at step 0; `restore` continues from a checkpoint."""
+        self.recipe = recipe
+        self.run = run
+        self.world = world
+        self.data = TrainingData.split(recipe, data) if isinstance(data, Data) else data
+        self.batches = self.data.batches
+        self.clock = self.data.clock
+        self.mix = recipe.effective_mix
+        # A resumed run must have the same images.
+        self.data_facts = fingerprint_data(self.data.train, self.data.dataset.extra if recipe.extra else None)
+        world.assert_equal_across_ranks("the images", self.data_facts)
+        # A checkpoint replaces the initial weights, so the runs that they came from may be gone.
+        is_new = world.is_main and run.latest_checkpoint() is None
+        init_weights = setup.load_init_weights(recipe.init, run.folder.parent) if is_new else []
+        if network is None:
+            network = setup.build_initial_model(recipe, model, self.data.dataset, init_weights)
+        network = network.to(world.device)
+        world.broadcast_(weights_of(network), src=0)
+        self.scratch_model = copy_sharing_fold(network)  # its weights may be overwritten
+        batch_size = min(recipe.batch_size, len(self.data.train))
+        self.placement = setup.place_learners(recipe, network, batch_size, world.size)
+        shards = world.shards(self.placement)
+        self.learners = [
+            Learner(
+                task, copy_sharing_fold(network), shards[task.name], recipe.seed, self.clock, recipe.compute
+            )
+            for task in recipe.tasks
+            if task.name in shards
+        ]
+        for learner in self.learners:
+            learner.set_init([weights for _, weights in init_weights])
+        self.mixer = Mixer(self.mix, self.placement, weights_of(self.scratch_model), world, self.clock)
+        self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
+        self.metrics = EpochMetrics(recipe.names, lazy=world.device.type == "cuda")
+        self.checkpoints = Checkpointer(run, world, self.placement, self.clock, self.metrics)
         self.t = 0
         """The last step that was taken."""
 
@@ -94,26 +118,23 @@ class Trainer:
             self.stop_if_signalled(t, stop)
 
     def global_weights(self, what: str = "the global weights") -> Weights:
-        """Return theta_g, with recalibrated batch-norm statistics if the recipe wants them.
-
-        All ranks call it together; `what` describes the occasion in errors about a missing rank.
-        """
+        """Return theta_g, recalibrated if the recipe wants it. All ranks call it together; errors about a
+        missing rank mention `what`."""
         self.checkpoints.gather_notes(what)
         theta = self.mixer.global_weights()
         if self.mix.buffers == "average":
             return theta
-        rng = Rng(self.recipe.seed).fold_in("recalibrate")
-        return recalibrate(theta, self.scratch_model, self.data.train, rng, self.recipe.batch_size)
+        seed, batch_size = self.recipe.seed, self.recipe.batch_size
+        return recalibrate(theta, self.scratch_model, self.data.train, seed, batch_size)
 
     def log_epoch(self, t: int) -> None:
         """Log losses, learning rates and shares of the epoch that ends with step t."""
         shares = self.mix.shares_at(t, self.clock, self.recipe.names)
+        facts: dict[str, dict[str, float]] = {}
         for learner in self.learners:
             learner.raise_if_nonfinite()
-        rates = {learner.task.name: learner.lr(t) for learner in self.learners}
-        self.checkpoints.record_epoch(
-            t, {name: {"lr": lr, "share": shares[name]} for name, lr in rates.items()}
-        )
+            facts[learner.task.name] = {"lr": learner.lr(t), "share": shares[learner.task.name]}
+        self.checkpoints.record_epoch(t, facts)
 
     def select_best(self, t: int) -> None:
         """Validate the global weights after step t, and save them if they are the best so far."""
@@ -143,8 +164,7 @@ class Trainer:
     def save(self, t: int) -> None:
         """Save a checkpoint after step t, then delete best weights that it does not mention."""
         states: dict[str, Weights] = {}
-        for learner in self._led_learners():
-            name = learner.task.name
+        for name, learner in self._led_learners().items():
             mix_state = {f"{MIX_PREFIX}{key}": tensor for key, tensor in self.mixer.state_dict(name).items()}
             states[name] = learner.state_dict() | mix_state
         self.checkpoints.save_checkpoint(t, states, {"best": self.selection.best, **self.data_facts})
@@ -165,45 +185,40 @@ class Trainer:
 
     def log_session_header(self) -> list[str]:
         """Record this session in the run folder; return messages about it, the recipe and the placement."""
-        ranks = self.placement.ranks
-        size = self.world.size
+        ranks, size = self.placement.ranks, self.world.size
         facts = {"processes": size, "ranks": {name: list(on) for name, on in ranks.items()}}
         lines = self.run.record_session(self.world.device, **(facts if size > 1 else {}))
         if size > 1:
             places = ", ".join(f"{name} on {', '.join(map(str, on))}" for name, on in ranks.items())
             lines.append(f"{size} processes of {torch.get_num_threads()} threads: {places}")
         if self.placement.followers():
-            lines.append(
-                "several ranks share a learner: its weights equal those of a single rank up to rounding, not "
-                "bit-for-bit"
-            )
+            accuracy = "equal those of a single rank up to rounding, not bit-for-bit"
+            lines.append(f"several ranks share a learner: its weights {accuracy}")
         if idle := self.placement.idle_ranks(size):
             lines.append(f"ranks {', '.join(map(str, idle))} are idle: no learner can use more ranks")
         lines += self.recipe.compute.check_device(self.world.device)
         return [*lines, *warnings_for(self.recipe, self.clock)]
 
-    def _led_learners(self) -> list[Learner]:
-        """Return the learners whose state this rank saves, if several ranks share one."""
+    def _led_learners(self) -> dict[str, Learner]:
+        """Return the learners whose state this rank saves, if several ranks share one, by name."""
+        learners = {learner.task.name: learner for learner in self.learners}
         rank = self.world.rank
-        return [learner for learner in self.learners if self.placement.leader(learner.task.name) == rank]
+        return {name: learner for name, learner in learners.items() if self.placement.leader(name) == rank}
 
     def _save_weights(self, which: str, t: int, theta: Weights, **facts: float) -> None:
         led = self._led_learners()
-        averaged = {learner.task.name: learner.averaged_weights() for learner in led}
-        live = {learner.task.name: learner.params for learner in led if learner.average is not None}
-        self.checkpoints.save_weights(which, t, theta, averaged, live, self._metadata() | facts)
-
-    def _metadata(self) -> dict[str, Any]:
-        """Return what the manifest of saved weights says about them."""
+        averaged = {name: learner.averaged_weights() for name, learner in led.items()}
+        live = {name: learner.params for name, learner in led.items() if learner.average is not None}
         dataset = self.data.dataset
-        extra = {} if self.recipe.extra is None else {"extra": str(self.recipe.extra)}
-        return {
-            **extra,
+        metadata = {
+            **({} if self.recipe.extra is None else {"extra": str(self.recipe.extra)}),
             "classes": list(dataset.classes),
             "shape": list(dataset.shape),
             "data": dataset.name,
             "selected_on": self.recipe.validation.on,
+            **facts,
         }
+        self.checkpoints.save_weights(which, t, theta, averaged, live, metadata)
 
 
 def train(
@@ -220,17 +235,17 @@ def train(
 
     `model` and `data` replace the recipe's; they are recorded by name and must be given again to resume.
     """
-    recipe = override_recipe(recipe, model, data)
+    recipe = setup.override_recipe(recipe, model, data)
     with World.open(world) as world:
         progress = progress if progress is not None and world.is_main else NullProgress()
-        check_supports_distributed(recipe, world)
+        setup.check_supports_distributed(recipe, world)
         recipe.compute.check_device(world.device)
-        world.assert_equal_across_ranks("the recipe", run_signature(recipe))
-        inputs = load_new_run_inputs(recipe, Path(out), model, data, world)
+        world.assert_equal_across_ranks("the recipe", setup.run_signature(recipe))
+        inputs = setup.load_new_run_inputs(recipe, Path(out), model, data, world)
         if inputs is not None:
             check_pipeline(recipe, inputs.data.dataset)
-        run = open_run(recipe, Path(out), resume or world.restarts > 0, world)
-        if _is_finished(run, world, "the run folder"):
+        run, finished = setup.open_run(recipe, Path(out), resume or world.restarts > 0, world)
+        if finished:
             progress.log(f"{run.folder}: already finished")
             return run
         if recipe.pipeline is None:
@@ -240,9 +255,8 @@ def train(
         del inputs  # frees the initial network, which a pipeline does not use
 
         def train_stage(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
-            inputs = load_new_run_inputs(recipe, out, model, data, world)
-            run = open_run(recipe, out, True, world)
-            finished = _is_finished(run, world, f"the folder of {out.name}")
+            inputs = setup.load_new_run_inputs(recipe, out, model, data, world)
+            run, finished = setup.open_run(recipe, out, True, world)
             signal = None if finished else _train_run(recipe, run, model, data, inputs, world, progress)
             # A signal may arrive while the final weights are written.
             for name in filter(None, world.all_gather_object(f"the end of {out.name}", signal)):
@@ -267,9 +281,9 @@ def _train_run(
 ) -> str | None:
     """Take the remaining steps of a run; return the signal that arrived after the last one, if any."""
     with run.lock() if world.is_main else nullcontext(), stop_on_signals() as stop:
-        training_data = TrainingData.load(recipe, data) if inputs is None else inputs.data
-        network = None if inputs is None else inputs.take_network()
-        trainer = Trainer(TrainingSetup.build(recipe, run, model, training_data, world, network))
+        inputs = inputs or NewRunInputs(TrainingData.load(recipe, data))
+        network, inputs.network = inputs.network, None  # else it would stay in memory beside its copies
+        trainer = Trainer(recipe, run, model, inputs.data, world, network)
         del network
         trainer.restore()
         for line in trainer.log_session_header() if world.is_main else ():
@@ -278,8 +292,3 @@ def _train_run(
         trainer.fit(progress=progress, stop=stop)
         trainer.finish()
         return stop.signal
-
-
-def _is_finished(run: Run, world: World, what: str) -> bool:
-    """Whether rank 0 finds the run finished."""
-    return bool(world.all_gather_object(what, run.finished if world.is_main else None)[0])

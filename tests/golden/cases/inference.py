@@ -16,7 +16,7 @@ from allrounder.models.resnet import ResNet18
 from allrounder.models.small_cnn import SmallCnn
 from allrounder.nn.batchnorm import recalibrate_
 from allrounder.rng import Rng
-from allrounder.training.recalibrate import sample_batches
+from allrounder.training.mixer import sample_batches
 from tests.golden.results import Result, make_result
 from tests.golden.subjects import CLASSES, make_images, make_network
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from allrounder.errors import RecipeError, RunError
-from allrounder.experiments import runner
 from allrounder.experiments.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -21,10 +20,13 @@ from allrounder.experiments.manifest import (
     Manifest,
     collect_results,
     default_folder,
+    evaluation_folder,
     find_study_folder,
+    load_trial_outcome,
+    make_signature,
+    signature_file,
 )
 from allrounder.experiments.runner import make_manifest, open_study
-from allrounder.experiments.signatures import evaluation_folder, load_outcome, make_signature, signature_file
 from allrounder.experiments.study import Study
 from allrounder.report.outcome import OUTCOME_FILE
 from allrounder.report.study import render_study
@@ -100,7 +102,10 @@ def test_a_wrong_recipe_leaves_no_folder(finished: tuple[Study, Path], tmp_path:
 
 def test_results_are_those_of_the_study(finished: tuple[Study, Path]):
     study, folder = finished
-    ours, theirs = collect_results(Manifest.load(folder), folder), runner.collect_results(study, folder)
+    ours, theirs = (
+        collect_results(Manifest.load(folder), folder),
+        collect_results(make_manifest(study), folder),
+    )
     assert render_study(ours, "json") == render_study(theirs, "json")
     assert {row: list(by_seed) for row, by_seed in ours.outcomes.items()} == {"slow": [0], "fast": [0]}
     for row, by_seed in ours.outcomes.items():
@@ -273,13 +278,13 @@ def test_weights_are_those_that_the_outcome_names(folder: Path):
     run = folder / "fast" / "seed-0"
     recipe = Manifest.load(folder).trials[1].recipe
     best, last = (evaluation_folder(run, which) for which in ("best", "last"))
-    assert load_outcome(run, recipe, "best", None).facts["weights"] == "best"
+    assert load_trial_outcome(run, recipe, "best", None).facts["weights"] == "best"
     shutil.copytree(best, last)
     shutil.copy(signature_file(best), signature_file(last))
     with pytest.raises(
         RunError, match=r"was evaluated with weights file weights/best-.*, but now has weights/last-"
     ):
-        load_outcome(run, recipe, "last", None)
+        load_trial_outcome(run, recipe, "last", None)
 
 
 def test_a_study_is_found_by_folder_name_and_file(

@@ -16,17 +16,20 @@ import pytest
 
 from allrounder.errors import RunError, WorldError
 from allrounder.experiments.launchers import run_on_ray, slurm_script, submit_to_slurm
-from allrounder.experiments.manifest import STUDY_FILE
-from allrounder.experiments.runner import collect_results, make_jobs, open_study, run_trial
-from allrounder.experiments.signatures import EVALUATION_FOLDER, evaluation_folder
+from allrounder.experiments.manifest import EVALUATION_FOLDER, STUDY_FILE, collect_results, evaluation_folder
+from allrounder.experiments.runner import make_jobs, make_manifest, open_study, run_trial
 from allrounder.experiments.study import Point, Study
-from allrounder.report.outcome import OUTCOME_FILE
-from allrounder.report.study import render_study
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
+from allrounder.report.study import StudyResults, render_study
 from allrounder.system.processes import run_jobs
 from allrounder.system.progress import ProgressEvent
 from allrounder.training.run import Run
 from tests.support.networks import same
 from tests.support.studies import run_here, tiny_study
+
+
+def collect_study(study: Study, folder: Path) -> StudyResults:
+    return collect_results(make_manifest(study), folder)
 
 
 @pytest.fixture
@@ -35,22 +38,22 @@ def study(tmp_path: Path) -> Study:
     return tiny_study(tmp_path)
 
 
-def test_a_study_runs_is_skipped_and_gives_its_table(study: Study, tmp_path: Path):
+def test_a_finished_study_is_skipped_and_gives_the_same_table(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     first = run_here(study, folder)
-    assert {note.name for note in first} == {"slow/seed-0", "slow/seed-1", "fast/seed-0", "fast/seed-1"}
-    table = render_study(collect_results(study, folder))
+    assert {event.name for event in first} == {"slow/seed-0", "slow/seed-1", "fast/seed-0", "fast/seed-1"}
+    table = render_study(collect_study(study, folder))
     assert "slow" in table and "MISSING" not in table
     again = run_here(study, folder)
-    assert [note.stage for note in again] == ["already done"] * 4
-    assert render_study(collect_results(study, folder)) == table
+    assert [event.stage for event in again] == ["already done"] * 4
+    assert render_study(collect_study(study, folder)) == table
 
 
 def test_seeds_can_be_added_and_another_study_is_refused(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     run_here(replace(study, seeds=(0,)), folder)
-    told = run_here(study, folder)
-    assert [note.name for note in told if note.stage == "already done"] == ["slow/seed-0", "fast/seed-0"]
+    events = run_here(study, folder)
+    assert [event.name for event in events if event.stage == "already done"] == ["slow/seed-0", "fast/seed-0"]
     assert Study.loads((folder / STUDY_FILE).read_text(encoding="utf-8")).seeds == (0, 1)
     with pytest.raises(RunError, match=r"holds another study .*tiny: slow, fast.*nothing was changed"):
         open_study(replace(study, sets=("epochs=3",)), folder)
@@ -60,16 +63,16 @@ def test_seeds_can_be_added_and_another_study_is_refused(study: Study, tmp_path:
         open_study(study, tmp_path / "full")
 
 
-def test_what_is_missing_is_said(study: Study, tmp_path: Path):
+def test_results_list_what_is_missing(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     run_here(replace(study, seeds=(1,)), folder)
-    results = collect_results(study, folder)
+    results = collect_study(study, folder)
     assert results.missing == ["slow, seed 0", "fast, seed 0"] and "MISSING: slow, seed 0" in render_study(
         results
     )
 
 
-def test_what_was_changed_by_hand_is_reported(study: Study, tmp_path: Path):
+def test_changes_by_hand_are_reported(study: Study, tmp_path: Path):
     folder = tmp_path / "out"
     run_here(replace(study, seeds=(0,)), folder)
     run = folder / "fast" / "seed-0"
@@ -78,7 +81,7 @@ def test_what_was_changed_by_hand_is_reported(study: Study, tmp_path: Path):
     kept = (best / "global.safetensors").read_bytes()
     (best / "global.safetensors").write_bytes((other / "global.safetensors").read_bytes())
     for use in (
-        lambda: collect_results(replace(study, seeds=(0,)), folder),
+        lambda: collect_study(replace(study, seeds=(0,)), folder),
         lambda: run_here(replace(study, seeds=(0,)), folder),
     ):
         with pytest.raises(RunError, match=r"was evaluated with weights .*changed by hand"):
@@ -90,18 +93,18 @@ def test_what_was_changed_by_hand_is_reported(study: Study, tmp_path: Path):
     with pytest.raises(
         RunError, match=r"fast/seed-0: was evaluated with weights 0+, .*changed by hand; remove it"
     ):
-        collect_results(replace(study, seeds=(0,)), folder)
+        collect_study(replace(study, seeds=(0,)), folder)
     seal_file.write_text(seal, encoding="utf-8")
     recipe = (run / "recipe.toml").read_text(encoding="utf-8")
     (run / "recipe.toml").write_text(recipe.replace("0.05", "0.06"), encoding="utf-8")
     with pytest.raises(RunError, match=r"was evaluated with recipe .*changed by hand"):
-        collect_results(replace(study, seeds=(0,)), folder)
+        collect_study(replace(study, seeds=(0,)), folder)
     with pytest.raises(RunError, match="holds a run of another recipe"):
         run_here(replace(study, seeds=(0,)), folder)
     (run / "recipe.toml").write_text(recipe, encoding="utf-8")
     seal_file.write_text("[1]", encoding="utf-8")
     with pytest.raises(RunError, match=r"best.json: cannot be read"):
-        collect_results(replace(study, seeds=(0,)), folder)
+        collect_study(replace(study, seeds=(0,)), folder)
 
 
 def test_a_recipe_changed_under_a_finished_study_is_reported(study: Study, tmp_path: Path):
@@ -111,7 +114,7 @@ def test_a_recipe_changed_under_a_finished_study_is_reported(study: Study, tmp_p
     file.write_text(
         file.read_text(encoding="utf-8").replace("batch_size = 20", "batch_size = 10"), encoding="utf-8"
     )
-    for use in (collect_results, run_here):
+    for use in (collect_study, run_here):
         with pytest.raises(RunError, match="holds a run of another recipe"):
             use(replace(study, seeds=(0,)), folder)
 
@@ -126,11 +129,11 @@ def test_a_failure_stops_none_of_the_others(study: Study, tmp_path: Path):
     (folder / "slow" / "seed-0" / "letter").touch()  # not empty, and no run
     with pytest.raises(RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*slow/seed-0"):
         run_jobs(make_jobs(bad.trials(), folder, bad.images), 1, lambda event: None)
-    assert collect_results(bad, folder).missing == ["slow, seed 0"]
-    assert list(collect_results(bad, folder).outcomes) == ["fast"]
+    assert collect_study(bad, folder).missing == ["slow, seed 0"]
+    assert list(collect_study(bad, folder).outcomes) == ["fast"]
 
 
-def test_a_full_disk_loses_nothing(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_study_continues_after_a_full_disk(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, one = tmp_path / "out", replace(study, seeds=(0,))
     from allrounder.training import run as runs
 
@@ -162,7 +165,7 @@ def tables(study: Study, folder: Path) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [3])
-def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, kills: int, tmp_path: Path):
+def test_a_killed_sweep_gives_the_same_table(study: Study, kills: int, tmp_path: Path):
     many = replace(study, seeds=tuple(range(25)))
     (tmp_path / "many.toml").write_text(many.dumps(), encoding="utf-8")
     command = [
@@ -175,11 +178,11 @@ def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, k
         "2",
         "--out",
     ]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, str(whole)], check=True, capture_output=True)
     for number in range(kills):
         process = subprocess.Popen(
-            [*command, str(broken)],
+            [*command, str(killed)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -187,15 +190,15 @@ def test_a_sweep_of_many_that_is_killed_ends_with_the_same_table(study: Study, k
         wanted = 8 * (number + 1)
         while (
             process.poll() is None
-            and len(list(broken.glob(f"*/*/{EVALUATION_FOLDER}/best/{OUTCOME_FILE}"))) < wanted
+            and len(list(killed.glob(f"*/*/{EVALUATION_FOLDER}/best/{OUTCOME_FILE}"))) < wanted
         ):
             time.sleep(0.1)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         time.sleep(3)  # its trainings are in sessions of their own; they find their parent gone
-    subprocess.run([*command, str(broken)], check=True, capture_output=True)
-    assert tables(many, whole) == tables(many, broken)
-    assert render_study(collect_results(many, whole)) == render_study(collect_results(many, broken))
+    subprocess.run([*command, str(killed)], check=True, capture_output=True)
+    assert tables(many, whole) == tables(many, killed)
+    assert render_study(collect_study(many, whole)) == render_study(collect_study(many, killed))
 
 
 def test_a_script_for_slurm_runs_every_training(
@@ -221,10 +224,10 @@ def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
     pytest.importorskip("ray", reason="ray is an extra: pip install 'allrounder[ray]'")
     one = replace(study, seeds=(0,))
     run_here(one, tmp_path / "here")
-    told: list[ProgressEvent] = []
+    events: list[ProgressEvent] = []
     open_study(one, tmp_path / "ray")
-    run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), told.append)
-    assert sorted((note.name, note.stage) for note in told) == [
+    run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), events.append)
+    assert sorted((event.name, event.stage) for event in events) == [
         ("fast/seed-0", "done"),
         ("slow/seed-0", "done"),
     ]
@@ -235,29 +238,19 @@ def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
     with pytest.raises(
         RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*fast/seed-0: .*changed by hand"
     ):
-        run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), told.append)
+        run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), events.append)
 
 
 def test_weights_without_selection_are_the_last_ones(study: Study, tmp_path: Path):
     plain = replace(study, seeds=(0,), sets=("validation.images=0",))
     run_here(plain, tmp_path / "out")
-    (label,) = collect_results(plain, tmp_path / "out").outcomes["fast"].values()
+    (label,) = collect_study(plain, tmp_path / "out").outcomes["fast"].values()
     assert label.facts["weights"] == "last" and "selected_on" not in label.facts
 
 
-def test_cost_travels_with_the_outcome(study: Study, tmp_path: Path):
+def test_the_outcome_holds_the_cost(study: Study, tmp_path: Path):
     trial = study.trials()[0]
-    run_trial(
-        "x",
-        lambda note: None,
-        recipe=trial.recipe.dumps(),
-        folder=tmp_path / "r",
-        weights=("best",),
-        cost=str(trial.cost),
-        images=6,
-    )
-    from allrounder.report.outcome import Outcome
-
+    run_trial("x", lambda event: None, trial=trial, folder=tmp_path / "r", images=6)
     outcome = Outcome.load(evaluation_folder(tmp_path / "r", "best") / OUTCOME_FILE)
     assert outcome.facts["cost"] == "4/4" and len(outcome) == 6
 
@@ -273,9 +266,9 @@ def test_rows_that_differ_in_their_weights_share_a_training(study: Study, tmp_pa
     assert [trial.label for trial in both.trials()] == ["averaged / live / selected"] * 2
     run_here(both, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == ["averaged"]
-    found = collect_results(both, tmp_path / "out")
-    assert not found.missing and list(found.outcomes) == ["averaged", "live", "selected"]
+    result = collect_study(both, tmp_path / "out")
+    assert not result.missing and list(result.outcomes) == ["averaged", "live", "selected"]
     run = Run(tmp_path / "out" / "averaged" / "seed-0")
     live, average = (run.weights(which)[0] for which in ("live", "last"))
     assert not same(live, average) and same(average, run.weights("linf")[0])
-    assert [found.outcomes[row][0].facts["weights"] for row in found.outcomes] == ["last", "live", "best"]
+    assert [result.outcomes[row][0].facts["weights"] for row in result.outcomes] == ["last", "live", "best"]

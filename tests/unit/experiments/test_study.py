@@ -31,7 +31,7 @@ recipe = "embedded/at-linf"
 """
 
 
-def test_axes_are_combined_and_rows_stand_beside_them():
+def test_axes_are_combined_and_rows_follow():
     study = Study.loads(GRID)
     assert study.labels() == ["often, thin", "often, wide", "rarely, thin", "rarely, wide", "AT"]
     trials = study.trials()
@@ -47,7 +47,7 @@ def test_axes_are_combined_and_rows_stand_beside_them():
     assert study.paper_results() == {"often, wide": {"natural": 90.5}, "rarely, wide": {"natural": 90.5}}
 
 
-def test_it_is_written_and_read_again():
+def test_a_study_survives_dumps_and_loads():
     study = Study.loads(GRID)
     assert Study.loads(study.dumps()) == study
 
@@ -58,7 +58,7 @@ def test_probes_of_a_study_replace_those_of_its_recipes():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "row: missing; name the trainings to compare"),
         ('[[row]]\nlabel = "a"', "row.0.recipe: missing; name a recipe, because the study has no base"),
@@ -75,8 +75,8 @@ def test_probes_of_a_study_replace_those_of_its_recipes():
         ("= 1", "not valid TOML"),
     ],
 )
-def test_what_cannot_be_run_is_refused(text: str, said: str):
-    with pytest.raises(RecipeError, match=said.replace(".", r"\.")):
+def test_an_invalid_study_is_refused(text: str, message: str):
+    with pytest.raises(RecipeError, match=message.replace(".", r"\.")):
         Study.loads(text)
 
 
@@ -85,7 +85,7 @@ def test_a_wrong_override_names_its_row():
         Study.loads('row = [{ label = "a", recipe = "embedded/nt", sets = ["epoch=3"] }]').trials()
 
 
-def test_names_and_files_are_found(tmp_path: Path):
+def test_a_study_is_loaded_by_name_or_file(tmp_path: Path):
     (tmp_path / "mine.toml").write_text(GRID, encoding="utf-8")
     assert Study.load(tmp_path / "mine.toml").name == "mine.toml"
     assert Study.load("embedded/demo").name == "embedded/demo" and "embedded/demo" in shipped_studies()
@@ -93,7 +93,7 @@ def test_names_and_files_are_found(tmp_path: Path):
         Study.load("embedded/dmo")
 
 
-def test_recipes_are_compared_by_name():
+def test_from_recipes_makes_one_row_per_recipe():
     study = Study.from_recipes(["embedded/nt", "embedded/at-l2"], seeds=range(2), sets=["epochs=1"])
     assert study.labels() == ["embedded/nt", "embedded/at-l2"] and len(study.trials()) == 4
     assert study.row[0] == Point(label="embedded/nt", recipe="embedded/nt")

@@ -11,7 +11,7 @@ from torch import nn
 from allrounder.errors import Diverged
 from allrounder.nn.nonfinite import NonFiniteGuard
 from allrounder.nn.state import clone
-from allrounder.training.metrics import EpochMetrics, means
+from allrounder.training.checkpoint import EpochMetrics, means
 from allrounder.types import Loss
 from tests.support.networks import same
 from tests.unit.training.test_learner import NATURAL, Learner, batch, learner, walk
@@ -107,7 +107,7 @@ def test_deferred_metrics_equal_immediate_ones():
 
 
 def test_deferred_metrics_are_read_after_a_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("allrounder.training.metrics.MAX_PENDING", 3)
+    monkeypatch.setattr("allrounder.training.checkpoint.MAX_PENDING", 3)
     meter = EpochMetrics(["a"], lazy=True)
     for unread in (1, 2, 0):
         meter.add("a", Loss(torch.tensor(1.0)), 1)

@@ -14,7 +14,6 @@ from allrounder.nn.state import EmaUpdate
 from allrounder.rng import Rng
 from allrounder.training.learner import AugmentCache, Learner
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer
 from allrounder.types import Batch
 from tests.support.networks import Tiny, blobs, tiny
@@ -45,11 +44,11 @@ def trio(l2: str, folder: Path, model: Model = tiny) -> Trainer:
     text = HEAD + NATURAL + LINF + l2 + MIX.replace("curve = 0.6", SHARES)
     value = recipe(text)
     run = Run.open_or_create(folder, value, resume=False)
-    return Trainer(TrainingSetup.build(value, run, model, blobs(48), WORLD))
+    return Trainer(value, run, model, blobs(48), WORLD)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_every_view_is_augmented_once_a_step_and_is_what_its_learner_would_see_alone(
+def test_learners_share_equal_augmentations_without_changing_their_images(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     before, after, views = OTHERS[name]
@@ -77,19 +76,19 @@ def test_every_view_is_augmented_once_a_step_and_is_what_its_learner_would_see_a
     assert torch.equal(met["natural"].x, met["l2"].x) == (views == 1)
 
 
-def test_a_network_that_changes_its_images_in_place_spoils_them_for_nobody(tmp_path: Path):
+def test_a_network_that_writes_to_its_input_does_not_change_the_images_of_others(tmp_path: Path):
     training = trio(L2, tmp_path / "run", in_place)
     training.fit(until=1)
     for learner in training.learners:
         value = recipe(HEAD + {"natural": NATURAL, "linf": LINF, "l2": L2}[learner.task.name])
         run = Run.open_or_create(tmp_path / learner.task.name, value, resume=False)
-        alone = Trainer(TrainingSetup.build(value, run, in_place, blobs(48), WORLD))
+        alone = Trainer(value, run, in_place, blobs(48), WORLD)
         alone.fit(until=1)
         for name, tensor in alone.learners[0].params.items():
             assert torch.equal(tensor, learner.params[name]), (learner.task.name, name)
 
 
-def test_a_part_follows_whatever_weights_it_is_shown(tmp_path: Path):
+def test_the_mix_state_uses_the_weights_of_each_update(tmp_path: Path):
     training = trio(L2, tmp_path / "run")
     mixer, name = training.mixer, training.learners[0].task.name
     share, decay = mixer.mix.shares_at(1, mixer.clock, mixer.names)[name], 0.8

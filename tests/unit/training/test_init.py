@@ -30,7 +30,7 @@ def started(init: str) -> Weights:
     return dict(weights_of(build_initial_model(Recipe.loads(f"init = {init}\n{SOLO}"), tiny, blobs(48))))
 
 
-def test_fresh_weights_come_from_the_seed_alone():
+def test_initial_weights_depend_on_the_seed_only():
     torch.manual_seed(1)
     state = torch.random.get_rng_state()
     one = started("{ kind = 'random' }")
@@ -43,27 +43,27 @@ def test_fresh_weights_come_from_the_seed_alone():
 
 @pytest.mark.parametrize("which", ["global", "best", "natural"])
 def test_a_training_can_start_from_another_run(which: str, runs: list[Run]):
-    found = started(f"{{ kind = 'run', run = '{runs[0].folder}', which = '{which}' }}")
-    assert same(found, runs[0].weights(which)[0])
+    result = started(f"{{ kind = 'run', run = '{runs[0].folder}', which = '{which}' }}")
+    assert same(result, runs[0].weights(which)[0])
 
 
 def test_a_soup_is_the_average_of_its_runs(runs: list[Run]):
-    found = started(f"{{ kind = 'soup', runs = ['{runs[0].folder}', '{runs[1].folder}'] }}")
+    result = started(f"{{ kind = 'soup', runs = ['{runs[0].folder}', '{runs[1].folder}'] }}")
     one, two = (run.weights()[0] for run in runs)
-    for name, tensor in found.items():
+    for name, tensor in result.items():
         expected = (one[name] + two[name]) / 2 if tensor.is_floating_point() else two[name]
         assert torch.allclose(tensor, expected, rtol=0, atol=1e-7), name
-    assert found["bn.num_batches_tracked"] == 3
+    assert result["bn.num_batches_tracked"] == 3
 
 
 def test_a_run_that_is_named_twice_counts_twice(runs: list[Run]):
     a, b = (str(run.folder) for run in runs)
-    found = started(f"{{ kind = 'soup', runs = ['{a}', '{b}', '{a}'] }}")
+    result = started(f"{{ kind = 'soup', runs = ['{a}', '{b}', '{a}'] }}")
     one, two = (run.weights()[0] for run in runs)
-    assert torch.allclose(found["conv.weight"], (2 * one["conv.weight"] + two["conv.weight"]) / 3, atol=1e-7)
+    assert torch.allclose(result["conv.weight"], (2 * one["conv.weight"] + two["conv.weight"]) / 3, atol=1e-7)
 
 
-def test_a_soup_of_one_is_that_one(runs: list[Run]):
+def test_a_soup_of_one_run_equals_that_run(runs: list[Run]):
     assert same(started(f"{{ kind = 'soup', runs = ['{runs[0].folder}'] }}"), runs[0].weights()[0])
 
 
@@ -73,7 +73,7 @@ def test_a_long_soup_is_a_plain_mean():
     assert torch.allclose(average_weights(members)["w"], mean, rtol=0, atol=1e-12)
 
 
-def test_fine_tuning_trains_from_there(runs: list[Run], tmp_path: Path):
+def test_fine_tuning_starts_from_the_weights_of_the_run(runs: list[Run], tmp_path: Path):
     value = recipe(
         f"init = {{ kind = 'run', run = '{runs[0].folder}' }}\n{SOLO}",
         SHORT,
@@ -99,18 +99,18 @@ def test_another_network_is_an_error_that_names_the_run(runs: list[Run], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{ kind = 'run', run = 'nowhere' }", "nowhere: not a run folder"),
         ("{ kind = 'soup', runs = ['nowhere'] }", "nowhere: not a run folder"),
         ("{ kind = 'run', run = '%s', which = 'l2' }", 'has no "l2"'),
     ],
 )
-def test_weights_that_are_not_there_are_an_error(text: str, said: str, runs: list[Run]):
-    with pytest.raises(RunError, match=said):
+def test_missing_weights_raise(text: str, message: str, runs: list[Run]):
+    with pytest.raises(RunError, match=message):
         started(text.replace("%s", str(runs[0].folder)))
 
 
-def test_a_given_network_must_be_given():
+def test_a_network_from_python_must_be_passed():
     with pytest.raises(RecipeError, match="give it again"):
         build_initial_model(recipe(SOLO), None, blobs(48))

@@ -51,15 +51,15 @@ def batch(t: int) -> Batch:
     )
 
 
-def walk(who: Learner, first: int, last: int) -> Learner:
+def walk(trained: Learner, first: int, last: int) -> Learner:
     for t in range(first, last + 1):
-        who.step(batch(t), t)
-    return who
+        trained.step(batch(t), t)
+    return trained
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("task", [NATURAL, LINF], ids=lambda task: task.name)
-def test_a_learner_goes_on_from_its_saved_state_to_the_bit(task: Task, optimizer: Optimizer):
+def test_a_restored_learner_gives_identical_weights(task: Task, optimizer: Optimizer):
     task = replace(task, optimizer=optimizer, average=Constant(value=0.7))
     straight = walk(learner(task, Forgetful()), 1, 3)
     again = learner(task, Forgetful())
@@ -71,7 +71,7 @@ def test_a_learner_goes_on_from_its_saved_state_to_the_bit(task: Task, optimizer
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-def test_a_restored_state_has_the_memory_layout_of_the_one_that_was_saved(optimizer: Optimizer):
+def test_a_restored_state_keeps_its_memory_layout(optimizer: Optimizer):
     def wide() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
 
@@ -84,83 +84,83 @@ def test_a_restored_state_has_the_memory_layout_of_the_one_that_was_saved(optimi
     assert layouts(again) == layouts(straight)
 
 
-def layouts(who: Learner) -> dict[str, list[int]]:
+def layouts(trained: Learner) -> dict[str, list[int]]:
     """Strides, but of dimensions of one, where they mean nothing."""
     return {
         name: [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-        for name, tensor in who.state_dict().items()
+        for name, tensor in trained.state_dict().items()
     }
 
 
-def test_restoring_a_fresh_state_forgets_momentum():
+def test_restoring_an_initial_state_resets_momentum():
     fresh, old = learner(), walk(learner(), 1, 2)
     old.load_state_dict(clone(fresh.state_dict()))
     assert same(old.state_dict(), fresh.state_dict())
 
 
 def test_a_step_is_plain_descent_on_the_prepared_batch():
-    who = learner(replace(NATURAL, optimizer=Sgd(momentum=0.0)))
+    trained = learner(replace(NATURAL, optimizer=Sgd(momentum=0.0)))
     with Rng(1).seed_global():
         model = Tiny()
-    seen = who.prepare_batch(batch(1), 1)
+    seen = trained.prepare_batch(batch(1), 1)
     model.train()
     F.cross_entropy(model(seen.x), seen.y).backward()
     with torch.no_grad():
         for p in model.parameters():
             assert p.grad is not None
             p -= 0.1 * p.grad
-    loss = who.step(batch(1), 1)
+    loss = trained.step(batch(1), 1)
     assert loss.total.isfinite()
     for name, tensor in model.state_dict().items():
-        assert torch.allclose(who.params[name], tensor, rtol=0, atol=1e-6), name
+        assert torch.allclose(trained.params[name], tensor, rtol=0, atol=1e-6), name
 
 
-def test_the_average_follows_its_recursion_and_is_what_the_learner_gives():
-    who = learner(replace(NATURAL, average=Constant(value=0.7)))
-    expected = clone(who.params)
+def test_the_weight_average_follows_its_recursion_and_enters_the_mix():
+    trained = learner(replace(NATURAL, average=Constant(value=0.7)))
+    expected = clone(trained.params)
     for t in (1, 2, 3):
-        who.step(batch(t), t)
-        for name, tensor in who.params.items():
+        trained.step(batch(t), t)
+        for name, tensor in trained.params.items():
             expected[name] = (
                 0.7 * expected[name] + (1 - 0.7) * tensor if tensor.is_floating_point() else tensor
             )
-    given = who.averaged_weights()
+    given = trained.averaged_weights()
     for name, tensor in expected.items():
         assert torch.allclose(given[name], tensor, rtol=0, atol=1e-6), name
-    assert not same(given, who.params)
+    assert not same(given, trained.params)
 
 
-def test_without_an_average_a_learner_gives_its_live_weights():
-    who = walk(learner(), 1, 1)
-    assert who.averaged_weights() is who.params
+def test_without_an_average_the_live_weights_enter_the_mix():
+    trained = walk(learner(), 1, 1)
+    assert trained.averaged_weights() is trained.params
 
 
-def moments(who: Learner) -> list[Tensor]:
-    return [state["momentum_buffer"] for state in who.optimizer.state.values()]
+def moments(trained: Learner) -> list[Tensor]:
+    return [state["momentum_buffer"] for state in trained.optimizer.state.values()]
 
 
 @pytest.mark.parametrize("momentum", ["keep", "reset"])
 @pytest.mark.parametrize("averages", ["keep", "reset"])
-def test_an_exchange_overwrites_weights_and_keeps_or_resets_the_rest(momentum: Any, averages: Any):
-    who = walk(learner(replace(NATURAL, average=Constant(value=0.7))), 1, 2)
-    assert who.average is not None
-    before, average = [tensor.clone() for tensor in moments(who)], clone(who.average)
-    new = {name: tensor + 1 for name, tensor in zeros_like(who.params).items()}
-    who.load_global_weights(new, momentum, averages)
-    assert same(who.params, new)
-    assert same(who.average, new if averages == "reset" else average)
-    after = moments(who)
+def test_an_exchange_replaces_weights_and_keeps_or_resets_momentum_and_average(momentum: Any, averages: Any):
+    trained = walk(learner(replace(NATURAL, average=Constant(value=0.7))), 1, 2)
+    assert trained.average is not None
+    before, average = [tensor.clone() for tensor in moments(trained)], clone(trained.average)
+    new = {name: tensor + 1 for name, tensor in zeros_like(trained.params).items()}
+    trained.load_global_weights(new, momentum, averages)
+    assert same(trained.params, new)
+    assert same(trained.average, new if averages == "reset" else average)
+    after = moments(trained)
     assert after == [] if momentum == "reset" else all(map(torch.equal, before, after))
-    who.params["conv.weight"].zero_()
+    trained.params["conv.weight"].zero_()
     assert new["conv.weight"].all(), "what was received is not shared"
 
 
-def test_momentum_that_was_reset_starts_as_if_there_had_been_none():
-    who = walk(learner(), 1, 2)
-    who.load_global_weights(clone(who.params), momentum="reset")
+def test_reset_momentum_equals_that_of_a_new_optimizer():
+    trained = walk(learner(), 1, 2)
+    trained.load_global_weights(clone(trained.params), momentum="reset")
     fresh = learner()
-    fresh.load_global_weights(clone(who.params))
-    assert same(walk(who, 3, 4).state_dict(), walk(fresh, 3, 4).state_dict())
+    fresh.load_global_weights(clone(trained.params))
+    assert same(walk(trained, 3, 4).state_dict(), walk(fresh, 3, 4).state_dict())
 
 
 def test_the_learning_rate_is_that_of_the_step():
@@ -168,10 +168,10 @@ def test_the_learning_rate_is_that_of_the_step():
         def __call__(self, t: int, clock: Clock) -> float:
             return 0.5**t
 
-    who = learner()
-    object.__setattr__(who, "task", type("Stub", (), {"lr": Halves()})())
-    assert who.lr(1) == 0.5**4, "the pace is by epoch: read at its end"
-    assert who.lr(5) == 0.5**8
+    trained = learner()
+    object.__setattr__(trained, "task", type("Stub", (), {"lr": Halves()})())
+    assert trained.lr(1) == 0.5**4, "the pace is by epoch: read at its end"
+    assert trained.lr(5) == 0.5**8
     real = learner()
     real.step(batch(1), 1)
     assert [group["lr"] for group in real.optimizer.param_groups] == [real.lr(1)]
@@ -182,13 +182,13 @@ def test_tasks_of_one_stream_see_the_same_images_and_others_do_not():
         learner(replace(task, augment_stream=stream))
         for task, stream in ((NATURAL, "shared"), (LINF, "shared"), (LINF, "other"))
     )
-    x = [who.prepare_batch(batch(3), 3).x for who in (one, twin, other)]
+    x = [trained.prepare_batch(batch(3), 3).x for trained in (one, twin, other)]
     assert torch.equal(x[0], x[1])
     assert not torch.equal(x[0], x[2])
     assert not torch.equal(one.prepare_batch(batch(3), 3).x, one.prepare_batch(batch(3), 4).x)
 
 
-def test_smoothing_reaches_the_loss_and_not_the_attack(monkeypatch: pytest.MonkeyPatch):
+def test_label_smoothing_affects_the_loss_but_not_the_attack(monkeypatch: pytest.MonkeyPatch):
     labels: list[Tensor] = []
     smoothings: list[float] = []
     attack, loss = Adversarial.craft, Adversarial.loss
@@ -199,11 +199,11 @@ def test_smoothing_reaches_the_loss_and_not_the_attack(monkeypatch: pytest.Monke
 
     def noted(self: Adversarial, model: nn.Module, batch: Batch, crafted: Any, ctx: Any) -> Any:
         smoothings.append(batch.label_smoothing)
-        found = loss(self, model, batch, crafted, ctx)
+        result = loss(self, model, batch, crafted, ctx)
         logits = model(crafted.x)
-        assert torch.equal(found.total, F.cross_entropy(logits, batch.y, label_smoothing=0.2))
-        assert not torch.equal(found.total, F.cross_entropy(logits, batch.y))
-        return found
+        assert torch.equal(result.total, F.cross_entropy(logits, batch.y, label_smoothing=0.2))
+        assert not torch.equal(result.total, F.cross_entropy(logits, batch.y))
+        return result
 
     monkeypatch.setattr(Adversarial, "craft", craft)
     monkeypatch.setattr(Adversarial, "loss", noted)
@@ -216,55 +216,55 @@ def test_smoothing_reaches_the_loss_and_not_the_attack(monkeypatch: pytest.Monke
 
 
 def test_a_step_draws_nothing_from_the_global_generator():
-    who = learner(LINF, Forgetful())
+    trained = learner(LINF, Forgetful())
     state = torch.random.get_rng_state()
-    walk(who, 1, 2)
+    walk(trained, 1, 2)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 class Poisoned(Tiny):
     """Fine at first; its answers in training are not numbers from the third pass on."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, failure: str) -> None:
         super().__init__()
-        self.what, self.passes = what, 0
+        self.failure, self.passes = failure, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += self.training
         logits = super().forward(x if bool(x.sum() < 1e9) else x / 2)
-        if self.what == "loss" and self.passes == 3:
+        if self.failure == "loss" and self.passes == 3:
             return logits * math.nan
-        if self.what == "gradients" and self.passes == 3:
+        if self.failure == "gradients" and self.passes == 3:
             return logits + (self.linear.bias * 0).abs().sqrt().sum()
-        if self.what == "image gradients" and self.passes == 2 and not self.training:
+        if self.failure == "image gradients" and self.passes == 2 and not self.training:
             return logits + (x * 0).sqrt().flatten(1).sum(1, keepdim=True)
         return logits
 
 
-def poisoned(what: str, task: Task) -> tuple[Learner, Weights]:
-    who = walk(learner(task, Poisoned(what)), 1, 2)
-    return who, clone({name: tensor for name, tensor in who.params.items() if "bn" not in name})
+def poisoned(failure: str, task: Task) -> tuple[Learner, Weights]:
+    trained = walk(learner(task, Poisoned(failure)), 1, 2)
+    return trained, clone({name: tensor for name, tensor in trained.params.items() if "bn" not in name})
 
 
 @pytest.mark.parametrize("task", [NATURAL, LINF], ids=lambda task: task.name)
-def test_a_loss_that_is_not_finite_names_learner_epoch_and_step_before_anything_moves(task: Task):
-    who, before = poisoned("loss", task)
+def test_a_nonfinite_loss_names_learner_epoch_and_step_before_weights_change(task: Task):
+    trained, before = poisoned("loss", task)
     with pytest.raises(Diverged, match=f"learner {task.name}, epoch 1, step 3: the loss is nan"):
-        who.step(batch(3), 3)
-    assert all(torch.equal(who.params[name], tensor) for name, tensor in before.items())
+        trained.step(batch(3), 3)
+    assert all(torch.equal(trained.params[name], tensor) for name, tensor in before.items())
 
 
-def test_gradients_that_are_not_finite_never_become_weights_of_a_mixture():
-    who, _ = poisoned("gradients", replace(NATURAL, average=Constant(value=0.5)))
+def test_nonfinite_gradients_raise_before_they_reach_the_mix():
+    trained, _ = poisoned("gradients", replace(NATURAL, average=Constant(value=0.5)))
     with pytest.raises(
         Diverged, match="learner natural, epoch 1, step 3: the weights after it are not finite"
     ):
-        who.step(batch(3), 3)
-    assert all(tensor.isfinite().all() for tensor in who.averaged_weights().values())
+        trained.step(batch(3), 3)
+    assert all(tensor.isfinite().all() for tensor in trained.averaged_weights().values())
 
 
-def test_an_attack_on_gradients_that_are_not_finite_names_learner_epoch_and_step():
-    who, before = poisoned("image gradients", LINF)
+def test_nonfinite_gradients_in_an_attack_name_learner_epoch_and_step():
+    trained, before = poisoned("image gradients", LINF)
     with pytest.raises(ThreatError, match=r"learner linf, epoch 1, step 3: .*gradients are not finite"):
-        who.step(batch(3), 3)
-    assert all(torch.equal(who.params[name], tensor) for name, tensor in before.items())
+        trained.step(batch(3), 3)
+    assert all(torch.equal(trained.params[name], tensor) for name, tensor in before.items())

@@ -13,7 +13,6 @@ from allrounder.data.base import Data
 from allrounder.inference.fold import folded_copy
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import HEAD, LINF, NATURAL
@@ -41,7 +40,7 @@ def recipe_of(count: int, averaged: int) -> Recipe:
 def stepped(recipe: Recipe, folder: Path, data: Data, steps: int = 2) -> Trainer:
     """The machines of a run after some steps."""
     run = Run.open_or_create(folder, recipe, resume=False)
-    training = Trainer(TrainingSetup.build(recipe, run, tiny, data, cpu_world()))
+    training = Trainer(recipe, run, tiny, data, cpu_world())
     training.fit(until=steps)
     return training
 
@@ -63,7 +62,7 @@ def siblings(folder: Path) -> tuple[nn.Module, nn.Module]:
         pytest.param(2, 0, marks=pytest.mark.slow),
     ],
 )
-def test_a_learner_costs_its_network_its_momentum_its_part_and_its_average(
+def test_a_learner_holds_its_weights_momentum_mix_state_and_average(
     count: int, averaged: int, tmp_path: Path
 ):
     data = blobs(48)
@@ -76,7 +75,7 @@ def test_a_learner_costs_its_network_its_momentum_its_part_and_its_average(
     assert held == expected_bytes(training), "and benchmarks expect the same"
 
 
-def test_more_steps_hold_no_more(tmp_path: Path):
+def test_memory_does_not_grow_with_steps(tmp_path: Path):
     data = blobs(48)
     before = tensor_storages()
     training = stepped(recipe_of(3, 3), tmp_path / "run", data, 1)
@@ -85,7 +84,7 @@ def test_more_steps_hold_no_more(tmp_path: Path):
     assert new_bytes(before) == held
 
 
-def test_activations_are_there_once_however_many_learners_there_are(tmp_path: Path):
+def test_learners_do_not_multiply_the_memory_of_activations(tmp_path: Path):
     data = blobs(48)
     one, three = (stepped(recipe_of(n, n), tmp_path / str(n), data) for n in (1, 3))
     alone, together = (peak_bytes(lambda t=training: t.fit(until=3)) for training in (one, three))
@@ -93,7 +92,7 @@ def test_activations_are_there_once_however_many_learners_there_are(tmp_path: Pa
     assert alone <= together <= alone + 256  # some numbers for the log wait for the end of the step
 
 
-def test_what_is_held_on_the_way_is_counted_at_its_peak():
+def test_peak_memory_counts_temporary_tensors():
     def holds() -> int:
         first = torch.ones(1000)
         second = first + 1
@@ -104,7 +103,7 @@ def test_what_is_held_on_the_way_is_counted_at_its_peak():
     assert 2 * 4000 <= peak_bytes(holds) <= 2 * 4000 + 64  # numbers are tensors, too
 
 
-def test_what_is_held_is_counted_once_and_with_its_gradients():
+def test_shared_tensors_count_once_and_gradients_count():
     before = tensor_storages()
     tensor = torch.zeros(5, requires_grad=True)
     view = tensor[1:]
@@ -113,7 +112,7 @@ def test_what_is_held_is_counted_once_and_with_its_gradients():
     assert new_bytes(before) == 2 * 5 * 4
 
 
-def test_siblings_take_turns_with_one_folded_copy_and_each_sees_its_own_numbers(tmp_path: Path):
+def test_learners_share_one_folded_copy_with_correct_results(tmp_path: Path):
     x = blobs(6).train.fetch(torch.arange(6))
     first, second = siblings(tmp_path / "run")
     folded = folded_copy(first, x)
@@ -122,7 +121,7 @@ def test_siblings_take_turns_with_one_folded_copy_and_each_sees_its_own_numbers(
     assert not torch.allclose(first(x), second(x), atol=1e-3)
 
 
-def test_a_sibling_that_changes_its_structure_leaves_the_others_theirs(tmp_path: Path):
+def test_a_learner_that_changes_its_structure_does_not_affect_the_folds_of_others(tmp_path: Path):
     x = blobs(6).train.fetch(torch.arange(6))
     first, second = siblings(tmp_path / "run")
     shared = folded_copy(first, x)

@@ -44,7 +44,7 @@ def test_a_share_of_exactly_zero_or_one_is_a_real_weight(curve: float, winner: s
         max_size=30,
     )
 )
-def test_the_parts_add_up_to_the_monolithic_average(path: list[tuple[float, float, float, float]]):
+def test_the_states_add_up_to_the_monolithic_average(path: list[tuple[float, float, float, float]]):
     # A decay and a share of its own at every step: the identity holds for any of them.
     clock = Clock(len(path), 1, "step")
     total = weights(3.0)["w"].clone()
@@ -63,14 +63,14 @@ def test_the_parts_add_up_to_the_monolithic_average(path: list[tuple[float, floa
         assert torch.allclose(split.states[name]["w"], part, atol=1e-12)
 
 
-def test_counters_are_the_first_learners_and_are_never_averaged():
+def test_integer_buffers_come_from_the_first_learner():
     both = mixer(Mix(decay=Constant(value=0.5), shares=HALF), "ab")
     both.update("a", weights(4.0), 1)
     both.update("b", weights(7.0), 1)
     assert both.global_weights()["count"] == 4
 
 
-def test_collecting_changes_no_part():
+def test_global_weights_do_not_change_the_states():
     both = mixer(Mix(decay=Constant(value=0.5), shares=HALF), "ab")
     both.update("a", weights(4.0), 1)
     both.update("b", weights(6.0), 1)

@@ -29,12 +29,12 @@ def selector(*sets: tuple[str, str]) -> ModelSelector:
 
 
 def test_the_score_is_natural_plus_mean_robust_accuracy():
-    who = selector(TWO)
+    selection = selector(TWO)
     with Rng(7).seed_global():
         model = Tiny()
-    facts = who.measure(weights_of(model), 3)
-    assert who.split is not None
-    outcome = evaluate(model, who.split, probes=who.probes, seed=5)
+    facts = selection.measure(weights_of(model), 3)
+    assert selection.split is not None
+    outcome = evaluate(model, selection.split, probes=selection.probes, seed=5)
     linf, l2 = (outcome.accuracy("validation", threat) for threat in ("Linf:0.1", "L2:0.5"))
     assert facts["robust"] == {"Linf:0.1": linf, "L2:0.5": l2}
     assert facts["natural"] == outcome.accuracy()
@@ -47,17 +47,17 @@ def test_without_threats_the_score_is_natural_accuracy():
 
 
 def test_the_first_of_the_largest_scores_is_the_best(monkeypatch: pytest.MonkeyPatch):
-    who = selector()
+    selection = selector()
     scores = iter([0.2, 0.5, 0.5, 0.3, 0.6])
     monkeypatch.setattr(
         ModelSelector,
         "_accuracies",
         lambda self, split: {"natural": next(scores), "robust": {"Linf:0.1": 0.0}},
     )
-    who.train_slice = None
-    found = [who.measure(weights_of(who.scratch_model), t)["best"] for t in (3, 6, 9, 12, 15)]
-    assert found == [True, True, False, False, True]
-    assert who.best == {"t": 15, "score": 0.6, "selected_on": "validation"}
+    selection.train_slice = None
+    result = [selection.measure(weights_of(selection.scratch_model), t)["best"] for t in (3, 6, 9, 12, 15)]
+    assert result == [True, True, False, False, True]
+    assert selection.best == {"t": 15, "score": 0.6, "selected_on": "validation"}
 
 
 @pytest.mark.parametrize("text", [SOLO, PAIR])
@@ -88,20 +88,20 @@ def test_best_weights_hold_every_learner_at_that_moment(tmp_path: Path):
     ("every", "due"),
     [("1", [3, 6, 9]), ("0.7", [2, 4, 6, 8, 9]), ("'40%'", [4, 8, 9]), ("0.01", [*range(1, 10)])],
 )
-def test_the_end_is_always_measured(every: str, due: list[int]):
-    who = selector(("every = 1\nthreats", f"every = {every}\nthreats"))
-    assert [t for t in range(1, 10) if who.is_due(t)] == due
+def test_the_last_step_is_always_measured(every: str, due: list[int]):
+    selection = selector(("every = 1\nthreats", f"every = {every}\nthreats"))
+    assert [t for t in range(1, 10) if selection.is_due(t)] == due
 
 
-def test_the_training_slice_is_measured_and_never_decides(tmp_path: Path):
-    who = selector()
+def test_the_training_slice_does_not_affect_the_selection(tmp_path: Path):
+    selection = selector()
     plain = selector(("train_images = 6", "train_images = 0"))
     theta = clone(weights_of(Tiny()))
-    with_slice, without = who.measure(theta, 3), plain.measure(theta, 3)
+    with_slice, without = selection.measure(theta, 3), plain.measure(theta, 3)
     train = with_slice.pop("train")
     assert with_slice == without
-    slice_: Any = who.train_slice
-    held: Any = who.split
+    slice_: Any = selection.train_slice
+    held: Any = selection.split
     assert len(slice_) == 6 and plain.train_slice is None
     trained = set(slice_.split.index[slice_.index].tolist())
     assert not trained & set(held.index.tolist())
@@ -122,32 +122,32 @@ def test_selecting_on_the_test_set_holds_out_nothing():
     data = blobs(48)
     value = recipe(SOLO, ("[validation]", "[validation]\non = 'test'"))
     assert train_val_split(value, data) == (data.train, None)
-    who = ModelSelector(value, TrainingData.split(value, data), Tiny())
-    assert who.split is data.test
-    assert who.measure(weights_of(Tiny()), 3)["selected_on"] == "test"
+    selection = ModelSelector(value, TrainingData.split(value, data), Tiny())
+    assert selection.split is data.test
+    assert selection.measure(weights_of(Tiny()), 3)["selected_on"] == "test"
 
 
-def test_without_validation_images_nothing_is_ever_measured():
-    who = selector(("images = 12", "images = 0"))
-    assert not any(who.is_due(t) for t in range(1, 10))
+def test_without_validation_images_nothing_is_measured():
+    selection = selector(("images = 12", "images = 0"))
+    assert not any(selection.is_due(t) for t in range(1, 10))
 
 
 @pytest.mark.parametrize("images", [48, 500])
-def test_holding_out_everything_is_an_error_that_says_where(images: int):
+def test_holding_out_all_images_raises_an_error_with_the_field(images: int):
     with pytest.raises(RecipeError, match=rf"validation\.images: .*got {images} of 48 training images"):
         train_val_split(recipe(SOLO, ("images = 12", f"images = {images}")), blobs(48))
 
 
-def test_measuring_leaves_the_weights_it_was_given_alone():
-    who = selector()
+def test_measuring_does_not_change_the_given_weights():
+    selection = selector()
     theta = clone(weights_of(Tiny()))
     before = clone(theta)
-    who.measure(theta, 3)
+    selection.measure(theta, 3)
     assert same(theta, before)
-    assert same(dict(weights_of(who.scratch_model)), before)
+    assert same(dict(weights_of(selection.scratch_model)), before)
 
 
-def test_a_run_that_selects_on_test_says_so_in_every_manifest(tmp_path: Path):
+def test_selection_on_the_test_set_is_in_every_manifest(tmp_path: Path):
     value = recipe(SOLO, ("[validation]", "[validation]\non = 'test'"), ("epochs = 3", "epochs = 1"))
     run = Run(go(value, tmp_path / "run").folder)
     assert {run.weights(name)[1]["selected_on"] for name in ("global", "best", "natural")} == {"test"}

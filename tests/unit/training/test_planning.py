@@ -25,24 +25,19 @@ from allrounder.rng import Rng
 from allrounder.system.memory import measure_peak_memory
 from allrounder.system.tensor_folders import read_tensors
 from allrounder.threats.threat import Threat
-from allrounder.training.planning import (
-    LearnerCost,
-    PassTimes,
-    Plan,
-    SuiteCost,
-    _load_images,
-    plan,
-)
+from allrounder.training.planning import LearnerCost, PassTimes, Plan, SuiteCost, _load_images, plan
 from allrounder.types import Passes
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import PAIR, SOLO, go, recipe
 
 LINF = Threat.parse("Linf:0.1")
-COST = LearnerCost("linf", Passes(11, 11), 0.5, 100, 80, 0, 4, 100)
+HELD = {"weights": 100, "momentum": 80, "average": 0, "memory": 4, "mix state": 100}
+COST = LearnerCost("linf", Passes(11, 11), 0.5, HELD)
+NATURAL_COST = LearnerCost("natural", Passes(1, 1), 0.25, HELD | {"average": 100})
 PLAN = Plan(
     steps_per_epoch=10,
     epochs=3,
-    learners=(COST, replace(COST, name="natural", passes=Passes(1, 1), seconds=0.25, average=100)),
+    learners=(COST, NATURAL_COST),
     fetch_seconds=0.05,
     activations=1000,
     validation=SuiteCost(20, Passes(3, 2), 7.0),
@@ -55,7 +50,7 @@ PLAN = Plan(
 )
 
 
-def test_the_sums_of_a_plan():
+def test_a_plan_adds_up_its_parts():
     assert PLAN.step_seconds == pytest.approx(0.8)
     assert PLAN.epoch_seconds == pytest.approx(PLAN.step_seconds * PLAN.steps_per_epoch)
     assert PLAN.seconds == pytest.approx(3 * 8 + 2 * 7 + 3 * 0.5)
@@ -63,88 +58,104 @@ def test_the_sums_of_a_plan():
     assert PLAN.comm_bytes == 200
 
 
-def test_a_plan_in_words():
-    said = "\n".join(describe_plan(replace(PLAN, remarks=("noise",)), datetime(2030, 1, 1, 12, 0, 0)))
-    assert said.startswith(
+def test_describe_plan_lists_all_costs():
+    message = "\n".join(describe_plan(replace(PLAN, remarks=("noise",)), datetime(2030, 1, 1, 12, 0, 0)))
+    assert message.startswith(
         "note: noise\nlearner linf: 11/11 forward/backward passes per step, 500 ms per step"
     )
-    assert "holds 384 bytes: weights 100 bytes, momentum 80 bytes, average 100 bytes, memory 4 bytes" in said
-    assert "epoch: 8 s for 10 steps" in said
-    assert "training: 39.5 s for 3 epochs, 2 validations of at most 7 s each, 3 checkpoints" in said
-    assert "started now, it would finish at 2030-01-01 12:00" in said
-    assert "checkpoint: 2.05 kB on disk" in said
-    assert "200 bytes per exchange or validation, 1 exchanges and 2 validations" in said
-    assert said.endswith("at most 1 h 00 min, 30/20 forward/backward passes per image, 50 images")
+    assert (
+        "holds 384 bytes: weights 100 bytes, momentum 80 bytes, average 100 bytes, memory 4 bytes" in message
+    )
+    assert "epoch: 8 s for 10 steps" in message
+    assert "training: 39.5 s for 3 epochs, 2 validations of at most 7 s each, 3 checkpoints" in message
+    assert "started now, it would finish at 2030-01-01 12:00" in message
+    assert "checkpoint: 2.05 kB on disk" in message
+    assert "200 bytes per exchange or validation, 1 exchanges and 2 validations" in message
+    assert message.endswith("at most 1 h 00 min, 30/20 forward/backward passes per image, 50 images")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "message"),
     [(0.0123, "12.3 ms"), (61.0, "61 s"), (600.0, "10 min"), (3600.0 * 30 + 300, "30 h 05 min")],
 )
-def test_durations_are_said_as_people_do(seconds: float, said: str):
-    assert format_duration(seconds) == said
+def test_format_duration_chooses_a_unit(seconds: float, message: str):
+    assert format_duration(seconds) == message
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(0, "0 bytes"), (1500, "1.5 kB"), (44_700_000, "44.7 MB"), (2_000_000_000, "2 GB")]
+    ("count", "message"), [(0, "0 bytes"), (1500, "1.5 kB"), (44_700_000, "44.7 MB"), (2_000_000_000, "2 GB")]
 )
-def test_sizes_are_said_as_people_do(count: int, said: str):
-    assert format_bytes(count) == said
+def test_format_bytes_chooses_a_unit(count: int, message: str):
+    assert format_bytes(count) == message
 
 
-def test_a_plan_measures_every_learner_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_plan_measures_every_learner_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    asked = recipe(PAIR, ("lr = 0.05", "lr = 0.05\naverage = 0.9"))
-    found = plan(asked, steps=2, model=tiny, data=blobs(48))
+    wanted = recipe(PAIR, ("lr = 0.05", "lr = 0.05\naverage = 0.9"))
+    result = plan(wanted, steps=2, model=tiny, data=blobs(48))
     assert list(tmp_path.glob("allrounder*")) == []
     weights = sum(t.nbytes for t in Tiny().state_dict().values())
     trained = sum(p.nbytes for p in Tiny().parameters())
-    linf, natural = found.learners
-    assert (linf.name, natural.name) == asked.names
+    linf, natural = result.learners
+    assert (linf.name, natural.name) == wanted.names
     assert (linf.passes, natural.passes) == (Passes(3, 3), Passes(1, 1))
-    assert (linf.weights, linf.momentum, linf.average, linf.mix_state) == (
-        weights,
-        trained,
-        weights,
-        weights,
-    )
-    assert natural.average == natural.memory == 0
-    assert found.comm_bytes == 2 * weights
-    assert (found.steps_per_epoch, found.epochs, found.checkpoints, found.validations, found.exchanges) == (
+    held = {"weights": weights, "momentum": trained, "average": weights, "memory": 0, "mix state": weights}
+    assert linf.held == held and natural.held == held | {"average": 0}
+    assert result.comm_bytes == 2 * weights
+    assert (
+        result.steps_per_epoch,
+        result.epochs,
+        result.checkpoints,
+        result.validations,
+        result.exchanges,
+    ) == (
         3,
         3,
         5,
         3,
         2,
     )
-    assert found.validation.images == 12 + 6 and found.validation.passes == Passes(1 + 2 + 1, 2)
-    assert min(linf.seconds, natural.seconds, found.fetch_seconds, found.checkpoint_seconds) > 0
-    assert found.evaluation == SuiteCost(30, Passes(1), found.evaluation.seconds)
-    assert found.remarks == ()
+    assert result.validation.images == 12 + 6 and result.validation.passes == Passes(1 + 2 + 1, 2)
+    assert min(linf.seconds, natural.seconds, result.fetch_seconds, result.checkpoint_seconds) > 0
+    assert result.evaluation == SuiteCost(30, Passes(1), result.evaluation.seconds)
+    assert result.remarks == ()
 
 
 def test_the_counts_and_bytes_of_a_plan_are_those_of_the_run(tmp_path: Path):
-    asked = recipe(PAIR)
-    found, run = plan(asked, steps=1, model=tiny, data=blobs(48)), go(asked, tmp_path / "run")
+    wanted = recipe(PAIR)
+    result, run = plan(wanted, steps=1, model=tiny, data=blobs(48)), go(wanted, tmp_path / "run")
     point = run.latest_checkpoint()
     assert point is not None
-    tensors = sum(t.nbytes for name in asked.names for t in read_tensors(point, name).values())
-    assert tensors == sum(cost.bytes for cost in found.learners)
+    tensors = sum(t.nbytes for name in wanted.names for t in read_tensors(point, name).values())
+    assert tensors == sum(cost.bytes for cost in result.learners)
     real = sum(path.stat().st_size for path in point.iterdir())
-    assert abs(found.checkpoint - real) < 500, "but for the digits in a manifest"
-    assert sum(event["event"] == "validation" for event in run.metrics()) == found.validations
+    assert abs(result.checkpoint - real) < 500, "but for the digits in a manifest"
+    assert sum(event["event"] == "validation" for event in run.metrics()) == result.validations
 
 
-def test_steps_beyond_the_end_of_a_short_run_begin_again():
+def test_a_plan_counts_the_passes_of_the_overfitting_guard(monkeypatch: pytest.MonkeyPatch):
+    times = PassTimes(batch_size=10, forward=1.0, backward=2.0)
+    monkeypatch.setattr(PassTimes, "measure", lambda *_: times)
+    guard = "update = { kind = 'guarded', probe = { kind = 'pgd', steps = 5 } }"
+    guarded = recipe(PAIR, ("lr = 0.05", f"lr = 0.05\n{guard}"))
+    costs = plan(guarded, steps=1, model=tiny, data=blobs(48))
+    linf, natural = costs.learners
+    assert linf.epoch_end_seconds == 2 * (6 * 1.0 + 5 * 2.0), "a batch of 16 takes two passes of ten images"
+    assert natural.epoch_end_seconds == 0
+    steps = costs.step_seconds * costs.steps_per_epoch
+    assert costs.epoch_seconds == pytest.approx(steps + linf.epoch_end_seconds)
+
+
+def test_a_plan_may_measure_more_steps_than_the_run_has():
     short = recipe(SOLO, ("epochs = 3", "epochs = 1"))
     assert plan(short, steps=7, model=tiny, data=blobs(48)).steps_per_epoch == 3
     with pytest.raises(ValueError, match="steps: got 0, expected 1 or more"):
         plan(short, steps=0, model=tiny, data=blobs(48))
 
 
-def test_a_start_from_runs_that_are_gone_can_be_planned():
-    asked = recipe(SOLO, ("epochs = 3", 'epochs = 3\ninit = { kind = "run", run = "gone" }'))
-    assert plan(asked, steps=1, model=tiny, data=blobs(48)).learners[0].seconds > 0
+def test_a_recipe_that_starts_from_a_missing_run_can_be_planned():
+    wanted = recipe(SOLO, ("epochs = 3", 'epochs = 3\ninit = { kind = "run", run = "gone" }'))
+    assert plan(wanted, steps=1, model=tiny, data=blobs(48)).learners[0].seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -158,24 +169,24 @@ def test_a_start_from_runs_that_are_gone_can_be_planned():
         (Fab(targets=0, steps=10), Passes(1 + 20, 90)),
         (Square(queries=5000), Passes(1 + 5001)),
     ],
-    ids=lambda it: str(it) if isinstance(it, Passes) else type(it).__name__,
+    ids=lambda item: str(item) if isinstance(item, Passes) else type(item).__name__,
 )
-def test_passes_at_most(attack: Pgd, passes: Passes):
+def test_evaluation_passes_are_the_maximum_of_an_attack(attack: Pgd, passes: Passes):
     assert attack.evaluation_passes(10) == passes
 
 
 @pytest.mark.parametrize(
     "attack", [Apgd(steps=5), Fab(targets=0, steps=3), Fab(targets=2, steps=3), Square(queries=9)], ids=str
 )
-def test_a_search_that_breaks_nothing_takes_the_most(attack: Apgd):
+def test_an_attack_without_success_takes_its_maximum_of_passes(attack: Apgd):
     """Alone it asks for the natural answer, in an evaluation for a verdict: one forward either way."""
 
     def sure(x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1)[:, :3] * 0.01 + torch.tensor([9.0, 0.0, 0.0])
 
     x = torch.full((2, 1, 8, 8), 0.5)
-    found = attack.run(sure, x, torch.zeros(2, dtype=torch.int64), LINF, Rng(0))
-    assert found.passes == attack.evaluation_passes(3)
+    result = attack.run(sure, x, torch.zeros(2, dtype=torch.int64), LINF, Rng(0))
+    assert result.passes == attack.evaluation_passes(3)
 
 
 def test_a_stage_that_probes_share_is_counted_once():
@@ -188,40 +199,42 @@ def test_a_stage_that_probes_share_is_counted_once():
     assert both.seconds == 3 * (most.forwards + 2.0 * most.backwards), "three passes, the last not full"
 
 
-def test_published_data_that_is_absent_is_replaced_by_noise_and_that_is_said(
+def test_missing_published_data_is_replaced_by_noise_with_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    asked = replace(Recipe.load("cifar100/at-linf"), batch_size=2)
-    data, said = _load_images(asked, None)
+    wanted = replace(Recipe.load("cifar100/at-linf"), batch_size=2)
+    data, message = _load_images(wanted, None)
     assert (data.shape, len(data.classes), len(data.train), len(data.test)) == (
         (3, 32, 32),
         100,
         50_000,
         10_000,
     )
-    assert len(said) == 1 and said[0].startswith("measured on noise of shape (3, 32, 32), because data: ")
+    assert len(message) == 1 and message[0].startswith(
+        "measured on noise of shape (3, 32, 32), because data: "
+    )
     assert data.train.fetch(torch.tensor([3, 67, 4])).unique(dim=0).shape[0] == 2
 
 
 @pytest.mark.parametrize(
     "kind", [name for name, cls in DATASETS.items() if cls in DATASET_SHAPES or name == "imagenet"]
 )
-def test_a_stand_in_is_a_dataset(kind: str):
-    found = synthetic_data(adapter(DATASETS[kind]).validate_python({}))
-    assert found is not None and found.name == kind
-    x = found.test.fetch(torch.arange(5))
-    assert x.shape[1:] == found.shape and float(x.min()) >= 0 and float(x.max()) <= 1
-    assert int(found.train.labels.max()) == len(found.classes) - 1
+def test_synthetic_data_is_a_valid_dataset(kind: str):
+    result = synthetic_data(adapter(DATASETS[kind]).validate_python({}))
+    assert result is not None and result.name == kind
+    x = result.test.fetch(torch.arange(5))
+    assert x.shape[1:] == result.shape and float(x.min()) >= 0 and float(x.max()) <= 1
+    assert int(result.train.labels.max()) == len(result.classes) - 1
 
 
-def test_data_of_unknown_shape_that_is_absent_is_an_error(tmp_path: Path):
+def test_missing_data_of_unknown_shape_raises(tmp_path: Path):
     missing = f'data={{ kind = "npz", path = "{tmp_path / "no.npz"}" }}'
     with pytest.raises(RecipeError, match=r"no\.npz"):
         plan(Recipe.load("embedded/nt", [missing]), steps=1)
 
 
-def test_growth_sees_memory_that_is_free_again():
+def test_peak_memory_includes_memory_that_was_freed():
     with measure_peak_memory(torch.device("cpu")) as grown:
         held = torch.ones(20_000_000)
         until = time.monotonic() + 20
@@ -231,7 +244,7 @@ def test_growth_sees_memory_that_is_free_again():
     assert 60e6 < grown[0] < 400e6
 
 
-def test_an_interrupted_plan_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_plan_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Impatient:
         def begin(self, total: int, done: int) -> None: ...
         def step(self, t: int) -> None:

@@ -12,13 +12,13 @@ from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.state import clone, copy_, weights_of
 from allrounder.rng import Rng
 from allrounder.training.data import train_val_split
-from allrounder.training.recalibrate import NUM_IMAGES, recalibrate, sample_batches
+from allrounder.training.mixer import NUM_IMAGES, recalibrate, sample_batches
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import PAIR, Forgetful, go, recipe
 from tests.unit.nn.test_batchnorm import literal, trained
 
 
-def test_images_are_some_of_the_split_in_an_order_that_is_always_the_same():
+def test_sampled_images_and_their_order_depend_on_the_rng_only():
     split = blobs(48).train
     one, two = ([*sample_batches(split, 30, Rng(1), 16)] for _ in range(2))
     assert [len(x) for x in one] == [16, 14]
@@ -28,7 +28,7 @@ def test_images_are_some_of_the_split_in_an_order_that_is_always_the_same():
     assert torch.equal(whole[:30], torch.cat(one))
 
 
-def test_a_last_image_that_would_be_alone_is_left_out():
+def test_a_last_batch_of_one_image_is_left_out():
     split = blobs(33).train
     assert [len(x) for x in sample_batches(split, NUM_IMAGES, Rng(1), 16)] == [16, 16]
     flat = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64))
@@ -36,16 +36,16 @@ def test_a_last_image_that_would_be_alone_is_left_out():
     assert [len(x) for x in sample_batches(blobs(3).train, 1, Rng(1), 16)] == []
 
 
-def test_recalibrated_weights_differ_in_their_statistics_alone():
+def test_recalibration_changes_batchnorm_statistics_only():
     theta = clone(weights_of(trained(Forgetful())))
     scratch = Forgetful()
-    found = recalibrate(theta, scratch, blobs(48).train, Rng(1), 20)
-    assert {name for name in theta if not torch.equal(theta[name], found[name])} == {
+    result = recalibrate(theta, scratch, blobs(48).train, 1, 20)
+    assert {name for name in theta if not torch.equal(theta[name], result[name])} == {
         "bn.running_mean",
         "bn.running_var",
     }
     scratch.bn.weight.data.zero_()
-    assert found["bn.weight"].all(), "the answer is a copy"
+    assert result["bn.weight"].all(), "the answer is a copy"
 
 
 @pytest.mark.parametrize("which", ["global", "best"])

@@ -15,7 +15,6 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer
 from tests.reference import generalist as literal
 from tests.support.networks import Unfoldable, blobs
@@ -77,7 +76,7 @@ exchange = {{ start = "62.5%", every = 2, when = "every-step" }}
 def training(text: str, out: Path, dtype: torch.dtype) -> Trainer:
     recipe = Recipe.loads(text)
     run = Run.open_or_create(out, recipe, resume=False)
-    return Trainer(TrainingSetup.build(recipe, run, lambda: Unfoldable().to(dtype), blobs(48), WORLD))
+    return Trainer(recipe, run, lambda: Unfoldable().to(dtype), blobs(48), WORLD)
 
 
 def noise(threat: str, name: str, seed: int) -> Callable[[Tensor, int], Tensor]:
@@ -124,10 +123,10 @@ def shares(real: Trainer) -> Callable[[int], list[float]]:
 def follow(real: Trainer, oracle, steps: int, tolerance: float) -> None:
     for t, (theta_g, thetas) in zip(range(1, steps + 1), oracle, strict=False):
         real.fit(until=t)
-        found = [real.mixer.global_weights(), *(learner.params for learner in real.learners)]
+        result = [real.mixer.global_weights(), *(learner.params for learner in real.learners)]
         # The last exchange, after which nobody goes on, is left out: it would only overwrite the learners.
         compared = [theta_g, *thetas] if t < real.clock.total_steps else [theta_g]
-        for expected, got in zip(compared, found, strict=False):
+        for expected, got in zip(compared, result, strict=False):
             for name, tensor in expected.items():
                 assert torch.allclose(got[name], tensor, rtol=0, atol=tolerance), (t, name)
 

@@ -46,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def graveyard(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
     """One killed run for every point, and how the process of each ended."""
     out = tmp_path_factory.mktemp("killed")
     return out, perished(out)
@@ -57,8 +57,10 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_a_killed_process_is_resumed_to_the_bit(name: str, graveyard: tuple[Path, dict[str, int]], whole):
-    out, codes = graveyard
+def test_resume_of_a_killed_process_gives_identical_weights(
+    name: str, killed_runs: tuple[Path, dict[str, int]], whole
+):
+    out, codes = killed_runs
     assert codes[name] == -signal.SIGKILL
     assert not list(out.glob(f"{name}/weights/last-*"))
     value, model = SCENARIOS[HARDEST]
@@ -67,13 +69,13 @@ def test_a_killed_process_is_resumed_to_the_bit(name: str, graveyard: tuple[Path
     assert not leftovers(run.folder)
 
 
-def test_another_process_leaves_the_same_bits(graveyard: tuple[Path, dict[str, int]], whole):
-    assert remains(graveyard[0] / "whole") == whole(HARDEST)
+def test_another_process_gives_identical_weights(killed_runs: tuple[Path, dict[str, int]], whole):
+    assert remains(killed_runs[0] / "whole") == whole(HARDEST)
 
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in (HARDEST, "solo")])
-def test_every_kind_of_learner_goes_on_where_it_stopped(scenario: str, name: str, tmp_path: Path, whole):
+def test_resume_gives_identical_weights(scenario: str, name: str, tmp_path: Path, whole):
     value, model = SCENARIOS[scenario]
     with struck(POINTS[name], give_up), pytest.raises(Killed):
         go(value, tmp_path / "run", model=model)
@@ -81,7 +83,7 @@ def test_every_kind_of_learner_goes_on_where_it_stopped(scenario: str, name: str
     assert remains(run.folder) == whole(scenario)
 
 
-def test_a_run_may_be_killed_again_and_again(tmp_path: Path, whole):
+def test_repeated_kills_give_identical_weights(tmp_path: Path, whole):
     value, model = SCENARIOS[HARDEST]
     for _ in range(3):
         with struck(Point(STEP, 7), give_up), pytest.raises(Killed):
@@ -90,7 +92,7 @@ def test_a_run_may_be_killed_again_and_again(tmp_path: Path, whole):
     assert remains(run.folder) == whole(HARDEST)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path: Path, whole):
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, whole):
     def no_space() -> None:
         raise OSError(28, "No space left on device")
 
@@ -119,7 +121,7 @@ SWEEP = [(HARDEST, call) for call in CALLS] + [(name, STEP) for name in SCENARIO
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("scenario", "target"), SWEEP)
-def test_a_run_may_be_killed_at_every_single_call(
+def test_resume_after_a_kill_at_any_call_gives_identical_weights(
     scenario: str, target: str, after: bool, tmp_path: Path, whole
 ):
     value, model = SCENARIOS[scenario]

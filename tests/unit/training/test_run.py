@@ -56,15 +56,15 @@ def checkpoint(folder: Path) -> Path:
     return path
 
 
-def test_a_run_folder_holds_tensors_and_text_alone(finished: Run):
+def test_a_run_folder_holds_only_tensors_and_text(finished: Run):
     kinds = {path.suffix or path.name for path in finished.folder.rglob("*") if path.is_file()}
     assert kinds == {".safetensors", ".json", ".jsonl", ".toml", ".lock"}
     assert not [name for name, data in contents(finished.folder).items() if b"pickle" in data]
 
 
-def test_a_finished_run_is_returned_at_once_and_unchanged(finished: Run):
+def test_a_finished_run_is_returned_unchanged(finished: Run):
     before = contents(finished.folder)
-    said: list[str] = []
+    messages: list[str] = []
 
     class Listener:
         def begin(self, total: int, done: int) -> None:
@@ -74,17 +74,17 @@ def test_a_finished_run_is_returned_at_once_and_unchanged(finished: Run):
             pytest.fail("it took a step")
 
         def log(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
     for resume in (False, True):
         again = go(recipe(), finished.folder, resume=resume, progress=Listener())
         assert again.folder == finished.folder
     assert contents(finished.folder) == before
-    assert said == [f"{finished.folder}: already finished"] * 2
+    assert messages == [f"{finished.folder}: already finished"] * 2
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_run_of_another_recipe_is_never_touched(resume: bool, finished: Run, unfinished: Path):
+def test_a_run_of_another_recipe_is_not_changed(resume: bool, finished: Run, unfinished: Path):
     for folder in (finished.folder, unfinished):
         before = contents(folder)
         with pytest.raises(RunError, match=r"holds a run of another recipe.*nothing was changed"):
@@ -93,7 +93,7 @@ def test_a_run_of_another_recipe_is_never_touched(resume: bool, finished: Run, u
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_that_is_no_run_is_never_touched(resume: bool, tmp_path: Path):
+def test_a_folder_that_is_not_a_run_is_not_changed(resume: bool, tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"cat")
     (tmp_path / "file").write_text("text")
@@ -109,7 +109,7 @@ def test_an_empty_folder_may_be_used(tmp_path: Path):
     assert not Run.open_or_create(tmp_path / "run", recipe(), resume=False).finished
 
 
-def test_an_unfinished_run_is_continued_only_when_asked(unfinished: Path):
+def test_an_unfinished_run_continues_only_with_resume(unfinished: Path):
     before = contents(unfinished)
     with pytest.raises(RunError, match="holds an unfinished run; continue it with --resume"):
         go(recipe(SOLO), unfinished)
@@ -124,7 +124,7 @@ def test_a_run_that_stopped_before_its_first_checkpoint_starts_again(tmp_path: P
     assert remains(run.folder) == whole
 
 
-def test_a_name_does_not_make_another_recipe(unfinished: Path):
+def test_the_name_is_not_part_of_the_fingerprint(unfinished: Path):
     assert go(recipe("name = 'x'\nabout = 'y'\n" + SOLO), unfinished, resume=True).finished
 
 
@@ -168,12 +168,12 @@ def test_the_resolved_recipe_is_in_the_folder(finished: Run):
     assert finished.recipe.names == ("linf", "natural")
 
 
-def test_no_run_folder_is_an_error(tmp_path: Path):
+def test_a_missing_run_folder_raises(tmp_path: Path):
     with pytest.raises(RunError, match=r"not a run folder, it has no recipe.toml"):
         Run(tmp_path)
 
 
-def test_metrics_are_one_object_a_line_and_an_unfinished_line_is_none(finished: Run, tmp_path: Path):
+def test_metrics_are_one_object_per_line_without_an_incomplete_last_line(finished: Run, tmp_path: Path):
     events = finished.metrics()
     assert [event["event"] for event in events[:3]] == ["epoch", "epoch", "validation"]
     run = Run.open_or_create(tmp_path / "run", recipe(), resume=False)
@@ -195,7 +195,7 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "said"),
+    ("name", "damage", "pattern"),
     [
         ("natural.safetensors", cut, "differs from its manifest"),
         ("natural.safetensors", flip, "differs from its manifest"),
@@ -204,18 +204,18 @@ def flip(file: Path) -> None:
     ],
 )
 def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(
-    name: str, damage: Callable[[Path], object], said: str, unfinished: Path
+    name: str, damage: Callable[[Path], object], pattern: str, unfinished: Path
 ):
     damage(checkpoint(unfinished) / name)
     with (unfinished / "metrics.jsonl").open("a") as file:
         file.write("what came after\n")
     before = contents(unfinished)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=pattern):
         go(recipe(SOLO), unfinished, resume=True)
     assert contents(unfinished) == before
 
 
-def test_one_damaged_learner_restores_none(tmp_path: Path):
+def test_one_damaged_learner_prevents_the_restore_of_all(tmp_path: Path):
     with struck(Point(STEP, 13), give_up), pytest.raises(Killed):
         go(recipe(), tmp_path / "run")
     flip(checkpoint(tmp_path / "run") / "natural.safetensors")
@@ -226,7 +226,7 @@ def test_one_damaged_learner_restores_none(tmp_path: Path):
         go(recipe(), tmp_path / "run", resume=True)
 
 
-def test_a_checkpoint_without_its_manifest_is_none(unfinished: Path, whole):
+def test_a_checkpoint_without_a_manifest_is_ignored(unfinished: Path, whole):
     (checkpoint(unfinished) / "manifest.json").unlink()
     assert Run(unfinished).latest_checkpoint() is None
     run = go(recipe(SOLO), unfinished, resume=True)
@@ -290,17 +290,14 @@ def test_weights_of_another_format_are_refused(version: object, message: str, fi
     assert load(folder, "best", model=tiny)
 
 
-def test_a_folder_that_was_killed_before_its_recipe_appeared_may_be_used(tmp_path: Path, whole):
-    with (
-        struck(Point("pathlib:Path.replace", mentions=".recipe.toml.tmp"), give_up),
-        pytest.raises(Killed),
-    ):
+def test_a_folder_of_a_run_killed_before_its_recipe_was_written_may_be_used(tmp_path: Path, whole):
+    with struck(Point("pathlib:Path.replace", mentions=".recipe.toml.tmp"), give_up), pytest.raises(Killed):
         go(recipe(SOLO), tmp_path / "run")
     assert (tmp_path / "run" / "format.json").exists() and not (tmp_path / "run" / "recipe.toml").exists()
     assert remains(go(recipe(SOLO), tmp_path / "run").folder) == whole
 
 
-def test_what_an_interruption_left_is_ignored_and_removed(unfinished: Path, whole):
+def test_leftovers_of_an_interruption_are_ignored_and_removed(unfinished: Path, whole):
     for name in (
         "checkpoints/.step-00000099.tmp",
         "weights/.best-00000099.tmp",
@@ -321,7 +318,7 @@ def test_metrics_after_the_checkpoint_are_cut_off(unfinished: Path, whole):
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
-def test_metrics_that_lack_what_the_checkpoint_knew_are_an_error(damage, unfinished: Path):
+def test_metrics_shorter_than_at_the_checkpoint_raise(damage, unfinished: Path):
     damage(unfinished / "metrics.jsonl")
     before = contents(unfinished)
     with pytest.raises(RunError, match="put back what is missing"):
@@ -331,19 +328,19 @@ def test_metrics_that_lack_what_the_checkpoint_knew_are_an_error(damage, unfinis
 
 def test_weights_are_found_by_name(finished: Run):
     names = ("global", "last", "global@last", "best", "linf", "natural", "linf@best", "natural@last")
-    found = {name: finished.weights(name) for name in names}
-    assert same(found["global"][0], found["last"][0]) and same(found["last"][0], found["global@last"][0])
+    result = {name: finished.weights(name) for name in names}
+    assert same(result["global"][0], result["last"][0]) and same(result["last"][0], result["global@last"][0])
     best = max(
         (e for e in finished.metrics() if e["event"] == "validation"), key=lambda event: event["score"]
     )
-    assert found["best"][1]["t"] == found["linf@best"][1]["t"] == best["t"]
-    assert found["global"][1]["t"] == 9
-    assert same(found["natural"][0], found["natural@last"][0])
-    assert not same(found["linf"][0], found["linf@best"][0]) or best["t"] == 9
+    assert result["best"][1]["t"] == result["linf@best"][1]["t"] == best["t"]
+    assert result["global"][1]["t"] == 9
+    assert same(result["natural"][0], result["natural@last"][0])
+    assert not same(result["linf"][0], result["linf@best"][0]) or best["t"] == 9
 
 
 @pytest.mark.parametrize(
-    ("which", "said"),
+    ("which", "pattern"),
     [
         ("l2", r'has no "l2" \(it has: global, linf, natural\)'),
         ("l2@best", r'has no "l2" \(it has: global, linf, natural\)'),
@@ -351,12 +348,12 @@ def test_weights_are_found_by_name(finished: Run):
         ("linf@worst", "expected global, best, last, a learner's name, or NAME@best"),
     ],
 )
-def test_weights_that_are_not_there_are_an_error(which: str, said: str, finished: Run):
-    with pytest.raises(RunError, match=said):
+def test_missing_weights_raise(which: str, pattern: str, finished: Run):
+    with pytest.raises(RunError, match=pattern):
         finished.weights(which)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=pattern):
         finished.weights_file(which)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=pattern):
         load(finished.folder, which, model=tiny)
 
 
@@ -368,7 +365,7 @@ def test_weights_of_an_unfinished_run_are_the_best_so_far(unfinished: Path):
     assert not load(unfinished, "best", model=tiny).training
 
 
-def test_where_nothing_was_selected_there_is_no_best(tmp_path: Path):
+def test_a_run_without_validation_has_no_best_weights(tmp_path: Path):
     run = go(recipe(SOLO, ("images = 12", "images = 0")), tmp_path / "run")
     assert not [event for event in run.metrics() if event["event"] == "validation"]
     with pytest.raises(RunError, match="has no best weights: no weights were selected yet"):
@@ -402,17 +399,17 @@ def test_a_network_of_the_package_is_built_again(tmp_path: Path):
         (lambda: torch.nn.Flatten(), "bn.bias"),
     ],
 )
-def test_another_network_is_refused_and_never_half_loaded(model, named: str, finished: Run):
+def test_another_network_is_refused_before_any_weight_is_loaded(model, named: str, finished: Run):
     with pytest.raises(RunError, match=f"holds another network, {named} does not fit"):
         load(finished.folder, model=model)
 
 
-def test_a_given_network_is_asked_for_again(finished: Run):
+def test_a_network_from_python_must_be_passed_again(finished: Run):
     with pytest.raises(RecipeError, match=r"model: given from Python as .*tiny"):
         load(finished.folder)
 
 
-def test_a_damaged_weight_file_is_never_loaded(tmp_path: Path):
+def test_a_damaged_weight_file_is_refused(tmp_path: Path):
     run = go(recipe(SOLO, ("epochs = 3", "epochs = 1")), tmp_path / "run")
     flip(next((run.folder / "weights").glob("last-*/global.safetensors")))
     with pytest.raises(RunError, match="differs from its manifest"):
@@ -420,7 +417,7 @@ def test_a_damaged_weight_file_is_never_loaded(tmp_path: Path):
     assert load(run.folder, "natural", model=tiny)
 
 
-def test_manifests_say_what_the_weights_are(finished: Run):
+def test_manifests_describe_the_weights(finished: Run):
     for which in ("global", "best"):
         facts = finished.weights(which)[1]
         assert facts["selected_on"] == "validation"
@@ -431,7 +428,7 @@ def test_manifests_say_what_the_weights_are(finished: Run):
     assert finished.weights("best")[1]["score"] > 0
 
 
-def test_a_session_that_may_change_bits_is_noticed(tmp_path: Path):
+def test_a_session_that_may_change_rounding_gives_a_warning(tmp_path: Path):
     run = Run.open_or_create(tmp_path / "run", recipe(), resume=False)
     cpu = torch.device("cpu")
     assert run.record_session(cpu) == []
@@ -441,28 +438,28 @@ def test_a_session_that_may_change_bits_is_noticed(tmp_path: Path):
         assert run.record_session(cpu) == ["threads was 1, is 2: bits may differ from an uninterrupted run"]
     finally:
         torch.set_num_threads(1)
-    (said,) = run.record_session(cpu)
-    assert said.startswith("threads was 2, is 1")
+    (warning,) = run.record_session(cpu)
+    assert warning.startswith("threads was 2, is 1")
     sessions = json.loads((run.folder / "env.json").read_text())
     assert [session["threads"] for session in sessions] == [1, 1, 2, 1]
     assert sessions[0].keys() >= describe_environment(cpu).keys()
 
 
-def test_a_resumed_training_says_that_the_threads_changed(unfinished: Path):
-    said: list[str] = []
+def test_a_resumed_training_warns_about_another_number_of_threads(unfinished: Path):
+    messages: list[str] = []
 
     class Listener:
         def begin(self, total: int, done: int) -> None:
-            said.append(f"{done} of {total}")
+            messages.append(f"{done} of {total}")
 
         def step(self, t: int) -> None: ...
 
         def log(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
     torch.set_num_threads(2)
     try:
         go(recipe(SOLO), unfinished, resume=True, progress=Listener())
     finally:
         torch.set_num_threads(1)
-    assert said == ["threads was 1, is 2: bits may differ from an uninterrupted run", "6 of 9"]
+    assert messages == ["threads was 1, is 2: bits may differ from an uninterrupted run", "6 of 9"]

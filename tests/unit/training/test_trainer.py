@@ -21,7 +21,6 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training import data as training_data
 from allrounder.training.run import Run
-from allrounder.training.setup import TrainingSetup
 from allrounder.training.trainer import Trainer, train
 from allrounder.types import Weights
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
@@ -35,7 +34,7 @@ EASY = NATURAL.replace('name = "natural"', 'name = "easy"').replace("0.1, 0.02",
 
 def training(value: Recipe, out: Path, model: Model = tiny, data: Data | None = None) -> Trainer:
     run = Run.open_or_create(out, value, resume=False)
-    return Trainer(TrainingSetup.build(value, run, model, data or blobs(48), WORLD))
+    return Trainer(value, run, model, data or blobs(48), WORLD)
 
 
 def steps(real: Trainer, last: int | None = None) -> Trainer:
@@ -43,7 +42,7 @@ def steps(real: Trainer, last: int | None = None) -> Trainer:
     return real
 
 
-def test_the_same_recipe_gives_the_same_bits_and_another_seed_does_not(tmp_path: Path):
+def test_the_same_recipe_gives_identical_weights_and_another_seed_does_not(tmp_path: Path):
     one = remains(go(recipe(), tmp_path / "one").folder)
     assert any(name.startswith("weights/best") for name in one) and "metrics.jsonl" in one
     torch.manual_seed(99)  # plays no part
@@ -53,11 +52,11 @@ def test_the_same_recipe_gives_the_same_bits_and_another_seed_does_not(tmp_path:
     assert other[last] != one[last]
 
 
-def test_the_log_tells_every_epoch_of_every_learner_and_every_validation(tmp_path: Path):
+def test_the_log_has_every_epoch_of_every_learner_and_every_validation(tmp_path: Path):
     run = go(recipe(), tmp_path / "run")
     events = [without(event, "seconds") for event in run.metrics()]
-    told = [(e["event"], e["t"], e["epoch"], e.get("learner")) for e in events]
-    assert told == [
+    logged = [(e["event"], e["t"], e["epoch"], e.get("learner")) for e in events]
+    assert logged == [
         entry
         for epoch in (1, 2, 3)
         for entry in (
@@ -175,7 +174,7 @@ def test_every_learner_starts_from_one_network_and_the_global_weights_too(tmp_pa
 
 @pytest.mark.parametrize("momentum", ["keep", "reset"])
 @pytest.mark.parametrize("averages", ["keep", "reset"])
-def test_an_exchange_does_to_momentum_and_averages_what_it_says(momentum: str, averages: str, tmp_path: Path):
+def test_an_exchange_keeps_or_resets_momentum_and_averages(momentum: str, averages: str, tmp_path: Path):
     exchange = f"exchange = {{ start = 1, every = 1, momentum = '{momentum}', averages = '{averages}' }}"
     value = recipe(
         PAIR, ("exchange = { start = 1, every = 1 }", exchange), ("lr = 0.05", "lr = 0.05\naverage = 0.5")
@@ -240,7 +239,7 @@ def test_validation_images_are_never_trained_on(tmp_path: Path, monkeypatch: pyt
     assert split.seen == set(range(48)) - set(held_out.index.tolist())
 
 
-def test_test_images_are_never_looked_at_unless_the_recipe_selects_on_them(tmp_path: Path):
+def test_test_images_are_read_only_if_the_recipe_selects_on_them(tmp_path: Path):
     data, _, test = watched()
     go(Recipe.loads(RECALIBRATED), tmp_path / "run", data=data)
     assert test.seen == set()
@@ -299,7 +298,7 @@ def test_a_learning_rate_that_is_far_too_large_never_finishes(lr: float, tmp_pat
     assert not Run(tmp_path / "run").finished
 
 
-def test_what_was_given_from_python_is_asked_for_again(tmp_path: Path):
+def test_a_model_or_data_from_python_must_be_passed_again(tmp_path: Path):
     with struck(Point(STEP, 7), give_up), pytest.raises(Killed):
         go(recipe(SOLO), tmp_path / "run")
     value = Run(tmp_path / "run").recipe
@@ -318,11 +317,11 @@ def test_what_was_given_from_python_is_asked_for_again(tmp_path: Path):
     assert go(recipe(SOLO), tmp_path / "run", resume=True).finished
 
 
-def test_a_run_goes_on_with_the_images_it_had(tmp_path: Path):
+def test_a_resumed_run_needs_the_same_images(tmp_path: Path):
     whole = go(recipe(SOLO), tmp_path / "whole")
     with struck(Point(STEP, 7), give_up), pytest.raises(Killed):
         go(recipe(SOLO), tmp_path / "run")
-    given, told = blobs(48), "run: was trained on other images or labels than those given now"
+    given, message = blobs(48), "run: was trained on other images or labels than those given now"
     mine = given.train
     assert isinstance(mine, TensorSplit)
     others = (
@@ -331,13 +330,13 @@ def test_a_run_goes_on_with_the_images_it_had(tmp_path: Path):
         TensorSplit(mine.images.flip(0), mine.labels.flip(0), 3),
     )
     for other in others:
-        with pytest.raises(RunError, match=f"{told}, or in another order; resume with the same data"):
+        with pytest.raises(RunError, match=f"{message}, or in another order; resume with the same data"):
             go(recipe(SOLO), tmp_path / "run", resume=True, data=replace(given, train=other))
     again = go(recipe(SOLO), tmp_path / "run", resume=True)
     assert remains(again.folder) == remains(whole.folder)
 
 
-def test_more_validation_images_than_there_are_is_an_error_of_the_recipe(tmp_path: Path):
+def test_too_many_validation_images_raise_a_recipe_error(tmp_path: Path):
     with pytest.raises(RecipeError, match=r"validation.images: .*got 48 of 48 training images"):
         go(recipe(SOLO, ("images = 12", "images = 48")), tmp_path / "run")
 
@@ -367,10 +366,7 @@ def test_the_images_are_split_once_and_the_first_network_is_built_once(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        ("images = 12", "images = 48"),
-        ("epochs = 3", "epochs = 3\ninit = { kind = 'run', run = 'nowhere' }"),
-    ],
+    [("images = 12", "images = 48"), ("epochs = 3", "epochs = 3\ninit = { kind = 'run', run = 'nowhere' }")],
 )
 def test_a_recipe_that_cannot_run_leaves_no_folder_behind(change: tuple[str, str], tmp_path: Path):
     with pytest.raises((RecipeError, RunError)):
@@ -378,7 +374,7 @@ def test_a_recipe_that_cannot_run_leaves_no_folder_behind(change: tuple[str, str
     assert not (tmp_path / "run").exists()
 
 
-def test_a_resumed_run_needs_the_folder_it_started_from_no_more(tmp_path: Path):
+def test_a_resumed_run_does_not_need_the_runs_that_it_started_from(tmp_path: Path):
     start = go(recipe(SOLO, ("epochs = 3", "epochs = 1")), tmp_path / "start")
     value = recipe(f"init = {{ kind = 'run', run = '{start.folder}' }}\n" + SOLO)
     whole = go(value, tmp_path / "whole")

@@ -1,9 +1,9 @@
-"""What all pipelines use: the run folder, the runs of the stages below it, and decisions that are logged
-once."""
+"""What all pipelines use: the run folder, the runs of its stages, and decisions that are logged once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -17,8 +17,8 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.system.progress import Progress
 from allrounder.training.data import TrainingData
 from allrounder.training.model_selection import ModelSelector
-from allrounder.training.run import Run
-from allrounder.training.setup import ModelFactory, build_initial_model
+from allrounder.training.run import ModelFactory, Run
+from allrounder.training.setup import build_initial_model
 from allrounder.types import Weights
 
 TrainStage: TypeAlias = Callable[[Recipe, Path, Data, Progress], Run]
@@ -26,16 +26,15 @@ TrainStage: TypeAlias = Callable[[Recipe, Path, Data, Progress], Run]
 
 
 @final
+@dataclass
 class StageProgress:
     """Reports the progress of one stage as a part of the whole pipeline, in the stage's own steps."""
 
-    def __init__(self, listener: Progress, epochs: int, epochs_before: int, total_epochs: int):
-        """A stage of `epochs` epochs after `epochs_before` of the pipeline's `total_epochs`."""
-        self.listener = listener
-        self.epochs = epochs
-        self.epochs_before = epochs_before
-        self.total_epochs = total_epochs
-        self.offset = 0
+    listener: Progress
+    epochs: int
+    epochs_before: int
+    total_epochs: int
+    offset: int = 0
 
     def begin(self, total: int, done: int) -> None:
         """Report the steps of the whole pipeline and those that are done."""
@@ -53,44 +52,34 @@ class StageProgress:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class PipelineContext:
     """A pipeline's run folder and data, and the function that trains a stage in a folder below it.
 
-    The run folder has no checkpoints: finished stages are skipped, an unfinished one resumes from
-    its own checkpoint, and logged decisions are not made again. All ranks train the stages. Rank 0 computes
-    what follows from them, and only rank 0 has the folders.
+    The run folder has no checkpoints: finished stages are skipped, an unfinished one resumes from its own
+    checkpoint, and logged decisions are not made again; the rest of the log is. All ranks train the stages.
+    Rank 0 computes what follows from them, and only rank 0 has the folders.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        model: ModelFactory | None,
-        data: TrainingData,
-        world: World,
-        progress: Progress,
-        train: TrainStage,
-    ):
-        """Keep the logged decisions of an earlier session and drop the rest of its log."""
-        self.recipe = recipe
-        self.run = run
-        self.model = model
-        self.data = data
-        self.world = world
-        self.progress = progress
-        self._train = train
-        if world.is_main:
-            run.filter_metrics(lambda event: event["event"] in ("stage", "point"))
+    recipe: Recipe
+    run: Run
+    model: ModelFactory | None
+    data: TrainingData
+    world: World
+    progress: Progress
+    train: TrainStage
+
+    def __post_init__(self) -> None:
+        if self.world.is_main:
+            self.run.filter_metrics(lambda event: event["event"] in ("stage", "point"))
 
     def train_stage(self, name: str, recipe: Recipe | None = None, data: Data | None = None) -> Run:
         """Train a stage unless it is finished; `recipe` and `data` replace those of the pipeline."""
         epochs = {stage: recipe.epochs for stage, recipe in self.recipe.stage_recipes().items()}
         epochs_before = sum(list(epochs.values())[: list(epochs).index(name)])
         progress = StageProgress(self.progress, epochs[name], epochs_before, sum(epochs.values()))
-        folder = self.run.folder / STAGES_DIR / name
-        run = self._train(
-            recipe or self.recipe.stage_recipe(name), folder, data or self.data.dataset, progress
-        )
+        recipe, folder = recipe or self.recipe.stage_recipe(name), self.run.folder / STAGES_DIR / name
+        run = self.train(recipe, folder, data or self.data.dataset, progress)
         if self.world.is_main and name not in [event["name"] for event in self.logged_events("stage")]:
             _, facts = run.weights()
             self.run.log("stage", name=name, t=facts["t"], fingerprint=facts["fingerprint"])
@@ -118,11 +107,8 @@ class PipelineContext:
     def finish(
         self, weights: Mapping[str, Weights], stage_facts: Mapping[str, Any], scores: Mapping[str, Any]
     ) -> None:
-        """Save the result: as the best weights if it was validated, then as the last weights.
-
-        `stage_facts` is the manifest of the last stage's weights; `scores` holds accuracies and a score for
-        the log, or nothing.
-        """
+        """Save the result as the best weights, if it has `scores` to log, then as the last weights.
+        `stage_facts` is the manifest of the last stage's weights."""
         t = stage_facts["t"]
         metadata = result_metadata(stage_facts)
         if scores:
@@ -131,10 +117,7 @@ class PipelineContext:
         self.run.save_weights("last", t, weights, metadata)
 
     def measure(self, theta: Weights) -> dict[str, Any]:
-        """Return the accuracies of weights on the validation images; empty if there are none.
-
-        All ranks call it together.
-        """
+        """Return the accuracies on the validation images, if there are any. All ranks call it together."""
         if self.data.validation is None:
             return {}
         selector = ModelSelector(self.recipe, self.data, self.new_network(), self.world)

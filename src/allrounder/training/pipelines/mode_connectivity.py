@@ -14,25 +14,18 @@ from allrounder.evaluation.options import EvalOptions
 from allrounder.evaluation.probes import Probe
 from allrounder.nn.state import bezier, weights_of
 from allrounder.recipe.pipeline import CURVE_STAGE, ModeConnectivity
-from allrounder.rng import Rng
 from allrounder.system.signals import stop_on_signals
+from allrounder.training.mixer import recalibrate
 from allrounder.training.pipelines.base import PipelineContext
-from allrounder.training.recalibrate import recalibrate
 from allrounder.types import Weights
 
 
 def train_mode_connectivity(context: PipelineContext, pipeline: ModeConnectivity) -> None:
-    """Train both end points and the bend, measure points of the curve, and save the best one.
-
-    Among equal points the first one wins.
-    """
+    """Train both end points and the bend, measure points of the curve, and save the first of the best."""
     ends = [context.train_stage(stage.name) for stage in pipeline.end]
     curve = context.train_stage(CURVE_STAGE)
-    recipe = context.recipe
-    world = context.world
-    network = context.new_network()
-    train = context.data.train
-    validation = context.data.validation
+    recipe, world, network = context.recipe, context.world, context.new_network()
+    train, validation = context.data.train, context.data.validation
     assert validation is not None, "the recipe's checks require validation images"
 
     @cache
@@ -43,27 +36,22 @@ def train_mode_connectivity(context: PipelineContext, pipeline: ModeConnectivity
 
     def point_on_curve(position: float) -> Weights:
         """Return phi(position) with recalibrated batch-norm statistics."""
-        rng = Rng(recipe.seed).fold_in("recalibrate")
-        theta = bezier(position, *corners())
-        num_images = pipeline.images or len(train)
-        return recalibrate(theta, network, train, rng, recipe.batch_size, num_images, world.heartbeat)
+        theta, num_images = bezier(position, *corners()), pipeline.images or len(train)
+        return recalibrate(theta, network, train, recipe.seed, recipe.batch_size, num_images, world.heartbeat)
 
     logged = context.logged_events("point") if world.is_main else None
     points = {event["position"]: event for event in world.all_gather_object("the points", logged)[0]}
     with stop_on_signals() as stop:
-        for position in curve_positions(pipeline.points):
+        for position in [number / (pipeline.points - 1) for number in range(pipeline.points)]:
             if position not in points:
-                context.broadcast_from_main(
-                    f"point {position:g}", weights_of(network), partial(point_on_curve, position)
-                )
+                compute = partial(point_on_curve, position)
+                context.broadcast_from_main(f"point {position:g}", weights_of(network), compute)
                 points[position] = {"position": position, **_accuracies(context, network, validation)}
                 if world.is_main:
                     context.run.log("point", **points[position])
             for signal in filter(None, world.all_gather_object(f"after point {position:g}", stop.signal)):
-                raise Interrupted(
-                    f"{context.run.folder}: {signal} after point {position:g} of the curve; "
-                    "continue with --resume"
-                )
+                place = f"after point {position:g} of the curve"
+                raise Interrupted(f"{context.run.folder}: {signal} {place}; continue with --resume")
     if not world.is_main:
         return
     best = max(points.values(), key=lambda p: (p[pipeline.choose], p["natural"], -p["position"]))
@@ -72,11 +60,6 @@ def train_mode_connectivity(context: PipelineContext, pipeline: ModeConnectivity
     scores |= {"score": best[pipeline.choose], "selected_on": recipe.validation.on}
     bend, stage_facts = curve.weights()
     context.finish({"global": theta, recipe.names[0]: bend}, stage_facts, scores)
-
-
-def curve_positions(count: int) -> list[float]:
-    """Return `count` evenly spaced positions from 0 to 1."""
-    return [number / (count - 1) for number in range(count)]
 
 
 def _accuracies(context: PipelineContext, network: nn.Module, split: Split) -> dict[str, Any]:

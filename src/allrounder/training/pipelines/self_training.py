@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from allrounder.data.base import Data, Split
 from allrounder.data.datasets.npz import InMemory
 from allrounder.data.splits import Relabelled, hold_out
-from allrounder.errors import RecipeError
 from allrounder.nn.state import copy_, weights_of
 from allrounder.recipe.pipeline import FINAL_STAGE, SelfTraining
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.system.tensor_folders import read_tensors, write_folder
-from allrounder.training.data import make_batches, train_val_split
+from allrounder.training.data import blame_field, make_batches, train_val_split
 from allrounder.training.pipelines.base import PipelineContext, result_metadata
 from allrounder.training.run import Run
 from allrounder.types import Labels, Weights, device_and_dtype
@@ -37,13 +36,21 @@ def self_train(context: PipelineContext, pipeline: SelfTraining) -> None:
         recipe = context.recipe.stage_recipe(name)
         return replace(recipe, data=InMemory(name=data.name)) if pipeline.hidden > 0 else recipe
 
+    def label_images() -> Weights:
+        """Return the teacher's labels. They are saved once in the run folder, because they must stay the same
+        if the run is resumed on a machine that rounds differently."""
+        folder = context.run.folder / LABELS
+        if not folder.exists():
+            network = context.new_network()
+            copy_(weights_of(network), teacher_run.weights(pipeline.which)[0])
+            labels = predict_labels(network, unlabelled, context.world.heartbeat)
+            agreement = float((labels == unlabelled.labels).float().mean())
+            write_folder(folder, {LABELS: {LABELS: labels}}, {"images": len(labels), "agree": agreement})
+        return read_tensors(folder, LABELS)
+
     teacher_run = context.train_stage(teacher, stage_recipe(teacher), data)
     target = {LABELS: torch.zeros(len(unlabelled), dtype=torch.int64)}
-    labels = context.broadcast_from_main(
-        "the labels",
-        target,
-        lambda: _load_or_predict_labels(context, teacher_run.weights(pipeline.which)[0], unlabelled),
-    )
+    labels = context.broadcast_from_main("the labels", target, label_images)
     with_labels = replace(data, extra=Relabelled(unlabelled, labels[LABELS]))
     run = context.train_stage(FINAL_STAGE, stage_recipe(FINAL_STAGE), with_labels)
     if not context.world.is_main:
@@ -64,10 +71,8 @@ def hide_labels(recipe: Recipe, data: Data, hidden: float) -> tuple[Data, Split]
     if hidden == 0:
         return data, train_val_split(recipe, data)[0]
     count = int(hidden * len(data.train) + 0.5)
-    try:
+    with blame_field("pipeline.hidden", (ValueError,)):
         labelled, unlabelled = hold_out(data.train, count, Rng(recipe.seed).fold_in("hidden labels"))
-    except ValueError as error:
-        raise RecipeError(f"pipeline.hidden: {error}") from None
     return Data(f"{data.name}, {len(labelled)} labels", labelled, data.test, data.classes), unlabelled
 
 
@@ -87,21 +92,6 @@ def predict_labels(network: nn.Module, split: Split, heartbeat: Callable[[], Non
             heartbeat()
             labels.append(network(split.fetch(rows).to(device, dtype)).argmax(1).cpu())
     return torch.cat(labels)
-
-
-def _load_or_predict_labels(
-    context: PipelineContext, weights: Mapping[str, Tensor], unlabelled: Split
-) -> Weights:
-    """Return the teacher's labels from the run folder, where they are saved once: they must stay the same if
-    the run is resumed on a machine that rounds differently."""
-    folder = context.run.folder / LABELS
-    if not folder.exists():
-        network = context.new_network()
-        copy_(weights_of(network), weights)
-        labels = predict_labels(network, unlabelled, context.world.heartbeat)
-        agreement = float((labels == unlabelled.labels).float().mean())
-        write_folder(folder, {LABELS: {LABELS: labels}}, {"images": len(labels), "agree": agreement})
-    return read_tensors(folder, LABELS)
 
 
 def _copy_weights(run: Run, source: Run, which: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from allrounder.nn.state import average_weights, clone, weights_of
 from allrounder.recipe.pipeline import WeightSoup
-from allrounder.rng import Rng
+from allrounder.training.mixer import recalibrate
 from allrounder.training.pipelines.base import PipelineContext
-from allrounder.training.recalibrate import recalibrate
 from allrounder.types import Weights
 
 
@@ -21,15 +20,8 @@ def train_soup(context: PipelineContext, pipeline: WeightSoup) -> None:
         theta = average_weights([run.weights()[0] for run in runs.values()], shares)
         if pipeline.buffers == "average":
             return theta
-        rng = Rng(recipe.seed).fold_in("recalibrate")
-        return recalibrate(
-            theta,
-            context.new_network(),
-            context.data.train,
-            rng,
-            recipe.batch_size,
-            heartbeat=context.world.heartbeat,
-        )
+        network, train, heartbeat = context.new_network(), context.data.train, context.world.heartbeat
+        return recalibrate(theta, network, train, recipe.seed, recipe.batch_size, heartbeat=heartbeat)
 
     target = clone(weights_of(context.new_network()))
     theta = context.broadcast_from_main("the soup", target, average_members)

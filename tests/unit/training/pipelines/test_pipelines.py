@@ -20,7 +20,6 @@ from allrounder.nn.state import bezier
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training.data import train_val_split
-from allrounder.training.pipelines.mode_connectivity import curve_positions
 from allrounder.training.run import Run, load
 from allrounder.types import Passes
 from tests.reference.rmc import with_statistics
@@ -78,7 +77,7 @@ def done(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
-def test_it_ends_as_a_run_like_any_other(kind: str, done):
+def test_a_pipeline_ends_as_a_finished_run(kind: str, done):
     run, _ = done(kind)
     assert run.finished
     assert Recipe.loads(run.recipe.dumps()) == run.recipe
@@ -96,7 +95,7 @@ def test_it_ends_as_a_run_like_any_other(kind: str, done):
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
-def test_every_phase_is_a_run_of_the_recipe_it_is_said_to_be(kind: str, done):
+def test_every_stage_is_a_run_of_its_stage_recipe(kind: str, done):
     run, _ = done(kind)
     for name, recipe in run.recipe.stage_recipes().items():
         phase = Run(run.folder / "stages" / name)
@@ -108,7 +107,7 @@ def test_every_phase_is_a_run_of_the_recipe_it_is_said_to_be(kind: str, done):
 @pytest.mark.parametrize(
     "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in KILLS]
 )
-def test_a_program_may_be_killed_anywhere(name: str, tmp_path: Path, done):
+def test_resume_of_a_killed_pipeline_gives_identical_weights(name: str, tmp_path: Path, done):
     kind, point = KILLS[name]
     with struck(point, give_up), pytest.raises(Killed):
         go(pipeline(kind), tmp_path / "run")
@@ -120,7 +119,7 @@ def test_a_program_may_be_killed_anywhere(name: str, tmp_path: Path, done):
 
 
 @pytest.mark.slow
-def test_a_signal_between_two_places_of_a_curve_can_be_resumed(tmp_path: Path, done):
+def test_a_signal_between_two_points_of_a_curve_can_be_resumed(tmp_path: Path, done):
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -129,7 +128,7 @@ def test_a_signal_between_two_places_of_a_curve_can_be_resumed(tmp_path: Path, d
     assert remains(go(pipeline("curve"), tmp_path / "run", resume=True).folder) == done("curve")[1]
 
 
-def test_a_program_that_was_begun_is_not_begun_again(tmp_path: Path):
+def test_an_unfinished_pipeline_continues_only_with_resume(tmp_path: Path):
     with struck(Point(STEP, 2), give_up), pytest.raises(Killed):
         go(pipeline("soup"), tmp_path / "run")
     with pytest.raises(RunError, match="continue it with --resume"):
@@ -139,7 +138,7 @@ def test_a_program_that_was_begun_is_not_begun_again(tmp_path: Path):
         go(changed, tmp_path / "run", resume=True)
 
 
-def test_a_finished_program_is_left_alone(done):
+def test_a_finished_pipeline_is_not_changed(done):
     run, _ = done("soup")
     before = contents(run.folder)
     assert go(pipeline("soup"), run.folder).finished
@@ -149,7 +148,7 @@ def test_a_finished_program_is_left_alone(done):
 def test_the_point_of_a_curve_has_the_weights_and_statistics_of_the_literal_one(done):
     run, _ = done("curve")
     points = [event for event in run.metrics() if event["event"] == "point"]
-    assert [point["position"] for point in points] == curve_positions(3) == [0.0, 0.5, 1.0]
+    assert [point["position"] for point in points] == [0.0, 0.5, 1.0]
     best = max(points, key=lambda point: (point["worst"], point["natural"], -point["position"]))
     one, two, c = (Run(run.folder / "stages" / name).weights()[0] for name in ("one", "two", "curve"))
     theta, facts = run.weights("best")
@@ -164,7 +163,7 @@ def test_the_point_of_a_curve_has_the_weights_and_statistics_of_the_literal_one(
 
 
 @pytest.mark.slow
-def test_a_curve_begins_half_way_between_its_ends(tmp_path: Path):
+def test_a_curve_starts_half_way_between_its_ends(tmp_path: Path):
     still = pipeline("curve", ("lr = 0.05\nupdate", "lr = 0\nupdate"))
     run = go(still, tmp_path / "run")
     one, two, c = (Run(run.folder / "stages" / name).weights()[0] for name in ("one", "two", "curve"))
@@ -183,7 +182,7 @@ def test_a_soup_is_the_plain_average_of_its_members(done):
 
 
 @pytest.mark.slow
-def test_members_that_stand_still_are_their_base(tmp_path: Path):
+def test_members_with_learning_rate_zero_equal_their_base(tmp_path: Path):
     text = PIPELINES["soup"]
     head, _, tail = text.partition("[[task]]")
     tail = tail.replace("lr = 0.05", "lr = 0").replace("to = [0.1, 0.02]", "to = [0, 0]")
@@ -195,8 +194,8 @@ def test_members_that_stand_still_are_their_base(tmp_path: Path):
 
 
 def test_shares_weigh_the_members(tmp_path: Path):
-    told = 'kind = "soup"\nshares = { linf = 0.75, natural = 0.25 }\nbuffers = "recalibrate"'
-    run = go(pipeline("soup", ('kind = "soup"', told)), tmp_path / "run")
+    replaced = 'kind = "soup"\nshares = { linf = 0.75, natural = 0.25 }\nbuffers = "recalibrate"'
+    run = go(pipeline("soup", ('kind = "soup"', replaced)), tmp_path / "run")
     linf, natural = (Run(run.folder / "stages" / name).weights()[0] for name in ("linf", "natural"))
     theta, name = run.weights()[0], "conv.weight"
     assert torch.allclose(theta[name], 0.75 * linf[name] + 0.25 * natural[name], rtol=0, atol=1e-6)
@@ -205,7 +204,7 @@ def test_shares_weigh_the_members(tmp_path: Path):
 
 
 class Listener:
-    """Notes how far a program says it is."""
+    """Records the progress of a pipeline."""
 
     def __init__(self) -> None:
         self.total, self.seen = 1, list[float]()
@@ -221,14 +220,14 @@ class Listener:
         pass
 
 
-def test_progress_goes_from_nothing_to_all_and_never_back(tmp_path: Path):
+def test_progress_of_a_pipeline_increases_from_zero_to_the_total(tmp_path: Path):
     listener = Listener()
     go(pipeline("self-training"), tmp_path / "run", progress=listener)
     assert listener.seen[0] == 0 and listener.seen[-1] == 1
     assert listener.seen == sorted(listener.seen)
 
 
-def test_its_cost_is_that_of_all_trainings():
+def test_the_cost_of_a_pipeline_is_that_of_all_stages():
     """Two epochs of the curve and one of each end, at three pairs a step: 3 + 3 + 6."""
     value = pipeline("curve")
     assert value.passes() == Passes(3, 3)
@@ -276,12 +275,12 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_makes_no_sense_is_refused_when_it_is_read(what: str):
-    kind, change, said = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_invalid_pipeline_is_refused(case: str):
+    kind, change, message = REFUSED[case]
     with pytest.raises(RecipeError) as error:
         pipeline(kind, change)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_curve_without_two_runs_to_start_from_is_refused():
@@ -292,7 +291,7 @@ def test_a_curve_without_two_runs_to_start_from_is_refused():
         Recipe.loads(head + task)
 
 
-def test_a_curve_can_be_bent_between_any_two_runs(done, tmp_path: Path):
+def test_a_curve_can_connect_any_two_runs(done, tmp_path: Path):
     run, _ = done("curve")
     head, _, rest = PIPELINES["curve"].partition("[pipeline]")
     runs = [str(run.folder / "stages" / name) for name in ("one", "two")]
@@ -302,7 +301,7 @@ def test_a_curve_can_be_bent_between_any_two_runs(done, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", PIPELINES)
-def test_overrides_reach_the_fields_of_programs(kind: str, tmp_path: Path):
+def test_overrides_reach_the_fields_of_pipelines(kind: str, tmp_path: Path):
     file = tmp_path / "mine.toml"
     file.write_text(PIPELINES[kind])
     task = {
