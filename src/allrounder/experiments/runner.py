@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import final
 
 from allrounder.errors import RunError
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments import manifest as manifests
 from allrounder.experiments.manifest import STUDY_FILE, Manifest, TrialEntry
 from allrounder.experiments.signatures import evaluation_folder, load_outcome, make_signature, signature_file

@@ -13,8 +13,7 @@ from allrounder.attacks import Attack, Pgd
 from allrounder.attacks.base import AttackResult
 from allrounder.data.base import Split, Subset
 from allrounder.evaluation import runner
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.evaluation.runner import AttackRunner
 from allrounder.report.outcome import Outcome

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from allrounder.attacks import Apgd, Attack, AutoAttack, Fab, Square
 from allrounder.data.base import Data, Subset
 from allrounder.data.inputs.coerce import as_split
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.preflight import PreflightError
 from allrounder.report.outcome import Outcome
 from allrounder.rng import Rng

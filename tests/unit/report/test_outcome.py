@@ -4,10 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -304,51 +301,6 @@ def test_a_file_in_another_format_is_refused(version: object, tmp_path: Path):
         ValueError, match=f"new: has format version {version}, expected {FORMAT_VERSION}; it was"
     ):
         Outcome.load(tmp_path / "new")
-
-
-def cut(whole: Outcome, *ends: int) -> list[Outcome]:
-    def part(start: int, end: int) -> Outcome:
-        def rows(arrays: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: array[start:end] for name, array in arrays.items()}
-
-        facts = {**whole.facts, "images": end - start}
-        label = whole.label[start:end]
-        return Outcome(label, rows(whole.predicted), facts, rows(whole.distance), rows(whole.stage))
-
-    return [part(*between) for between in pairwise((0, *ends, len(whole)))]
-
-
-@given(st.lists(st.integers(0, 10), max_size=4).map(sorted))
-def test_the_parts_of_an_outcome_give_it_back(ends: list[int]):
-    whole = cascade({"seed": 3, "images": 10, "stages": {"aa@Linf:8/255": list("abcd")}})
-    with TemporaryDirectory() as folder:
-        whole.save(Path(folder) / "one")
-        Outcome.merge(cut(whole, *ends)).save(Path(folder) / "two")
-        assert (Path(folder) / "one").read_bytes() == (Path(folder) / "two").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (cascade({"seed": 1}), "merge: seed is 0 in part 1, but 1 in part 3"),
-        (cascade({"seed": 0, "new": 7}), "merge: new is None in part 1, but 7 in part 3"),
-        (cascade(), "merge: seed is 0 in part 1, but None in part 3"),
-        (Outcome(ints(0), {"natural": ints(0)}, {"seed": 0}), r"merge: predicted is \['natural', 'aa@Linf"),
-        (
-            Outcome(ints(0), {"natural": ints(0), "aa@Linf:8/255": ints(0)}, {"seed": 0}),
-            r"merge: distance is \['aa@Linf:8/255'\] in part 1, but \[\] in part 3",
-        ),
-    ],
-)
-def test_parts_of_different_evaluations_are_not_joined(other: Outcome, said: str):
-    same = cascade({"seed": 0})
-    with pytest.raises(ValueError, match=said):
-        Outcome.merge([same, same, other])
-
-
-def test_nothing_cannot_be_joined():
-    with pytest.raises(ValueError, match="got no parts"):
-        Outcome.merge([])
 
 
 def test_two_networks_are_compared_image_by_image():

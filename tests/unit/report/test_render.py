@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allrounder.report.outcome import Outcome
-from allrounder.report.render import OutcomeTable, render
+from allrounder.report.render import AccuracyTable, render
+from allrounder.report.tables import column_key
 
 N = 10_000
 LINF, L2, L1 = "aa@Linf:8/255", "aa@L2:128/255", "aa@L1:12"
@@ -84,8 +85,15 @@ def test_a_row_without_a_probe_has_a_gap_and_no_worst_or_mean():
     assert found[2] == "| two | **90.00** | <ins>50.00</ins> | 40.00 | 40.00 | 45.00 |"
     assert found[3] == "| one | <ins>80.00</ins> | **60.00** | - | - | - |"
     rows["three"] = outcome(natural=8000, linf=6000, l2=3000, l1=100)
-    table = OutcomeTable.of(rows)
-    assert table.column_names() == ["natural", LINF, L2, L1, "aa worst", "aa mean"]
+    table = AccuracyTable.of(rows)
+    assert [column_key(column) for column in table.columns] == [
+        "natural",
+        LINF,
+        L2,
+        L1,
+        "aa worst",
+        "aa mean",
+    ]
     # Over all three threats of the table, so only the row that has them all.
     assert [row[4] is None for row in table.rows] == [True, True, False]
     assert table.rows[2][4] is not None and table.rows[2][4].accuracy == 0.01

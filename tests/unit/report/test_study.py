@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from allrounder.report.outcome import Outcome
-from allrounder.report.study import StudyResults, format_rows, render_study
+from allrounder.report.study import StudyResults, render_study
+from allrounder.report.tables import format_rows
 
 LABEL = np.zeros(200, np.int64)
 
@@ -42,8 +43,14 @@ def results(missing: Sequence[str] = ()) -> StudyResults:
     )
 
 
+def formatted(study: StudyResults, style: str = "text") -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table, as texts."""
+    table = study.to_table(style)
+    return list(table.header), format_rows(table, style)
+
+
 def test_means_and_deviations_are_those_of_the_seeds():
-    head, rows = format_rows(results(), "markdown")
+    head, rows = formatted(results(), "markdown")
     at = dict(zip(head, rows[1], strict=False))
     shares = [150 / 2, 152 / 2]
     expected = f"{statistics.fmean(shares):.2f} +- {statistics.stdev(shares):.2f}"
@@ -54,7 +61,7 @@ def test_means_and_deviations_are_those_of_the_seeds():
 
 
 def test_the_best_is_bold_the_second_underlined_and_the_papers_numbers_stand_apart():
-    head, rows = format_rows(results(), "markdown")
+    head, rows = formatted(results(), "markdown")
     assert head[:3] == ["row", "natural", "paper"] and [row[2] for row in rows] == ["-", "84.32", "-"]
     assert rows[0][1].startswith("**89.00") and rows[2][1].startswith("<ins>75.75")
     assert [row[-1] for row in rows] == ["1/1", "11/11", "-"]
@@ -118,6 +125,6 @@ def test_rows_with_other_probes_or_images_are_not_compared():
 
 def test_a_study_of_which_nothing_is_finished_has_its_rows():
     empty = StudyResults({"AT": {}, "NT": {}}, cost={"AT": "11/11"})
-    assert format_rows(empty) == (["row", "cost"], [["AT", "11/11"], ["NT", "-"]])
+    assert formatted(empty) == (["row", "cost"], [["AT", "11/11"], ["NT", "-"]])
     assert render_study(empty).splitlines()[2:4] == ["| AT | 11/11 |", "| NT | - |"]
-    assert format_rows(StudyResults({"AT": {}})) == (["row"], [["AT"]])
+    assert formatted(StudyResults({"AT": {}})) == (["row"], [["AT"]])

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.evaluation.preflight import CHECKS, Case, Diagnosis, Finding, PreflightError, doctor
-from allrounder.evaluation.preflight.inputs import check_device_and_dtype
-from allrounder.evaluation.preflight.scaling import NORMALISATION_CONSTANTS
+from allrounder.evaluation.preflight.inputs import NORMALISATION_CONSTANTS, check_device_and_dtype
 from allrounder.models.normalise import Normalise
 from allrounder.models.small_cnn import SmallCnn
 
