@@ -125,7 +125,7 @@ def evaluate(
     _check_positive("workers", workers)
     if options.keep_examples and out is None:
         raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
-    _check_rank_options(world, workers, options.keep_examples)
+    _check_ranks(world, workers, options.keep_examples)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
     corruptions = CorruptionEval.prepare(ood, split, options.ood_data)
@@ -134,21 +134,19 @@ def evaluate(
     size = options.batch_size or default_batch_size(model, split)
     settings = {"seed": seed, "batch_size": size, "threads": 1 if workers > 1 else torch.get_num_threads()}
     facts = {**settings, "budget": budget if n is None else f"{n} images", **probe_facts(selected, rows)}
-    lasting = out is not None
-    shared = lasting or workers * world.size > 1
+    shared = out is not None or workers * world.size > 1
     fingerprint, findings = _examine(model, split, rows, selected, options.check, shared)
     facts |= {**findings, **corruptions.facts()}
     world.assert_equal_across_ranks("the evaluation", {**fingerprint, **facts})
     plan = {**fingerprint, **settings, "examples": options.keep_examples}
     with ExitStack() as stack:
         folder = _open_folder(stack, out if world.is_main else None, workers, plan)
-        job = EvaluationJob(
-            model, split, selected, seed, size, options.keep_examples, folder, lasting, corruptions
-        )
+        keep, lasting = options.keep_examples, out is not None
+        job = EvaluationJob(model, split, selected, seed, size, keep, folder, lasting, corruptions)
         store = job.run(rows, workers, progress, world)
         outcome = job.build_outcome(store, rows, {**options.about, **facts})
         if lasting and folder is not None:
-            if options.keep_examples:
+            if keep:
                 save_examples(folder, store, selected, outcome, rows)
             _save_outcome(outcome, folder)
     return outcome
@@ -208,7 +206,7 @@ def select_rows(split: Split, count: int | None, seed: int) -> Labels:
     return stratified_indices(split, count, seed).sort().values
 
 
-def _check_rank_options(world: World, workers: int, keep_examples: bool) -> None:
+def _check_ranks(world: World, workers: int, keep_examples: bool) -> None:
     if world.size > 1 and (workers > 1 or keep_examples):
         got = f"workers: got {workers}" if workers > 1 else "keep_examples: got True"
         hint = "torchrun sets the number" if workers > 1 else "images are not sent between ranks, use workers"

@@ -67,36 +67,36 @@ class EvaluationJob:
         shared = SharedStore(world, len(self.split), self.folder, self.store_keys())
         stopped = None
         with stop_on_signals() as stop:
+            poll = partial(shared.poll, stop)
             try:
                 shared.start_sending()
-                self._run_rows(shared.store, "", progress, rows[world.rank :: world.size], stop, shared.poll)
+                self._run_rows(shared.store, rows[world.rank :: world.size], "", progress, poll)
             except Interrupted as interrupted:
-                stopped = self._describe_stop(interrupted)
-            shared.finish(stopped, stop)
+                stopped = str(self._describe_stop(interrupted))
+            shared.finish(stopped, poll)
         return shared.store
 
     def run_rows(self, name: str, send: ProgressCallback, rows: Labels) -> ResultStore:
         """Evaluate some images in this process; a signal stops it after the results so far are saved."""
         store = ResultStore(len(self.split), self.folder)
         with stop_on_signals() as stop:
-            self._run_rows(store, name, send, rows, stop, lambda signal: signal)
+            self._run_rows(store, rows, name, send, lambda: stop.signal)
         return store
 
     def _run_rows(
         self,
         store: ResultStore,
+        rows: Labels,
         name: str,
         send: ProgressCallback,
-        rows: Labels,
-        stop: StopRequest,
-        poll: Callable[[str | None], str | None],
+        poll: Callable[[], str | None],
     ) -> None:
-        """`poll` gets the signal that arrived, if any, and returns the reason to stop, if any."""
+        """`poll` returns the reason to stop, if any."""
 
         def report(progress: AttackProgress) -> None:
             passes = progress.passes.forwards, progress.passes.backwards
             send(ProgressEvent(name, progress.done, progress.total, progress.stage, progress.fooled, *passes))
-            if (reason := poll(stop.signal)) is not None:
+            if (reason := poll()) is not None:
                 raise Interrupted(f"{reason}: stopped, call again to continue")
 
         if len(rows) == 0:  # more processes than images
@@ -149,28 +149,25 @@ class SharedStore:
         self.store = ResultStore(num_images, folder if world.is_main else None)
         self._broadcast("before")
 
-    def poll(self, signal: str | None) -> str | None:
+    def poll(self, stop: StopRequest) -> str | None:
         """Send a heartbeat, receive new results, and return the reason why all ranks must stop, if any."""
         self.world.heartbeat()
-        if signal is None and time.monotonic() - self.last_poll < POLL_SECONDS:
+        if stop.signal is None and time.monotonic() - self.last_poll < POLL_SECONDS:
             return None
         self.last_poll = time.monotonic()
         self._receive()
-        return self.coordinator.stop_requested(signal)
+        return self.coordinator.stop_requested(stop.signal)
 
     def start_sending(self) -> None:
         """From now on, send every new shard to rank 0."""
         if not self.world.is_main:
             self.store.on_new = self.coordinator.send_note
 
-    def finish(self, stopped: Interrupted | None, stop: StopRequest) -> None:
+    def finish(self, stopped: str | None, poll: Callable[[], str | None]) -> None:
         """Wait for all ranks, then give every store all results; raise on all ranks if one was stopped."""
         self.store.on_new = lambda results: None
         try:
-            reason = None if stopped is None else str(stopped)
-            reasons = self.coordinator.all_gather_object(
-                "the end of the evaluation", reason, lambda: self.poll(stop.signal)
-            )
+            reasons = self.coordinator.all_gather_object("the end of the evaluation", stopped, poll)
         except WorldError:
             with suppress(WorldError):  # keep the results that were sent before the failure
                 self._receive()

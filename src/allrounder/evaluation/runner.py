@@ -70,24 +70,22 @@ class AttackRunner:
         with torch.inference_mode(False), torch.no_grad(), full_precision(device_and_dtype(self.model)[0]):
             for start in range(0, len(rows), size):
                 chunk = rows[start : start + size]
-                if self._has_pending(chunk, probes):
+                natural_done = bool(self.store.results(NATURAL).done[chunk].all())
+                if not natural_done or any(True for _ in self._pending(chunk, probes)):
                     # A network that draws random numbers in evaluation mode gets seeded ones.
                     with Rng(self.seed).fold_in("evaluate", int(chunk[0])).seed_global():
                         self._run_chunk(chunk, probes)
 
-    def _has_pending(self, rows: Labels, probes: Sequence[Probe]) -> bool:
-        """Whether the store lacks a result that some probe needs for these rows."""
-        natural, labels = self.store.results(NATURAL), self.split.labels[rows]
-        if not natural.done[rows].all():
-            return True
+    def _pending(self, rows: Labels, probes: Sequence[Probe]) -> Iterator[tuple[AttackStage, PerExampleBool]]:
+        """Each stage with the images that it still has to attack; the next stage depends on its results."""
+        labels = self.split.labels[rows]
         for probe in probes:
-            robust = natural.predicted[rows] == labels
+            robust = self.store.results(NATURAL).predicted[rows] == labels
             for stage in probe_stages(probe):
                 results = self.store.results(stage.key())
-                if (robust & ~results.done[rows]).any():
-                    return True
+                if (pending := robust & ~results.done[rows]).any():
+                    yield stage, pending
                 robust = robust & (results.predicted[rows] == labels)
-        return False
 
     def _run_chunk(self, rows: Labels, probes: Sequence[Probe]) -> None:
         device, dtype = device_and_dtype(self.model)
@@ -98,16 +96,12 @@ class AttackRunner:
             sample = x.new_empty(2, *x.shape[1:])
             network = with_fast_convs(view, sample) if isinstance(view, Folded) else view
             examples = Examples(x, labels.to(device), self.logits(x), rows)
-            correct = self._store_natural(rows, labels, examples.natural)
-            for probe in probes:
-                robust = correct
-                for stage in probe_stages(probe):
-                    results = self.store.results(stage.key())
-                    self._run_stage(stage, examples.select(_indices(robust & ~results.done[rows])), network)
-                    robust = robust & (results.predicted[rows] == labels)
+            self._store_natural(rows, labels, examples.natural)
+            for stage, pending in self._pending(rows, probes):
+                self._run_stage(stage, examples.select(_indices(pending)), network)
 
-    def _store_natural(self, rows: Labels, labels: Labels, logits: Logits) -> PerExampleBool:
-        """Check the labels, store the natural predictions, and return which images are correct."""
+    def _store_natural(self, rows: Labels, labels: Labels, logits: Logits) -> None:
+        """Check the labels, and store the natural predictions."""
         highest, classes = int(labels.max()), logits.shape[1]
         if highest >= classes:
             expected = f"expected at most {classes - 1}, the network's last class"
@@ -116,14 +110,11 @@ class AttackRunner:
         distance = torch.where(predicted == labels, float("nan"), 0.0).double()
         self.store.add(NATURAL, rows, predicted, distance)
         # A random network may have predicted another class in an earlier call; the first prediction counts.
-        correct = self.store.results(NATURAL).predicted[rows] == labels
-        self.report(AttackProgress(NATURAL, len(rows), len(rows), int((~correct).sum())))
-        return correct
+        wrong = int((self.store.results(NATURAL).predicted[rows] != labels).sum())
+        self.report(AttackProgress(NATURAL, len(rows), len(rows), wrong))
 
     def _run_stage(self, stage: AttackStage, examples: Examples, network: Classifier) -> None:
         """Run one attack on some examples, and store results while it runs."""
-        if len(examples) == 0:
-            return
         threat = stage.probe.threat
         writer = ResultWriter(self.store, stage.key(), examples, threat, self.keep_examples)
 

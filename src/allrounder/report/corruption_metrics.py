@@ -165,19 +165,6 @@ def metrics_by_perturbation(predicted: Predictions, label: NDArray[Any]) -> dict
     return metrics
 
 
-def flip_rate(predicted: Predictions, label: NDArray[Any], perturbation: str | None = None) -> float:
-    """The flip rate of one perturbation, or the mean over all of them."""
-    rates = {name: flips for name, (_, flips) in metrics_by_perturbation(predicted, label).items()}
-    if not rates or perturbation not in (None, *rates):
-        measured = ", ".join(rates) or "none"
-        raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {measured}")
-    if perturbation is not None:
-        return rates[perturbation]
-    if len(sources(predicted, "p")) > 1:
-        raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
-    return sum(rates.values()) / len(rates)
-
-
 def _group_by_name(probes: Iterable[str], kind: str) -> dict[str, list[ShiftId]]:
     """The changes of one kind by name; with the source in the name if there are several sources."""
     several = len(sources(probes, kind)) > 1

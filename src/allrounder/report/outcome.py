@@ -19,10 +19,10 @@ from allrounder.report.corruption_metrics import (
     Groups,
     accuracy_by_corruption,
     average_columns,
-    flip_rate,
     mean_per_image_accuracy,
     metrics_by_perturbation,
     parse_shift_id,
+    sources,
     to_smallest_dtype,
 )
 from allrounder.report.statistics import McNemar, format_percent, wilson_interval
@@ -83,8 +83,8 @@ class Outcome:
         if threat not in (None, *THREAT_SUMMARIES):
             names = [name for name in names if name == wanted or name.startswith(f"{wanted}:")]
         if not names or (len(names) > 1 and threat not in THREAT_SUMMARIES):
-            known = ", ".join(self.predicted)
-            raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {known}")
+            probes = ", ".join(self.predicted)
+            raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {probes}")
         return names
 
     def _average_groups(self, attack: str, threat: str | None) -> Groups:
@@ -173,7 +173,15 @@ class Outcome:
 
     def flip_rate(self, perturbation: str | None = None) -> float:
         """How often the predicted class changes along a perturbation, or along all of them on average."""
-        return flip_rate(self.predicted, self.label, perturbation)
+        rates = {name: flips for name, (_, flips) in self.perturbations().items()}
+        if not rates or perturbation not in (None, *rates):
+            measured = ", ".join(rates) or "none"
+            raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {measured}")
+        if perturbation is not None:
+            return rates[perturbation]
+        if len(sources(self.predicted, "p")) > 1:
+            raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
+        return sum(rates.values()) / len(rates)
 
     def accuracy_by_stage(self, probe: str) -> list[float]:
         """Accuracy after each stage of a cascade; the last one is the accuracy under the whole cascade.
