@@ -120,12 +120,10 @@ def evaluate(
 
     `workers` are processes with one thread each; any number gives the outcome of one thread in this process.
     """
-    world = options.world
+    world, keep = options.world, options.keep_examples
     _check_choice("budget", budget, tuple(BUDGETS))
     _check_positive("workers", workers)
-    if options.keep_examples and out is None:
-        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
-    _check_ranks(world, workers, options.keep_examples)
+    _check_combination(world, workers, keep, out)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
     corruptions = CorruptionEval.prepare(ood, split, options.ood_data)
@@ -138,14 +136,13 @@ def evaluate(
     fingerprint, findings = _examine(model, split, rows, selected, options.check, shared)
     facts |= {**findings, **corruptions.facts()}
     world.assert_equal_across_ranks("the evaluation", {**fingerprint, **facts})
-    plan = {**fingerprint, **settings, "examples": options.keep_examples}
+    plan = {**fingerprint, **settings, "examples": keep}
     with ExitStack() as stack:
         folder = _open_folder(stack, out if world.is_main else None, workers, plan)
-        keep, lasting = options.keep_examples, out is not None
-        job = EvaluationJob(model, split, selected, seed, size, keep, folder, lasting, corruptions)
+        job = EvaluationJob(model, split, selected, seed, size, keep, folder, out is not None, corruptions)
         store = job.run(rows, workers, progress, world)
         outcome = job.build_outcome(store, rows, {**options.about, **facts})
-        if lasting and folder is not None:
+        if job.persistent and folder is not None:
             if keep:
                 save_examples(folder, store, selected, outcome, rows)
             _save_outcome(outcome, folder)
@@ -206,7 +203,9 @@ def select_rows(split: Split, count: int | None, seed: int) -> Labels:
     return stratified_indices(split, count, seed).sort().values
 
 
-def _check_ranks(world: World, workers: int, keep_examples: bool) -> None:
+def _check_combination(world: World, workers: int, keep_examples: bool, out: str | Path | None) -> None:
+    if keep_examples and out is None:
+        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
     if world.size > 1 and (workers > 1 or keep_examples):
         got = f"workers: got {workers}" if workers > 1 else "keep_examples: got True"
         hint = "torchrun sets the number" if workers > 1 else "images are not sent between ranks, use workers"
