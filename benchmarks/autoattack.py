@@ -30,9 +30,8 @@ from torch import Tensor, nn
 import allrounder as ar
 from allrounder.attacks import Apgd, AutoAttack, Cascade
 from allrounder.data.inputs.by_name import load_eval_data
-from allrounder.evaluation.probes import Probe
+from allrounder.evaluation.probes import AttackStage, Probe
 from allrounder.evaluation.runner import CHUNK_IMAGES
-from allrounder.evaluation.stages import AttackStage
 from allrounder.models.external import load_network
 from allrounder.threats.threat import Threat
 

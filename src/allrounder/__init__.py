@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from allrounder.errors import RunError as RunError
     from allrounder.errors import ThreatError as ThreatError
     from allrounder.errors import WorldError as WorldError
+    from allrounder.evaluation.evaluate import EvalOptions as EvalOptions
     from allrounder.evaluation.evaluate import evaluate as evaluate
-    from allrounder.evaluation.options import EvalOptions as EvalOptions
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis
     from allrounder.evaluation.preflight import doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe
@@ -165,8 +165,7 @@ _MODULES = {
         "Msd Pgd Restarts Square Transfer WorstOf craft perturb"
     ),
     # Evaluation and reports
-    "evaluation.evaluate": "evaluate",
-    "evaluation.options": "EvalOptions",
+    "evaluation.evaluate": "EvalOptions evaluate",
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
     "report.outcome": "Outcome",

@@ -136,9 +136,10 @@ def test_every_module_and_package_has_a_docstring():
 
 def test_unit_tests_mirror_the_packages():
     unit = PROJECT / "tests" / "unit"
-    folders = [path for path in unit.rglob("*") if path.is_dir() and path.name != "__pycache__"]
-    missing = [path for path in folders if not (PACKAGE / path.relative_to(unit)).is_dir()]
-    assert not missing, "tests of a package that does not exist"
+    tests = {path.parent.relative_to(unit).as_posix() for path in unit.rglob("test_*.py")}
+    packages = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py")}
+    assert not tests - packages, "tests of a package that does not exist"
+    assert packages - tests == {"nn/mixing"}, "a package without unit tests"  # tests/contract/test_mixers.py
 
 
 def test_nothing_is_left_undone():

@@ -18,7 +18,7 @@ from torch import nn
 
 from allrounder.cli.target import load_target_on_all_ranks
 from allrounder.distributed import World
-from allrounder.evaluation import distributed, runner
+from allrounder.evaluation import job, runner
 from allrounder.evaluation.identity import fingerprint_model_and_data
 from allrounder.evaluation.store import ResultStore
 from allrounder.nn.state import weights_of
@@ -97,7 +97,7 @@ def run_all(out: Path) -> dict[str, Any]:
     make_run(out / "run" / "run-0")
     run("run", 2, partial(evaluate_run, out / "run"))
     runner.SAVE_INTERVAL = runner.REPORT_INTERVAL = -1.0
-    distributed.POLL_SECONDS = 0.0
+    job.POLL_SECONDS = 0.0
     run("killed", 2, partial(signal_rank_1, out / "killed", signal.SIGKILL))
     run("stopped", 2, partial(signal_rank_1, out / "stopped", signal.SIGTERM))
     for name in ("killed", "stopped"):  # one process resumes

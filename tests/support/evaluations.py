@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from allrounder.attacks import Apgd, Cascade, Fab, Square
 from allrounder.data.base import Split
 from allrounder.evaluation import runner
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.rng import Rng

@@ -18,17 +18,15 @@ from allrounder.cli.evaluate import EvalCommand
 from allrounder.cli.target import EvalTarget, load_target_on_all_ranks
 from allrounder.distributed import World
 from allrounder.errors import RunError
-from allrounder.evaluation.assemble import load_outcome
-from allrounder.evaluation.evaluate import BUDGETS, BudgetName, evaluate, select_rows
-from allrounder.evaluation.options import EvalOptions
-from allrounder.evaluation.probes import Probe, select_probes, suite
+from allrounder.evaluation.assemble import read_outcome
+from allrounder.evaluation.evaluate import BUDGETS, BudgetName, EvalOptions, evaluate, select_rows
+from allrounder.evaluation.probes import Probe, probe_stages, select_probes, suite
 from allrounder.evaluation.shifts import parse_shifts
-from allrounder.evaluation.stages import probe_stages
 from allrounder.report.footnotes import footnotes
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.render import render
 from allrounder.report.statistics import format_percent
-from allrounder.report.tables import COLUMN_TITLES
+from allrounder.report.tables import column_title
 from allrounder.system.files import write_text
 from allrounder.types import device_and_dtype
 
@@ -55,7 +53,7 @@ def run_evaluation(command: EvalCommand) -> None:
             sys.path.insert(0, str(Path.cwd()))  # worker processes import the module of a factory from here
         requested = command.workers or (1 if world.size > 1 else None)
         workers = _num_workers(requested, target.model, probes, images, command.ood)
-        earlier = load_outcome(folder / OUTCOME_FILE) if folder and world.is_main else None
+        earlier = read_outcome(folder / OUTCOME_FILE) if folder and world.is_main else None
         with EvaluationBars(workers, command.quiet or not world.is_main) as bars:
             bars.log(f"{target.name}: {images} images of {len(target.data.test)}{_describe_world(world)}")
             outcome = evaluate(
@@ -137,7 +135,7 @@ def _report(
 ) -> None:
     """Write the tables of the results folder, if there is one, and print this call's numbers."""
     if folder is not None:
-        write_tables(folder, name, load_outcome(folder / OUTCOME_FILE) or outcome)
+        write_tables(folder, name, read_outcome(folder / OUTCOME_FILE) or outcome)
     print_outcome(outcome, name, style)
     if folder is not None and not quiet:
         _report_files(folder, earlier, outcome)
@@ -155,7 +153,7 @@ def write_tables(folder: Path, name: str, outcome: Outcome) -> None:
 
 def _report_files(folder: Path, earlier: Outcome | None, printed: Outcome) -> None:
     """Print where the results are, and how they differ from what was printed and from earlier ones."""
-    stored = load_outcome(folder / OUTCOME_FILE) or printed
+    stored = read_outcome(folder / OUTCOME_FILE) or printed
     if more := len(stored.predicted) - len(printed.predicted):
         echo(f"{OUTCOME_FILE} and table.md also hold {more} probes of earlier calls")
     gone = 0 if earlier is None else len(earlier.predicted.keys() - stored.predicted.keys())
@@ -178,10 +176,9 @@ def print_outcome(outcome: Outcome, name: str, style: str | None) -> None:
             raise RunError(f"{error}; in Python, {call} takes them") from None
         return
     rows: list[tuple[str, str, str]] = []
-    for attack, threat in outcome.columns():
-        low, high = (format_percent(end) for end in outcome.interval(attack, threat))
-        title = attack if threat is None else f"{attack} {COLUMN_TITLES.get(threat, threat)}"
-        rows.append((title, format_percent(outcome.accuracy(attack, threat)), f"{low} - {high}"))
+    for column in outcome.columns():
+        low, high = (format_percent(end) for end in outcome.interval(*column))
+        rows.append((column_title(column), format_percent(outcome.accuracy(*column)), f"{low} - {high}"))
     print_numbers(("percent correct", "accuracy", "95% interval"), rows)
     for probe in outcome.stage:
         stages = outcome.facts["stages"].get(probe, ())

@@ -18,7 +18,8 @@ from allrounder.experiments.launchers import SLURM_SCRIPT, Launcher, run_on_ray,
 from allrounder.experiments.manifest import collect_results
 from allrounder.experiments.runner import TotalProgress, make_jobs, make_manifest, open_study
 from allrounder.experiments.study import Study, Trial
-from allrounder.report.study import StudyResults, format_rows, render_study
+from allrounder.report.study import StudyResults, render_study
+from allrounder.report.tables import format_rows
 from allrounder.system.files import write_text
 from allrounder.system.processes import Job, run_jobs
 from allrounder.system.progress import ProgressEvent
@@ -89,8 +90,9 @@ def run_with_bars(trials: Sequence[Trial], jobs: dict[str, Job], launcher: Launc
 def print_results(results: StudyResults, folder: Path) -> None:
     """Print the table of a study, and save it beside the runs."""
     write_text(folder / "table.md", render_study(results))
-    print_numbers(*format_rows(results))
-    for line in results.notes():
+    table = results.to_table("text")
+    print_numbers(table.header, format_rows(table, "text"))
+    for line in table.notes:
         echo(line)
     echo(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
 

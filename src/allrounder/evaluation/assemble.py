@@ -14,11 +14,10 @@ from torch import Tensor
 
 from allrounder.errors import RunError
 from allrounder.evaluation.identity import digest_rows
-from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.stages import probe_stages
+from allrounder.evaluation.probes import Probe, probe_stages
 from allrounder.evaluation.store import AttackResults, ResultStore
-from allrounder.report.corruption_metrics import parse_shift_id
-from allrounder.report.outcome import NATURAL, Facts, Outcome
+from allrounder.report.corruption_metrics import FloatArray, parse_shift_id
+from allrounder.report.outcome import NATURAL, Facts, IntArray, Outcome
 from allrounder.system.files import temporary_path
 from allrounder.types import Labels
 
@@ -35,29 +34,23 @@ def assemble_outcome(
     """
     natural = store.results(NATURAL)
     check_complete(NATURAL, natural, rows)
-    predicted = {NATURAL: natural.predicted[rows]}
-    distance: dict[str, Tensor] = {}
-    fooled_by: dict[str, Tensor] = {}
+    predicted = {NATURAL: natural.predicted[rows].numpy()}
+    distance: dict[str, FloatArray] = {}
+    fooled_by: dict[str, IntArray] = {}
     for probe in probes:
-        name = str(probe)
-        predicted[name] = natural.predicted[rows].clone()
-        distance[name] = natural.distance[rows].clone()
-        fooled_by[name] = torch.where(predicted[name] == labels, -1, 0)
+        prediction, norm = natural.predicted[rows], natural.distance[rows]
+        number = torch.where(prediction == labels, -1, 0)
         for stage in probe_stages(probe):
             results = store.results(stage.key())
-            robust = fooled_by[name] == -1
-            check_complete(name, results, rows[robust])
+            robust = number == -1
+            check_complete(str(probe), results, rows[robust])
             fooled = robust & (results.predicted[rows] != labels)
-            predicted[name] = torch.where(fooled, results.predicted[rows], predicted[name])
-            distance[name] = torch.where(fooled, results.distance[rows], distance[name])
-            fooled_by[name] = torch.where(fooled, stage.number + 1, fooled_by[name])
-    return Outcome(
-        labels.numpy(),
-        {name: tensor.numpy() for name, tensor in predicted.items()},
-        facts,
-        distance={name: tensor.numpy() for name, tensor in distance.items()},
-        stage={name: tensor.numpy() for name, tensor in fooled_by.items()},
-    )
+            prediction = torch.where(fooled, results.predicted[rows], prediction)
+            norm = torch.where(fooled, results.distance[rows], norm)
+            number = torch.where(fooled, stage.number + 1, number)
+        predicted[str(probe)] = prediction.numpy()
+        distance[str(probe)], fooled_by[str(probe)] = norm.numpy(), number.numpy()
+    return Outcome(labels.numpy(), predicted, facts, distance, fooled_by)
 
 
 def check_complete(name: str, results: AttackResults, rows: Labels) -> None:
@@ -66,7 +59,7 @@ def check_complete(name: str, results: AttackResults, rows: Labels) -> None:
         raise RunError(f"{name}: {missing} of {len(rows)} images have no result; call again to continue")
 
 
-def load_outcome(file: Path) -> Outcome | None:
+def read_outcome(file: Path) -> Outcome | None:
     """The outcome in a file, or None if there is no such file."""
     if not file.is_file():
         return None
@@ -79,19 +72,15 @@ def load_outcome(file: Path) -> Outcome | None:
 def update_outcome(earlier: Outcome, now: Outcome) -> Outcome:
     """Add the probes of a new outcome to those of an earlier one of the same images.
 
-    Of a probe in both, the new result counts. Corrupted images of one set cannot be combined with those of
-    another set: then the earlier ones are dropped.
+    Of a probe in both, the new result counts. Earlier results on another set of corrupted images are dropped.
     """
     old_sets, new_sets = (outcome.facts.get("ood", {}) for outcome in (earlier, now))
     replaced = [name for name in old_sets if name in new_sets and old_sets[name] != new_sets[name]]
 
     def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {
-            name: entry
-            for name, entry in old.items()
-            if (shift := parse_shift_id(name)) is None or shift.set_name not in replaced
-        }
-        return {**kept, **new}
+        shifts = {name: parse_shift_id(name) for name in old}
+        dropped = {name for name, shift in shifts.items() if shift and shift.set_name in replaced}
+        return {**{name: entry for name, entry in old.items() if name not in dropped}, **new}
 
     facts = merge(earlier.facts, now.facts)
     for key in PER_PROBE_FACTS:
@@ -99,13 +88,8 @@ def update_outcome(earlier: Outcome, now: Outcome) -> Outcome:
             facts[key] = merge(earlier.facts.get(key, {}), now.facts.get(key, {}))
     questions = [*earlier.facts.get("questions", ()), *now.facts.get("questions", ())]
     facts["questions"] = list(dict.fromkeys(questions))
-    return Outcome(
-        now.label,
-        merge(earlier.predicted, now.predicted),
-        facts,
-        distance=merge(earlier.distance, now.distance),
-        stage=merge(earlier.stage, now.stage),
-    )
+    distance, stage = merge(earlier.distance, now.distance), merge(earlier.stage, now.stage)
+    return Outcome(now.label, merge(earlier.predicted, now.predicted), facts, distance, stage)
 
 
 def save_examples(
@@ -145,12 +129,10 @@ def describe_budgets(probes: Sequence[Probe], classes: int) -> dict[str, str]:
 
 
 def probe_facts(probes: Sequence[Probe], rows: Labels) -> dict[str, Any]:
-    """The facts that are known before anything runs: the images, and the stages and settings of all probes.
-
-    Warns of a budget that looks like a mistake, and keeps the warning as a fact.
-    """
-    questions = [threat.budget_warning() for threat in dict.fromkeys(probe.threat for probe in probes)]
-    for question in filter(None, questions):
+    """The images, and the stages and settings of all probes; warns of budgets that look like a mistake."""
+    threats = dict.fromkeys(probe.threat for probe in probes)
+    questions = [warning for threat in threats if (warning := threat.budget_warning()) is not None]
+    for question in questions:
         warnings.warn(question, stacklevel=3)
     stages = {str(probe): [stage.attack for stage in probe_stages(probe)] for probe in probes}
     return {
@@ -159,5 +141,5 @@ def probe_facts(probes: Sequence[Probe], rows: Labels) -> dict[str, Any]:
         "stages": {name: [attack.label() for attack in attacks] for name, attacks in stages.items()},
         "settings": {name: [str(attack) for attack in attacks] for name, attacks in stages.items()},
         "white_box": {name: [attack.is_white_box for attack in attacks] for name, attacks in stages.items()},
-        "questions": [question for question in questions if question is not None],
+        "questions": questions,
     }

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
 
+from allrounder.config.fields import did_you_mean
 from allrounder.data.base import Array, Split
 from allrounder.data.inputs.coerce import DataLike, as_split
 from allrounder.data.splits import stratified_indices
 from allrounder.distributed import World
+from allrounder.errors import WorldError
 from allrounder.evaluation.assemble import (
     describe_budgets,
-    load_outcome,
     probe_facts,
+    read_outcome,
     save_examples,
     update_outcome,
 )
-from allrounder.evaluation.distributed import check_rank_options
 from allrounder.evaluation.identity import fingerprint_model_and_data
 from allrounder.evaluation.job import EvaluationJob
-from allrounder.evaluation.options import EvalOptions, PreflightMode, check_choice, check_positive
 from allrounder.evaluation.preflight import doctor
 from allrounder.evaluation.probes import Eps, Probe, select_probes
 from allrounder.evaluation.shifts import CorruptionEval
@@ -44,14 +44,48 @@ from allrounder.types import Classifier, Labels, device_and_dtype
 BATCH_SIZES = ((1024, 64), (3072, 32), (49_152, 16), (1 << 62, 8))
 """(most values per image, default batch size) on a CPU; other devices get eight times this batch size.
 
-All batches have this size, because another size changes the last bits. Small batches waste fewer slots, large
-ones have less overhead.
+All batches of an evaluation have one size, because another size changes the last bits.
 """
 PREFLIGHT_IMAGES = 16
 """Images that the preflight uses."""
 BUDGETS: dict[str, int | None] = {"smoke": 20, "quick": 200, "standard": 1000, "full": None}
 """Images of an evaluation. A budget never shortens an attack: with fewer steps it would be another attack."""
 BudgetName: TypeAlias = Literal["smoke", "quick", "standard", "full"]
+PreflightMode: TypeAlias = Literal["stop", "note", "skip"]
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        expected = f"{', '.join(choices)}{did_you_mean(value, choices)}"
+        raise ValueError(f"{name}: got {value!r}, expected one of {expected}")
+
+
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{name}: got {value}, expected 1 or more")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """Options of `evaluate` that are seldom needed."""
+
+    batch_size: int | None = None
+    """Images per forward pass; None chooses it by the size of the images. It changes the last bits."""
+    check: PreflightMode = "stop"
+    """What severe findings of the preflight do: raise an error, or be noted; skip runs no preflight."""
+    keep_examples: bool = False
+    """Whether to save the images that fool the network, in the folder `out`."""
+    about: Facts = field(default_factory=dict[str, Any])
+    """More facts for the outcome, such as the name of the network."""
+    ood_data: str | Path | None = None
+    """A folder with corrupted images for `ood`; None looks in the cache, or generates them."""
+    world: World = field(default_factory=World.single_process)
+    """The processes started by torchrun; they share the images, and only rank 0 writes."""
+
+    def __post_init__(self) -> None:
+        _check_choice("check", self.check, get_args(PreflightMode))
+        _check_positive("batch_size", self.batch_size)
 
 
 def evaluate(
@@ -86,12 +120,10 @@ def evaluate(
 
     `workers` are processes with one thread each; any number gives the outcome of one thread in this process.
     """
-    world = options.world
-    check_choice("budget", budget, tuple(BUDGETS))
-    check_positive("workers", workers)
-    if options.keep_examples and out is None:
-        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
-    check_rank_options(world, workers, options.keep_examples)
+    world, keep = options.world, options.keep_examples
+    _check_choice("budget", budget, tuple(BUDGETS))
+    _check_positive("workers", workers)
+    _check_combination(world, workers, keep, out)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
     corruptions = CorruptionEval.prepare(ood, split, options.ood_data)
@@ -100,44 +132,42 @@ def evaluate(
     size = options.batch_size or default_batch_size(model, split)
     settings = {"seed": seed, "batch_size": size, "threads": 1 if workers > 1 else torch.get_num_threads()}
     facts = {**settings, "budget": budget if n is None else f"{n} images", **probe_facts(selected, rows)}
-    lasting = out is not None
-    shared = lasting or workers * world.size > 1
+    shared = out is not None or workers * world.size > 1
     fingerprint, findings = _examine(model, split, rows, selected, options.check, shared)
     facts |= {**findings, **corruptions.facts()}
     world.assert_equal_across_ranks("the evaluation", {**fingerprint, **facts})
-    plan = {**fingerprint, **settings, "examples": options.keep_examples}
+    plan = {**fingerprint, **settings, "examples": keep}
     with ExitStack() as stack:
         folder = _open_folder(stack, out if world.is_main else None, workers, plan)
-        job = EvaluationJob(
-            model, split, selected, seed, size, options.keep_examples, folder, lasting, corruptions
-        )
-        return _run_and_save(job, rows, {**options.about, **facts}, workers, world, progress)
+        job = EvaluationJob(model, split, selected, seed, size, keep, folder, out is not None, corruptions)
+        store = job.run(rows, workers, progress, world)
+        outcome = job.build_outcome(store, rows, {**options.about, **facts})
+        if job.persistent and folder is not None:
+            if keep:
+                save_examples(folder, store, selected, outcome, rows)
+            _save_outcome(outcome, folder)
+    return outcome
 
 
 def _examine(
     model: Classifier, split: Split, rows: Labels, probes: Sequence[Probe], check: PreflightMode, shared: bool
 ) -> tuple[Facts, Facts]:
-    """Run the preflight and fingerprint the model and the data; return the fingerprint and all facts.
+    """Run the preflight, and fingerprint the model and the data; return the fingerprint and all facts.
 
     Only an evaluation inside a training, which skips the preflight and shares no results, has no fingerprint.
     """
-    facts = {} if check == "skip" else run_preflight(model, split, rows, probes, stop=check == "stop")
+    facts: dict[str, Any] = {}
+    if check != "skip":
+        sample = rows[:: max(len(rows) // PREFLIGHT_IMAGES, 1)][:PREFLIGHT_IMAGES]
+        device, dtype = device_and_dtype(model)
+        diagnosis = doctor(model, split.fetch(sample).to(device, dtype), split.labels[sample].to(device))
+        if check == "stop":
+            diagnosis.raise_if_bad()
+        facts["findings"] = [str(finding) for finding in diagnosis.findings]
+        if diagnosis.classes is not None:
+            facts |= {"classes": diagnosis.classes, "attacks": describe_budgets(probes, diagnosis.classes)}
     fingerprint = fingerprint_model_and_data(model, split) if shared or check != "skip" else {}
     return fingerprint, facts | {key: fingerprint[key] for key in fingerprint if key in ("network", "data")}
-
-
-def _run_and_save(
-    job: EvaluationJob, rows: Labels, facts: Facts, workers: int, world: World, progress: ProgressCallback
-) -> Outcome:
-    """Run the job; with a lasting folder, also write the outcome and the adversarial images."""
-    several = world.size > 1
-    store = job.run_distributed(rows, world, progress) if several else job.run(rows, workers, progress)
-    outcome = job.build_outcome(store, rows, facts)
-    if job.persistent and job.folder is not None:
-        if job.keep_examples:
-            save_examples(job.folder, store, job.probes, outcome, rows)
-        _save_outcome(outcome, job.folder)
-    return outcome
 
 
 def _open_folder(stack: ExitStack, out: str | Path | None, workers: int, plan: Facts) -> Path | None:
@@ -149,13 +179,10 @@ def _open_folder(stack: ExitStack, out: str | Path | None, workers: int, plan: F
 
 
 def _save_outcome(outcome: Outcome, folder: Path) -> None:
-    """Add the probes to those of earlier calls on the same images.
-
-    There is one file for every selection of images, and OUTCOME_FILE is a copy of the last one.
-    """
+    """Add the probes to those of earlier calls on the same images; OUTCOME_FILE is a copy of the last one."""
     file = folder / "outcomes" / f"{outcome.facts['rows']}.safetensors"
     file.parent.mkdir(exist_ok=True)
-    earlier = load_outcome(file)
+    earlier = read_outcome(file)
     combined = outcome if earlier is None else update_outcome(earlier, outcome)
     combined = replace(combined, facts={**combined.facts, "flags": compute_flags(combined)})
     combined.save(file)
@@ -163,7 +190,7 @@ def _save_outcome(outcome: Outcome, folder: Path) -> None:
 
 
 def default_batch_size(model: Classifier, split: Split) -> int:
-    """The batch size that BATCH_SIZES gives for the images of a split and the device of a network."""
+    """The batch size of BATCH_SIZES for the images of a split and the device of a network."""
     image_size = split.fetch(torch.arange(1)).numel()
     size = next(size for bound, size in BATCH_SIZES if image_size <= bound)
     return size if device_and_dtype(model)[0].type == "cpu" else 8 * size
@@ -176,16 +203,10 @@ def select_rows(split: Split, count: int | None, seed: int) -> Labels:
     return stratified_indices(split, count, seed).sort().values
 
 
-def run_preflight(
-    model: Classifier, split: Split, rows: Labels, probes: Sequence[Probe], *, stop: bool
-) -> dict[str, Any]:
-    """Facts from the preflight on a few images: its findings, the classes, and the budget of every probe."""
-    sample = rows[:: max(len(rows) // PREFLIGHT_IMAGES, 1)][:PREFLIGHT_IMAGES]
-    device, dtype = device_and_dtype(model)
-    diagnosis = doctor(model, split.fetch(sample).to(device, dtype), split.labels[sample].to(device))
-    if stop:
-        diagnosis.raise_if_bad()
-    facts: dict[str, Any] = {"findings": [str(finding) for finding in diagnosis.findings]}
-    if diagnosis.classes is not None:
-        facts |= {"classes": diagnosis.classes, "attacks": describe_budgets(probes, diagnosis.classes)}
-    return facts
+def _check_combination(world: World, workers: int, keep_examples: bool, out: str | Path | None) -> None:
+    if keep_examples and out is None:
+        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
+    if world.size > 1 and (workers > 1 or keep_examples):
+        got = f"workers: got {workers}" if workers > 1 else "keep_examples: got True"
+        hint = "torchrun sets the number" if workers > 1 else "images are not sent between ranks, use workers"
+        raise WorldError(f"{got} in a world of {world.size} processes; leave it out: {hint}")

@@ -1,4 +1,4 @@
-"""Probes: attacks under threats, as an evaluation runs them; and suites of probes, as papers report them."""
+"""What an evaluation runs: probes, which are attacks under threats, and the stages of each probe."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import TypeAlias, final
 from allrounder.attacks import parse_attack
 from allrounder.attacks.base import Attack
 from allrounder.config.fields import TextValue, did_you_mean
+from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 
 Eps: TypeAlias = float | int | str
 """The radius of a ball, as a number or a fraction such as 8/255."""
+SMALL_IMAGE = 1024
+"""Values per image up to which a forward pass costs little more than the overhead around it."""
+SUITES: dict[str, tuple[str, ...]] = {
+    "standard": ("aa",),
+    "papers-plus": ("pgd-20", "aa"),
+    "papers-cvpr": (
+        *("pgd-20", "pgd-100", "mim", "cw", "apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square", "aa"),
+    ),
+}
+"""Attacks by the paper whose tables have them as columns; a stage that two columns share runs once."""
 
 
 @final
@@ -43,31 +54,54 @@ class Probe(TextValue):
         return cls.of(name, threat)
 
     def to_toml(self) -> str:
-        """ "attack@threat", which is also the name of the probe in an outcome."""
+        """The name of the probe in recipes and outcomes: "attack@threat"."""
         return f"{self.name}@{self.threat}"
 
-    def __str__(self) -> str:
-        return self.to_toml()
+    __str__ = to_toml
 
 
-SUITES: dict[str, tuple[str, ...]] = {
-    "standard": ("aa",),
-    "papers-plus": ("pgd-20", "aa"),
-    "papers-cvpr": (
-        "pgd-20",
-        "pgd-100",
-        "mim",
-        "cw",
-        "apgd-ce",
-        "apgd-dlr",
-        "apgd-t",
-        "fab-t",
-        "square",
-        "aa",
-    ),
-}
-"""Attacks by the paper whose tables have them as columns; a stage that AutoAttack shares with a column runs
-once."""
+@final
+@dataclass(frozen=True)
+class AttackStage:
+    """One attack of a probe. AutoAttack and other cascades have several stages, most attacks only one.
+
+    A search has the same key and the same random numbers alone and in every cascade, so its results are
+    shared, and the result of a cascade is that of its stages combined.
+    """
+
+    probe: Probe
+    attack: Attack
+    number: int = 0
+    """The position in the cascade, from 0."""
+
+    def key(self) -> str:
+        """The key of its results in a `ResultStore`."""
+        if (address := self.attack.address()) is not None:
+            return f"{address}@{self.probe.threat}"
+        return f"{self.attack} as {self.probe}" + (f" stage {self.number}" if self.number else "")
+
+    def rng(self, rng: Rng) -> Rng:
+        """The random numbers of this stage, derived from those of the evaluation."""
+        if (address := self.attack.address()) is not None:
+            return rng.fold_in("search", address, str(self.probe.threat))
+        return rng.fold_in("probe", str(self.probe), *(("stage", self.number) if self.number else ()))
+
+    def label(self) -> str:
+        """The name in progress reports: that of the probe, or of the attack inside a cascade."""
+        if self.attack is self.probe.attack:
+            return str(self.probe)
+        return f"{self.attack.label()}@{self.probe.threat}"
+
+    def batch_width(self, classes: int, image_size: int, batch_size: int) -> int:
+        """Images per forward pass: doubled if images are small and the attack can fill idle slots."""
+        doubled = image_size <= SMALL_IMAGE and self.attack.fills_idle_slots(classes)
+        return 2 * batch_size if doubled else batch_size
+
+
+def probe_stages(probe: Probe) -> tuple[AttackStage, ...]:
+    """The stages of a probe, in the order in which they run."""
+    attacks = probe.attack.stages(probe.threat.norm)
+    return tuple(AttackStage(probe, attack, number) for number, attack in enumerate(attacks))
 
 
 def suite(name: str, threats: Sequence[Threat | str]) -> tuple[Probe, ...]:

@@ -19,8 +19,7 @@ from allrounder.attacks.search.base import Search
 from allrounder.attacks.search.driver import Examples, SearchDriver, SearchResults
 from allrounder.data.base import Split
 from allrounder.errors import Interrupted
-from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.stages import AttackStage, probe_stages
+from allrounder.evaluation.probes import AttackStage, Probe, probe_stages
 from allrounder.evaluation.store import ResultStore
 from allrounder.inference.attack_view import attack_view
 from allrounder.inference.fast_conv import with_fast_convs
@@ -50,29 +49,19 @@ class AttackProgress:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class AttackRunner:
     """Runs probes on images of a split. A module is in evaluation mode meanwhile."""
 
-    def __init__(
-        self,
-        model: Classifier,
-        split: Split,
-        store: ResultStore,
-        *,
-        seed: int,
-        batch_size: int,
-        keep_examples: bool = False,
-        report: Callable[[AttackProgress], None] = lambda progress: None,
-    ):
-        """`keep_examples` stores the adversarial images; `report` is called often and may raise to stop."""
-        self.model = model
-        self.split = split
-        self.labels = split.labels
-        self.store = store
-        self.rng = Rng(seed)
-        self.batch_size = batch_size
-        self.keep_examples = keep_examples
-        self.report = report
+    model: Classifier
+    split: Split
+    store: ResultStore
+    seed: int
+    batch_size: int
+    keep_examples: bool = False
+    """Whether the store keeps the adversarial images."""
+    report: Callable[[AttackProgress], None] = lambda progress: None
+    """Called often; it may raise to stop."""
 
     def run(self, rows: Labels, probes: Sequence[Probe]) -> None:
         """Run all probes on the images at `rows`, except what the store already holds."""
@@ -81,58 +70,51 @@ class AttackRunner:
         with torch.inference_mode(False), torch.no_grad(), full_precision(device_and_dtype(self.model)[0]):
             for start in range(0, len(rows), size):
                 chunk = rows[start : start + size]
-                if self._has_pending(chunk, probes):
+                natural_done = bool(self.store.results(NATURAL).done[chunk].all())
+                if not natural_done or any(True for _ in self._pending(chunk, probes)):
                     # A network that draws random numbers in evaluation mode gets seeded ones.
-                    with self.rng.fold_in("evaluate", int(chunk[0])).seed_global():
+                    with Rng(self.seed).fold_in("evaluate", int(chunk[0])).seed_global():
                         self._run_chunk(chunk, probes)
 
-    def _has_pending(self, rows: Labels, probes: Sequence[Probe]) -> bool:
-        """Whether the store lacks a result that some probe needs for these rows."""
-        natural = self.store.results(NATURAL)
-        if not natural.done[rows].all():
-            return True
+    def _pending(self, rows: Labels, probes: Sequence[Probe]) -> Iterator[tuple[AttackStage, PerExampleBool]]:
+        """Each stage with the images that it still has to attack; the next stage depends on its results."""
+        labels = self.split.labels[rows]
         for probe in probes:
-            robust = natural.predicted[rows] == self.labels[rows]
+            robust = self.store.results(NATURAL).predicted[rows] == labels
             for stage in probe_stages(probe):
                 results = self.store.results(stage.key())
-                if (robust & ~results.done[rows]).any():
-                    return True
-                robust = robust & (results.predicted[rows] == self.labels[rows])
-        return False
+                if (pending := robust & ~results.done[rows]).any():
+                    yield stage, pending
+                robust = robust & (results.predicted[rows] == labels)
 
     def _run_chunk(self, rows: Labels, probes: Sequence[Probe]) -> None:
         device, dtype = device_and_dtype(self.model)
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"the network is in {dtype}, expected float32 or float64; convert it")
-        x = self.split.fetch(rows).to(device, dtype)
+        x, labels = self.split.fetch(rows).to(device, dtype), self.split.labels[rows]
         with attack_view(self.model, x, "eval") as view:
-            network = (
-                with_fast_convs(view, x.new_empty(2, *x.shape[1:])) if isinstance(view, Folded) else view
-            )
-            examples = Examples(x, self.labels[rows].to(device), self.logits(x), rows)
-            self._check_labels(rows, examples.natural)
-            predicted = self._store_natural(rows, examples.natural.argmax(1).cpu())
-            for probe in probes:
-                robust = predicted == self.labels[rows]
-                for stage in probe_stages(probe):
-                    results = self.store.results(stage.key())
-                    self._run_stage(stage, examples.select(_indices(robust & ~results.done[rows])), network)
-                    robust = robust & (results.predicted[rows] == self.labels[rows])
+            sample = x.new_empty(2, *x.shape[1:])
+            network = with_fast_convs(view, sample) if isinstance(view, Folded) else view
+            examples = Examples(x, labels.to(device), self.logits(x), rows)
+            self._store_natural(rows, labels, examples.natural)
+            for stage, pending in self._pending(rows, probes):
+                self._run_stage(stage, examples.select(_indices(pending)), network)
 
-    def _store_natural(self, rows: Labels, predicted: Labels) -> Labels:
-        """Store the natural predictions, and return the stored ones."""
-        distance = torch.where(predicted == self.labels[rows], float("nan"), 0.0).double()
+    def _store_natural(self, rows: Labels, labels: Labels, logits: Logits) -> None:
+        """Check the labels, and store the natural predictions."""
+        highest, classes = int(labels.max()), logits.shape[1]
+        if highest >= classes:
+            expected = f"expected at most {classes - 1}, the network's last class"
+            raise ValueError(f"the largest label is {highest}, {expected}; check labels and network")
+        predicted = logits.argmax(1).cpu()
+        distance = torch.where(predicted == labels, float("nan"), 0.0).double()
         self.store.add(NATURAL, rows, predicted, distance)
         # A random network may have predicted another class in an earlier call; the first prediction counts.
-        stored = self.store.results(NATURAL).predicted[rows]
-        wrong = int((stored != self.labels[rows]).sum())
+        wrong = int((self.store.results(NATURAL).predicted[rows] != labels).sum())
         self.report(AttackProgress(NATURAL, len(rows), len(rows), wrong))
-        return stored
 
     def _run_stage(self, stage: AttackStage, examples: Examples, network: Classifier) -> None:
         """Run one attack on some examples, and store results while it runs."""
-        if len(examples) == 0:
-            return
         threat = stage.probe.threat
         writer = ResultWriter(self.store, stage.key(), examples, threat, self.keep_examples)
 
@@ -147,7 +129,7 @@ class AttackRunner:
             fooled = int((results.predicted != writer.labels)[done].sum())
             self.report(AttackProgress(stage.label(), int(done.sum()), len(examples), fooled, results.passes))
 
-        rng = stage.rng(self.rng)
+        rng = stage.rng(Rng(self.seed))
         try:
             if isinstance(stage.attack, Search):
                 width = stage.batch_width(examples.natural.shape[1], examples.x[0].numel(), self.batch_size)
@@ -164,12 +146,12 @@ class AttackRunner:
         """Run an attack with a fixed number of steps, batch by batch."""
         results = SearchResults.empty(examples)
         for positions, count in self._batches(len(examples)):
-            batch = examples.select(positions)
+            batch, real = examples.select(positions), positions[:count]
             row_rng = rng.per_example(batch.rows)
             crafted = perturb(stage.attack, self.model, batch.x, batch.y, stage.probe.threat, row_rng)
-            results.x[positions[:count]] = crafted.x[:count]
-            results.predicted[positions[:count]] = self.logits(crafted.x).argmax(1)[:count].cpu()
-            results.done[positions[:count]] = True
+            results.x[real] = crafted.x[:count]
+            results.predicted[real] = self.logits(crafted.x).argmax(1)[:count].cpu()
+            results.done[real] = True
             results = replace(results, passes=results.passes + crafted.passes + Passes(forwards=1))
             update(results)
 
@@ -177,17 +159,11 @@ class AttackRunner:
         """The logits of the unmodified network, in batches of the fixed size."""
         batches = self._batches(len(x))
         logits = torch.cat([self.model(x[positions])[:count] for positions, count in batches])
-        if bad := len(x) - int(logits.isfinite().all(dim=1).sum()):
+        if bad := int((~logits.isfinite()).any(dim=1).sum()):
             raise ValueError(
                 f"the network's logits are not finite for {bad} of {len(x)} images; fix the network"
             )
         return logits
-
-    def _check_labels(self, rows: Labels, natural: Logits) -> None:
-        highest, classes = int(self.labels[rows].max()), natural.shape[1]
-        if highest >= classes:
-            expected = f"expected at most {classes - 1}, the network's last class"
-            raise ValueError(f"the largest label is {highest}, {expected}; check labels and network")
 
     def _batches(self, count: int) -> Iterator[tuple[Tensor, int]]:
         """Positions of each batch and how many of them are real: the last batch repeats the last image."""
@@ -197,27 +173,25 @@ class AttackRunner:
 
 
 @final
+@dataclass(eq=False)
 class ResultWriter:
     """Verifies the results of one attack and writes each of them to the store once."""
 
-    def __init__(self, store: ResultStore, key: str, examples: Examples, threat: Threat, keep_examples: bool):
-        """For the examples that the attack runs on."""
-        self.store = store
-        self.key = key
-        self.examples = examples
-        self.threat = threat
-        self.keep_examples = keep_examples
-        self.labels = examples.y.cpu()
-        self.latest = SearchResults.empty(examples)
-        self.written = torch.zeros(len(examples), dtype=torch.bool)
+    store: ResultStore
+    key: str
+    examples: Examples
+    threat: Threat
+    keep_examples: bool
+
+    def __post_init__(self) -> None:
+        self.labels = self.examples.y.cpu()
+        self.latest = SearchResults.empty(self.examples)
+        self.written = torch.zeros(len(self.examples), dtype=torch.bool)
         self.saved_at = time.monotonic()
         self.reported_at = 0.0
 
     def write(self) -> None:
-        """Write one shard with all examples that are done and not written yet.
-
-        Adversarial images outside the threat are refused here, so no such image is ever counted.
-        """
+        """Write one shard with all new results; an adversarial image outside the threat is an error."""
         results = self.latest
         new = _indices(results.done & ~self.written)
         x, x_adv, predicted = self.examples.x[new], results.x[new], results.predicted[new]

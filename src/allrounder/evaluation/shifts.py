@@ -34,6 +34,7 @@ from allrounder.evaluation.store import ResultStore
 from allrounder.nn.modes import preserve_mode
 from allrounder.report.corruption_metrics import STANDARD_SHIFTS, ShiftId
 from allrounder.report.outcome import IntArray
+from allrounder.rng import Rng
 from allrounder.types import Images, Labels, device_and_dtype
 
 SHIFT_PATTERN = re.compile(r"(?:(\w+)@)?([cp])(?::(\d+))?")
@@ -59,11 +60,7 @@ def parse_shifts(requests: str | Sequence[str]) -> tuple[Shift, ...]:
     words = [word.strip() for word in (requests.split(",") if isinstance(requests, str) else requests)]
     shifts = {shift for word in words if word for shift in _parse_word(word)}
     order = {"c": list(CORRUPTIONS), "p": list(PERTURBATIONS)}
-    return tuple(
-        sorted(
-            shifts, key=lambda shift: (shift.kind, order[shift.kind].index(shift.name), shift.severity or 0)
-        )
-    )
+    return tuple(sorted(shifts, key=lambda s: (s.kind, order[s.kind].index(s.name), s.severity or 0)))
 
 
 def _parse_word(word: str) -> list[Shift]:
@@ -71,11 +68,11 @@ def _parse_word(word: str) -> list[Shift]:
     if match is None or (match[2] == "p" and match[3] is not None):
         raise ValueError(f"ood: got {word!r}, expected c, c:5, p, or one of them such as fog@c:5 or rotate@p")
     kind = cast(ShiftKind, match[2])
-    known = CORRUPTIONS if kind == "c" else PERTURBATIONS
+    choices = CORRUPTIONS if kind == "c" else PERTURBATIONS
     names = STANDARD_SHIFTS[kind] if match[1] is None else (match[1],)
-    if names[0] not in known:
-        hint = did_you_mean(names[0], known)
-        raise ValueError(f"ood: got {word!r}, expected one of {', '.join(known)}{hint}")
+    if names[0] not in choices:
+        hint = did_you_mean(names[0], choices)
+        raise ValueError(f"ood: got {word!r}, expected one of {', '.join(choices)}{hint}")
     if kind == "p":
         return [Shift(kind, name) for name in names]
     severities = SEVERITIES if match[3] is None else (int(match[3]),)
@@ -100,13 +97,11 @@ class CorruptionEval:
         shifts = parse_shifts(requests)
         if folder is not None and not shifts:
             raise ValueError(f"ood_data: got {folder}, but ood is empty; give ood as well, such as c")
-        names: dict[ShiftKind, list[str]] = {}
-        for shift in shifts:
-            names.setdefault(shift.kind, []).append(shift.name)
-        sets: dict[ShiftKind, ShiftedSet] = {
-            kind: find_set(split, kind, list(dict.fromkeys(of_kind)), folder)
-            for kind, of_kind in names.items()
-        }
+        sets: dict[ShiftKind, ShiftedSet] = {}
+        kinds: set[ShiftKind] = {shift.kind for shift in shifts}
+        for kind in sorted(kinds):
+            names = dict.fromkeys(shift.name for shift in shifts if shift.kind == kind)
+            sets[kind] = find_set(split, kind, list(names), folder)
         return cls(shifts, sets)
 
     def facts(self) -> dict[str, Any]:
@@ -117,27 +112,28 @@ class CorruptionEval:
                 sets[f"{kind}-unusable"] = images.fallback_reason
         return {"ood": sets} if sets else {}
 
-    def probe_names(self, shift: Shift) -> list[str]:
-        """The probes of a shift in an outcome: one for a severity, or one for every frame."""
-        images = self.sets[shift.kind]
-        numbers = range(images.num_frames(shift.name)) if shift.severity is None else (shift.severity,)
-        return [str(ShiftId(shift.name, shift.kind, images.source, number)) for number in numbers]
+    def store_keys(self, *shifts: Shift) -> dict[str, str]:
+        """The store keys of some shifts, by probe: a severity is one probe, and so is every frame.
 
-    def store_keys(self, shift: Shift) -> dict[str, str]:
-        """The store key of every probe; it names the image set, so results of different sets stay apart."""
-        content_id = self.sets[shift.kind].content_id(shift.name)
-        return {probe: f"{probe} of {content_id}" for probe in self.probe_names(shift)}
+        A key names the image set, so results of different sets stay apart.
+        """
+        keys: dict[str, str] = {}
+        for shift in shifts:
+            images = self.sets[shift.kind]
+            content_id = images.content_id(shift.name)
+            numbers = range(images.num_frames(shift.name)) if shift.severity is None else (shift.severity,)
+            probes = [str(ShiftId(shift.name, shift.kind, images.source, number)) for number in numbers]
+            keys |= {probe: f"{probe} of {content_id}" for probe in probes}
+        return keys
 
     def run(self, runner: AttackRunner, rows: Labels) -> None:
         """Classify the changed images at `rows`, except those that the store already has."""
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
+        with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
             if isinstance(runner.model, nn.Module):
                 stack.enter_context(preserve_mode(runner.model))
                 runner.model.eval()
             for shift in self.shifts:
-                keys = list(self.store_keys(shift).values())
+                keys = [*self.store_keys(shift).values()]
                 done = torch.stack([runner.store.results(key).done[rows] for key in keys]).all(0)
                 if not done.all():
                     PredictionBuffer(runner, keys, rows[~done]).run(shift, self.sets[shift.kind])
@@ -145,25 +141,24 @@ class CorruptionEval:
     def predictions(self, store: ResultStore, rows: Labels) -> dict[str, IntArray]:
         """The stored predictions at `rows`, by probe."""
         predicted: dict[str, IntArray] = {}
-        for shift in self.shifts:
-            for probe, key in self.store_keys(shift).items():
-                check_complete(probe, store.results(key), rows)
-                predicted[probe] = store.results(key).predicted[rows].numpy()
+        for probe, key in self.store_keys(*self.shifts).items():
+            check_complete(probe, store.results(key), rows)
+            predicted[probe] = store.results(key).predicted[rows].numpy()
         return predicted
 
 
 @final
+@dataclass(eq=False)
 class PredictionBuffer:
-    """Predictions for all changed copies of some images, written to the store from time to time."""
+    """Predictions, one for each row and each store key, written to the store from time to time."""
 
-    def __init__(self, runner: AttackRunner, keys: Sequence[str], rows: Labels):
-        """One prediction for each row and each store key."""
-        self.runner = runner
-        self.keys = keys
-        self.rows = rows
-        self.predicted = torch.full((len(rows), len(keys)), -1)
-        self.num_written = 0
-        self.num_done = 0
+    runner: AttackRunner
+    keys: Sequence[str]
+    rows: Labels
+
+    def __post_init__(self) -> None:
+        self.predicted = torch.full((len(self.rows), len(self.keys)), -1)
+        self.num_written = self.num_done = 0
         self.saved_at = time.monotonic()
 
     def run(self, shift: Shift, images: ShiftedSet) -> None:
@@ -175,13 +170,13 @@ class PredictionBuffer:
                 batch = self.rows[start : start + size]
                 x = self._to_images(images.fetch(shift.name, shift.severity, batch))
                 # A network that draws random numbers in evaluation mode gets seeded ones.
-                with self.runner.rng.fold_in("evaluate", str(shift), int(batch[0])).seed_global():
+                with Rng(self.runner.seed).fold_in("evaluate", str(shift), int(batch[0])).seed_global():
                     predicted = self.runner.logits(x).argmax(1).cpu()
                 self.predicted[start : start + len(batch)] = predicted.view(len(batch), -1)
                 self.num_done = start + len(batch)
                 if self.num_done == total or time.monotonic() - self.saved_at > attack_runner.SAVE_INTERVAL:
                     self.flush()
-                labels = self.runner.labels[self.rows[: self.num_done], None]
+                labels = self.runner.split.labels[self.rows[: self.num_done], None]
                 wrong = int((self.predicted[: self.num_done] != labels).any(1).sum())
                 self.runner.report(AttackProgress(str(shift), self.num_done, total, wrong))
         except (Interrupted, KeyboardInterrupt):

@@ -4,8 +4,8 @@ A result depends on the network, the image, the attack, the seed, the batch size
 and on nothing else: not on the other images or attacks, and not on the process that wrote it. So one folder
 serves any number of images and attacks, and a later call reuses the results of earlier ones.
 
-    plan.json                           what all results in the folder have in common, and the format version
-    results/ATTACK-DIGEST/ROW.safetensors shards: the results of some images each, named by their first row
+    plan.json                              what all results in the folder have in common, and the format
+    results/ATTACK-DIGEST/ROW.safetensors  shards: the results of some images, named by their first row
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ FORMAT_VERSION = 1
 """The version of the layout above; a folder of another version is refused."""
 PLAN_FILE = "plan.json"
 RESULTS_FOLDER = "results"
+UNCHANGED = "choose another folder, nothing was changed"
+SHARD_FIELDS = ("row", "predicted", "distance")
 ExportedResults: TypeAlias = Mapping[str, Mapping[str, Sequence[int | float]]]
-"""Results in plain numbers, by store key: row, predicted, distance."""
+"""Results in plain numbers, by store key and SHARD_FIELDS."""
 
 
 @final
@@ -89,17 +91,13 @@ class ResultStore:
     def add(
         self, key: str, rows: Labels, predicted: Labels, distance: Tensor, x: Images | None = None
     ) -> None:
-        """Write those results that are new as one shard, with the images `x` if they are to be kept.
-
-        Each row is stored in exactly one shard; shards are named by their first row, so names are unique.
-        """
+        """Write the results that are new as one shard, so each row is in exactly one; keep `x` if given."""
         new = (~self.results(key).done[rows]).nonzero().squeeze(1)
         if len(new) == 0:
             return
         rows = rows[new]
         shard = {"row": rows, "predicted": predicted[new], "distance": distance[new]}
-        if x is not None:
-            # Only images that fool the network are kept.
+        if x is not None:  # only images that fool the network are kept
             fooled = (~distance[new].isnan()).nonzero().squeeze(1)
             shard |= {"x": x[new][fooled], "x_row": rows[fooled]}
         if self.folder is not None:
@@ -111,17 +109,17 @@ class ResultStore:
             temporary_path(file).replace(file)
         # The file comes first: after an interrupted write, the same shard can be written again.
         self.results(key).write_(shard)
-        self.on_new({key: _to_lists(shard["row"], shard["predicted"], shard["distance"])})
+        self.on_new({key: _to_lists(shard)})
 
     def export(self, keys: Iterable[str] | None = None, rows: range | None = None) -> ExportedResults:
-        """The results in memory in plain numbers, for `merge`; optionally only some keys and a range of
-        rows."""
+        """The results in memory in plain numbers, for `merge`; all, or of some keys and a range of rows."""
         within = rows or range(self.num_images)
         exported: dict[str, dict[str, list[int | float]]] = {}
         for key in self.cached if keys is None else keys:
             results = self.results(key)
             done = results.done[within.start : within.stop].nonzero().squeeze(1) + within.start
-            exported[key] = _to_lists(done, results.predicted[done], results.distance[done])
+            shard = {"row": done, "predicted": results.predicted[done], "distance": results.distance[done]}
+            exported[key] = _to_lists(shard)
         return exported
 
     def merge(self, exported: ExportedResults) -> None:
@@ -134,9 +132,8 @@ class ResultStore:
         """The images that were kept of an attack, by row, at some rows."""
         images: dict[int, Tensor] = {}
         for shard in map(_read_shard, self._shards(key)):
-            for position, row in enumerate(cast(list[int], shard["x_row"].tolist()) if "x" in shard else ()):
-                if row in rows:
-                    images[row] = shard["x"][position].clone()
+            kept = cast(list[int], shard["x_row"].tolist()) if "x" in shard else ()
+            images |= {row: shard["x"][position].clone() for position, row in enumerate(kept) if row in rows}
         return images
 
     def _attack_folder(self, key: str) -> Path:
@@ -148,8 +145,8 @@ class ResultStore:
         return [] if self.folder is None else sorted(self._attack_folder(key).glob("[0-9]*.safetensors"))
 
 
-def _to_lists(rows: Labels, predicted: Labels, distance: Tensor) -> dict[str, list[int | float]]:
-    return {"row": rows.tolist(), "predicted": predicted.tolist(), "distance": distance.tolist()}
+def _to_lists(shard: Mapping[str, Tensor]) -> dict[str, list[int | float]]:
+    return {name: shard[name].tolist() for name in SHARD_FIELDS}
 
 
 @contextmanager
@@ -161,9 +158,7 @@ def open_folder(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
     file = folder / PLAN_FILE
     new_plan: dict[str, Any] = json.loads(json.dumps({**plan, "format": FORMAT_VERSION}))
     if not file.is_file() and folder.exists() and not _is_empty(folder):
-        raise RunError(
-            f"{folder}: exists and is not an evaluation; choose another folder, nothing was changed"
-        )
+        raise RunError(f"{folder}: exists and is not an evaluation; {UNCHANGED}")
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder, "evaluating"):
         if file.is_file():
@@ -190,20 +185,18 @@ def _check_same_plan(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any
     if old.get("format") != FORMAT_VERSION:
         raise RunError(
             f"{folder}: holds an evaluation in format {old.get('format')}, this version of allrounder reads "
-            f"and writes format {FORMAT_VERSION}; choose another folder, nothing was changed"
+            f"and writes format {FORMAT_VERSION}; {UNCHANGED}"
         )
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
-            raise RunError(
-                f"{folder}: holds an evaluation with {key} = {old.get(key)}, this one has {new.get(key)}; "
-                "choose another folder, nothing was changed"
-            )
+            difference = f"with {key} = {old.get(key)}, this one has {new.get(key)}"
+            raise RunError(f"{folder}: holds an evaluation {difference}; {UNCHANGED}")
 
 
 def _read_shard(file: Path) -> dict[str, Tensor]:
     try:
         shard = load_file(file)
-        if missing := {"row", "predicted", "distance"} - shard.keys():
+        if missing := set(SHARD_FIELDS) - shard.keys():
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         return shard
     except (OSError, ValueError, SafetensorError) as error:

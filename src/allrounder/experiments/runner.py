@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import final
 
 from allrounder.errors import RunError
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments.manifest import (
     STUDY_FILE,
     Manifest,

@@ -14,7 +14,7 @@ the fifteen at another severity, "spatter severity 3" for another corruption.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias, final
@@ -24,7 +24,11 @@ from numpy.typing import NDArray
 
 ShiftColumn: TypeAlias = tuple[str, str]
 """A column of changed images: ("corruptions", "severity 5 (official)")."""
+Groups: TypeAlias = tuple[tuple[str, ...], ...]
+"""The corruptions or perturbations of an average, each as its probes."""
 FloatArray: TypeAlias = NDArray[np.float64]
+Predictions: TypeAlias = Mapping[str, NDArray[Any]]
+"""The predicted classes by probe."""
 
 STANDARD_SHIFTS: dict[str, tuple[str, ...]] = {
     "c": (
@@ -38,6 +42,7 @@ STANDARD_SHIFTS: dict[str, tuple[str, ...]] = {
     ),
 }
 """The corruptions (c) and perturbations (p) over which papers average."""
+AVERAGES = {"c": "corruptions", "p": "perturbations"}
 PAPER_SEVERITY, ALL_SEVERITIES = 5, range(1, 6)
 """The severity that Generalist++ reports, and those that RobustBench averages over."""
 PROBE_PATTERN = re.compile(r"(\w+)@([cp])-(official|generated):(\d+)")
@@ -82,63 +87,50 @@ def sources(probes: Iterable[str], kind: str) -> list[str]:
     return sorted({shift.source for shift in shift_ids(probes, kind)}, reverse=True)
 
 
-def average_columns(probes: Iterable[str]) -> dict[ShiftColumn, list[list[str]]]:
+def average_columns(probes: Iterable[str]) -> Mapping[ShiftColumn, Groups]:
     """The columns that a table shows: for each its corruptions or perturbations, and the probes of each.
 
     The title of an average over fewer than all says over how many. A probe that is in no average has its own
     column.
     """
-    return {column: [*map(list, groups)] for column, groups in _average_columns(tuple(probes)).items()}
+    return _average_columns(tuple(probes))
 
 
 @lru_cache(maxsize=64)  # a table asks for the same once per cell
-def _average_columns(probes: tuple[str, ...]) -> dict[ShiftColumn, list[list[str]]]:
-    columns: dict[ShiftColumn, list[list[str]]] = {}
-    for source in sources(probes, "c"):
-        shifts = [shift for shift in shift_ids(probes, "c") if shift.source == source]
-        columns |= _corruption_columns(shifts, source)
-    for source in sources(probes, "p"):
-        shifts = [shift for shift in shift_ids(probes, "p") if shift.source == source]
-        if groups := _group_probes(shifts, STANDARD_SHIFTS["p"], set()):
-            columns["perturbations", _title("all frames", source, len(groups), "p")] = groups
+def _average_columns(probes: tuple[str, ...]) -> Mapping[ShiftColumn, Groups]:
+    columns: dict[ShiftColumn, Groups] = {}
+    for kind in "cp":
+        for source in sources(probes, kind):
+            shifts = [shift for shift in shift_ids(probes, kind) if shift.source == source]
+            columns |= _corruption_columns(shifts) if kind == "c" else _average(shifts, "all frames", set())
     return columns
 
 
-def _corruption_columns(shifts: Sequence[ShiftId], source: str) -> dict[ShiftColumn, list[list[str]]]:
-    columns: dict[ShiftColumn, list[list[str]]] = {}
-    averaged: set[str] = set()
-    for title, severities in (("severity 5", {PAPER_SEVERITY}), ("severities 1-5", set(ALL_SEVERITIES))):
-        if groups := _group_probes(shifts, STANDARD_SHIFTS["c"], severities):
-            columns["corruptions", _title(title, source, len(groups), "c")] = groups
-            averaged |= {probe for group in groups for probe in group}
+def _corruption_columns(shifts: Sequence[ShiftId]) -> dict[ShiftColumn, Groups]:
+    columns = _average(shifts, "severity 5", {PAPER_SEVERITY})
+    columns |= _average(shifts, "severities 1-5", set(ALL_SEVERITIES))
+    averaged = {probe for groups in columns.values() for group in groups for probe in group}
     others = [shift for shift in shifts if str(shift) not in averaged]
     for severity in sorted({shift.number for shift in others if shift.name in STANDARD_SHIFTS["c"]}):
-        groups = _group_probes(shifts, STANDARD_SHIFTS["c"], {severity})
-        columns["corruptions", _title(f"severity {severity}", source, len(groups), "c")] = groups
-    for shift in others:
-        if shift.name not in STANDARD_SHIFTS["c"]:
-            columns[shift.name, f"severity {shift.number} ({source})"] = [[str(shift)]]
-    return columns
+        columns |= _average(shifts, f"severity {severity}", {severity})
+    single = [shift for shift in others if shift.name not in STANDARD_SHIFTS["c"]]
+    return columns | {(s.name, f"severity {s.number} ({s.source})"): ((str(s),),) for s in single}
 
 
-def _group_probes(shifts: Sequence[ShiftId], names: Sequence[str], numbers: set[int]) -> list[list[str]]:
-    """The probes of every name that has all `numbers`; an empty set stands for those that there are."""
-    by_name = {name: {shift.number: str(shift) for shift in shifts if shift.name == name} for name in names}
-    return [
-        [probe for number, probe in sorted(by_number.items()) if not numbers or number in numbers]
-        for by_number in by_name.values()
-        if by_number and numbers <= by_number.keys()
-    ]
+def _average(shifts: Sequence[ShiftId], title: str, numbers: set[int]) -> dict[ShiftColumn, Groups]:
+    """The average over the standard shifts that have all `numbers`; an empty set accepts any numbers."""
+    kind, source = shifts[0].kind, shifts[0].source
+    groups: list[tuple[str, ...]] = []
+    for name in STANDARD_SHIFTS[kind]:
+        probes = {shift.number: str(shift) for shift in shifts if shift.name == name}
+        if probes and numbers <= probes.keys():
+            groups.append(tuple(probes[number] for number in sorted(numbers or probes)))
+    count, total = len(groups), len(STANDARD_SHIFTS[kind])
+    images = source if count == total else f"{source}, {count} of {total}"
+    return {(AVERAGES[kind], f"{title} ({images})"): tuple(groups)} if groups else {}
 
 
-def _title(title: str, source: str, count: int, kind: str) -> str:
-    total = len(STANDARD_SHIFTS[kind])
-    return f"{title} ({source})" if count == total else f"{title} ({source}, {count} of {total})"
-
-
-def mean_per_image_accuracy(
-    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any], groups: list[list[str]]
-) -> FloatArray:
+def mean_per_image_accuracy(predicted: Predictions, label: NDArray[Any], groups: Groups) -> FloatArray:
     """One number in [0, 1] for every image: the mean over groups of the mean over the probes of each."""
     total = np.zeros(label.shape)
     for probes in groups:
@@ -149,60 +141,37 @@ def mean_per_image_accuracy(
     return total / len(groups)
 
 
-def accuracy_by_corruption(
-    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any]
-) -> dict[str, dict[int, float]]:
+def accuracy_by_corruption(predicted: Predictions, label: NDArray[Any]) -> dict[str, dict[int, float]]:
     """Accuracy under every corruption at every severity."""
-    accuracies: dict[str, dict[int, float]] = {}
-    format_name = _name_formatter(predicted, "c")
-    for shift in shift_ids(predicted, "c"):
-        accuracy = float((predicted[str(shift)] == label).mean())
-        accuracies.setdefault(format_name(shift), {})[shift.number] = accuracy
-    return accuracies
+    return {
+        name: {shift.number: float((predicted[str(shift)] == label).mean()) for shift in shifts}
+        for name, shifts in _group_by_name(predicted, "c").items()
+    }
 
 
-def metrics_by_perturbation(
-    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any]
-) -> dict[str, tuple[float, float]]:
+def metrics_by_perturbation(predicted: Predictions, label: NDArray[Any]) -> dict[str, tuple[float, float]]:
     """Accuracy over the frames of every perturbation, and its flip rate.
 
     The flip rate is the share of frames whose class differs from that of the previous frame, averaged over
     images. Frames of noise have no order, so there each frame is compared with the first.
     """
-    frames: dict[str, list[ShiftId]] = {}
-    format_name = _name_formatter(predicted, "p")
-    for shift in shift_ids(predicted, "p"):
-        frames.setdefault(format_name(shift), []).append(shift)
     metrics: dict[str, tuple[float, float]] = {}
-    for name, shifts in frames.items():
-        classes = np.stack(
-            [predicted[str(shift)] for shift in sorted(shifts, key=lambda shift: shift.number)]
-        )
+    for name, shifts in _group_by_name(predicted, "p").items():
+        shifts.sort(key=lambda shift: shift.number)
+        classes = np.stack([predicted[str(shift)] for shift in shifts])
         previous = classes[:1] if shifts[0].name.endswith("noise") else classes[:-1]
         flips = float((classes[1:] != previous).mean()) if len(classes) > 1 else 0.0
         metrics[name] = float((classes == label).mean()), flips
     return metrics
 
 
-def flip_rate(
-    predicted: Mapping[str, NDArray[Any]], label: NDArray[Any], perturbation: str | None = None
-) -> float:
-    """The flip rate of one perturbation, or the mean over all of them."""
-    rates = {name: flips for name, (_, flips) in metrics_by_perturbation(predicted, label).items()}
-    if not rates or perturbation not in (None, *rates):
-        known = ", ".join(rates) or "none"
-        raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {known}")
-    if perturbation is not None:
-        return rates[perturbation]
-    if len(sources(predicted, "p")) > 1:
-        raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
-    return sum(rates.values()) / len(rates)
-
-
-def _name_formatter(probes: Iterable[str], kind: str) -> Callable[[ShiftId], str]:
-    """A function that names a change; with its source if there are several sources."""
+def _group_by_name(probes: Iterable[str], kind: str) -> dict[str, list[ShiftId]]:
+    """The changes of one kind by name; with the source in the name if there are several sources."""
     several = len(sources(probes, kind)) > 1
-    return lambda shift: f"{shift.name} ({shift.source})" if several else shift.name
+    groups: dict[str, list[ShiftId]] = {}
+    for shift in shift_ids(probes, kind):
+        groups.setdefault(f"{shift.name} ({shift.source})" if several else shift.name, []).append(shift)
+    return groups
 
 
 def to_smallest_dtype(array: NDArray[Any]) -> NDArray[Any]:

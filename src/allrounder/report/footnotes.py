@@ -27,14 +27,14 @@ Outcomes: TypeAlias = Mapping[str, Outcome]
 
 def footnotes(outcomes: Outcomes) -> list[str]:
     """The notes to a table with these rows, one sentence a line; a note on some rows only names them."""
-    describe_all = (
+    parts = (
         _describe_evaluation,
         _describe_attacks,
         _describe_shifts,
         _describe_selection,
         _describe_extra_data,
     )
-    lines = [line for describe in describe_all for line in _group_by_text(outcomes, describe)]
+    lines = [line for describe in parts for line in _group_by_text(outcomes, describe)]
     first, *others = (outcome.label for outcome in outcomes.values())
     if not all(np.array_equal(first, label) for label in others):
         lines.append("The rows were not measured on the same images.")
@@ -63,10 +63,8 @@ def _group_by_text(
 
 
 def _describe_evaluation(outcome: Outcome) -> list[str]:
-    words = {"seed": "seed", "batch_size": "batch size", "budget": "budget"}
-    facts = [
-        f"{word} {_format_fact(outcome.facts[key])}" for key, word in words.items() if key in outcome.facts
-    ]
+    keys = [key for key in ("seed", "batch_size", "budget") if key in outcome.facts]
+    facts = [f"{key.replace('_', ' ')} {_format_fact(outcome.facts[key])}" for key in keys]
     return ["; ".join([f"{len(outcome)} images", *facts])]
 
 
@@ -91,8 +89,7 @@ def _describe_shifts(outcome: Outcome) -> list[str]:
 
 
 def _describe_selection(outcome: Outcome) -> list[str]:
-    selected_on = outcome.facts.get("selected_on")
-    weights = outcome.facts.get("weights")
+    selected_on, weights = outcome.facts.get("selected_on"), outcome.facts.get("weights")
     name = "Weights" if weights is None else f"Weights {_format_fact(weights)!r}"
     if selected_on is None:
         return [] if weights is None else [name]
@@ -101,9 +98,8 @@ def _describe_selection(outcome: Outcome) -> list[str]:
 
 
 def _describe_extra_data(outcome: Outcome) -> list[str]:
-    if "extra" not in outcome.facts:
-        return []
-    return [f"Trained with EXTRA DATA: {_format_fact(outcome.facts['extra'])}"]
+    extra = [outcome.facts["extra"]] if "extra" in outcome.facts else []
+    return [f"Trained with EXTRA DATA: {_format_fact(images)}" for images in extra]
 
 
 def _format_fact(fact: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -16,12 +16,13 @@ from safetensors.numpy import save
 
 from allrounder.report.corruption_metrics import (
     FloatArray,
+    Groups,
     accuracy_by_corruption,
     average_columns,
-    flip_rate,
     mean_per_image_accuracy,
     metrics_by_perturbation,
     parse_shift_id,
+    sources,
     to_smallest_dtype,
 )
 from allrounder.report.statistics import McNemar, format_percent, wilson_interval
@@ -56,20 +57,15 @@ class Outcome:
     facts: Facts = field(default_factory=dict[str, Any])
     """What a reader of the numbers must know: seed, batch size, how the weights were selected."""
     distance: Mapping[str, FloatArray] = field(default_factory=dict[str, FloatArray])
-    """The norm of the perturbation that fools the network on each image; 0 where it needs none, NaN where
-    none was found."""
+    """The norm of the perturbation that fools the network; 0 where it needs none, NaN where none does."""
     stage: Mapping[str, IntArray] = field(default_factory=dict[str, IntArray])
-    """The stage of a cascade, from 1, that fools the network on each image; 0 where it needs none, -1 where
-    none does."""
+    """The stage of a cascade, from 1, that fools the network; 0 where it needs none, -1 where none does."""
 
     def __post_init__(self) -> None:
-        for kind, arrays in self._arrays().items():
-            for name, array in arrays.items():
+        for kind in ("predicted", "distance", "stage"):
+            for name, array in getattr(self, kind).items():
                 if name not in self.predicted or array.shape != self.label.shape:
                     raise ValueError(f"{kind} of {name}: no such probe, or not one number for every image")
-
-    def _arrays(self) -> dict[str, Mapping[str, NDArray[Any]]]:
-        return {"predicted": self.predicted, "distance": self.distance, "stage": self.stage}
 
     def __len__(self) -> int:
         return len(self.label)
@@ -87,19 +83,17 @@ class Outcome:
         if threat not in (None, *THREAT_SUMMARIES):
             names = [name for name in names if name == wanted or name.startswith(f"{wanted}:")]
         if not names or (len(names) > 1 and threat not in THREAT_SUMMARIES):
-            known = ", ".join(self.predicted)
-            raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {known}")
+            probes = ", ".join(self.predicted)
+            raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {probes}")
         return names
 
-    def _average_groups(self, attack: str, threat: str | None) -> list[list[str]]:
+    def _average_groups(self, attack: str, threat: str | None) -> Groups:
         """The groups of a column of corrupted images, given its title or the beginning of it."""
-        columns = average_columns(self.predicted)
+        columns = average_columns(self.predicted).items()
         matching = [
-            groups
-            for (name, title), groups in columns.items()
-            if name == attack and title.startswith(threat or "")
+            groups for (name, title), groups in columns if name == attack and title.startswith(threat or "")
         ]
-        return matching[0] if len(matching) == 1 else []
+        return matching[0] if len(matching) == 1 else ()
 
     def columns(self) -> list[Column]:
         """The columns of a table: natural, the other probes, worst and mean of attacks with several threats,
@@ -134,11 +128,11 @@ class Outcome:
         return self.accuracy(attack, "mean")
 
     def worst(self, attack: str) -> float:
-        """The share of images that are correct under every threat of the attack: the true union."""
+        """The share of images that are correct under every threat: the true union."""
         return self.accuracy(attack, "worst")
 
     def curve(self, attack: str, norm: str) -> list[tuple[float, float]]:
-        """Accuracy against eps: (eps, accuracy) for every threat of a norm under an attack, by rising eps."""
+        """(eps, accuracy) for every threat of a norm under an attack, by rising eps."""
         prefix = f"{attack}@{norm}:"
         names = [name for name in self.predicted if name.startswith(prefix)]
         if not names:
@@ -161,11 +155,10 @@ class Outcome:
         of the per-image accuracies, n images are worth n p (1 - p) / v yes-or-no trials; n is used if v is 0.
         """
         per_image = self.per_image_accuracy(attack, threat)
-        accuracy, variance = float(per_image.mean()), float(per_image.var())
+        n, accuracy, variance = len(per_image), float(per_image.mean()), float(per_image.var())
         is_binary = bool(((per_image == 0) | (per_image == 1)).all())
-        if is_binary or variance < MIN_VARIANCE:
-            return wilson_interval(accuracy, len(per_image))
-        return wilson_interval(accuracy, len(per_image) * accuracy * (1 - accuracy) / variance)
+        trials = n if is_binary or variance < MIN_VARIANCE else n * accuracy * (1 - accuracy) / variance
+        return wilson_interval(accuracy, trials)
 
     def corruptions(self) -> dict[str, dict[int, float]]:
         """Accuracy under every corruption at every severity that was evaluated.
@@ -180,13 +173,20 @@ class Outcome:
 
     def flip_rate(self, perturbation: str | None = None) -> float:
         """How often the predicted class changes along a perturbation, or along all of them on average."""
-        return flip_rate(self.predicted, self.label, perturbation)
+        rates = {name: flips for name, (_, flips) in self.perturbations().items()}
+        if not rates or perturbation not in (None, *rates):
+            measured = ", ".join(rates) or "none"
+            raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {measured}")
+        if perturbation is not None:
+            return rates[perturbation]
+        if len(sources(self.predicted, "p")) > 1:
+            raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
+        return sum(rates.values()) / len(rates)
 
     def accuracy_by_stage(self, probe: str) -> list[float]:
         """Accuracy after each stage of a cascade; the last one is the accuracy under the whole cascade.
 
-        The fact "stages" names the stages of every probe; without it, final stages that fool the network on
-        no image are missing.
+        Without the fact "stages", final stages that fool the network on no image are missing.
         """
         (name,) = self.probe_names(probe)
         if name not in self.stage:
@@ -210,54 +210,26 @@ class Outcome:
     def disagreements(self, other: Outcome) -> dict[str, list[int]]:
         """The positions of images that another evaluation of the same images predicts differently, by probe.
 
-        Only probes that both have are compared; another batch size, for example, may change a few.
+        Another batch size, for example, may change a few. Only probes that both have are compared.
         """
         self._check_same_images("disagreements", other)
-        common = [name for name in self.predicted if name in other.predicted]
-        return {
-            name: np.flatnonzero(self.predicted[name] != other.predicted[name]).tolist() for name in common
-        }
+        pairs = {name: (self.predicted[name], other.predicted.get(name)) for name in self.predicted}
+        return {name: np.flatnonzero(a != b).tolist() for name, (a, b) in pairs.items() if b is not None}
 
     def _check_same_images(self, method: str, other: Outcome) -> None:
+        expected = "expected the same images in order"
         if not np.array_equal(self.label, other.label):
-            raise ValueError(
-                f"{method}: got outcomes with different labels, expected the same images in order"
-            )
+            raise ValueError(f"{method}: got outcomes with different labels, {expected}")
         for key in ("data", "rows"):
             if key in self.facts and key in other.facts and self.facts[key] != other.facts[key]:
-                raise ValueError(
-                    f"{method}: got outcomes of different {key}, expected the same images in order"
-                )
-
-    @classmethod
-    def merge(cls, parts: Sequence[Outcome]) -> Outcome:
-        """Concatenate the parts of one evaluation; all facts but the number of images must be equal."""
-        if not parts:
-            raise ValueError("merge: got no parts, expected one or more")
-        described = [
-            {**part.facts, "images": 0} | {kind: list(arrays) for kind, arrays in part._arrays().items()}
-            for part in parts
-        ]
-        first = described[0]
-        for number, facts in enumerate(described, 1):
-            for key in first | facts:
-                if first.get(key) != facts.get(key):
-                    raise ValueError(
-                        f"merge: {key} is {first.get(key)} in part 1, but {facts.get(key)} in part {number}"
-                    )
-        arrays: dict[str, Any] = {
-            kind: {name: np.concatenate([part._arrays()[kind][name] for part in parts]) for name in of_kind}
-            for kind, of_kind in parts[0]._arrays().items()
-        }
-        label = np.concatenate([part.label for part in parts])
-        return cls(label, facts={**parts[0].facts, "images": len(label)}, **arrays)
+                raise ValueError(f"{method}: got outcomes of different {key}, {expected}")
 
     def __str__(self) -> str:
         words: list[str] = []
-        for attack, threat in self.columns():
-            word = f"{attack} {threat or ''}".strip() + f" {format_percent(self.accuracy(attack, threat))}"
-            if attack != NATURAL:
-                word += f" [{', '.join(format_percent(end) for end in self.interval(attack, threat))}]"
+        for column in self.columns():
+            word = " ".join([*filter(None, column), format_percent(self.accuracy(*column))])
+            if column[0] != NATURAL:
+                word += f" [{', '.join(map(format_percent, self.interval(*column)))}]"
             words.append(word)
         return "  ".join([*words, f"n={len(self)}"])
 
@@ -268,18 +240,12 @@ class Outcome:
         return render({(about or {}).get("name", "network"): self}, style, about=about, threat=threat)
 
     def save(self, path: Path) -> None:
-        """Write one file without timestamps: equal outcomes give equal bytes."""
-        # NaN has many bit patterns; one is written.
-        distance = {name: np.where(np.isnan(array), np.nan, array) for name, array in self.distance.items()}
-        predicted = {
-            name: to_smallest_dtype(array) if parse_shift_id(name) else array
-            for name, array in self.predicted.items()
-        }
-        kinds = {**self._arrays(), "distance": distance, "predicted": predicted}
+        """Write one file without timestamps: equal outcomes give equal bytes, also of NaN."""
         arrays = {"label": self.label}
-        arrays |= {
-            f"{kind}/{name}": array for kind, of_kind in kinds.items() for name, array in of_kind.items()
-        }
+        for name, array in self.predicted.items():
+            arrays[f"predicted/{name}"] = to_smallest_dtype(array) if parse_shift_id(name) else array
+        arrays |= {f"distance/{name}": np.where(np.isnan(d), np.nan, d) for name, d in self.distance.items()}
+        arrays |= {f"stage/{name}": stage for name, stage in self.stage.items()}
         # safetensors keeps neither the order of arrays nor that of several metadata texts.
         content = {"format": FORMAT_VERSION, "facts": dict(self.facts), "probes": list(self.predicted)}
         metadata = {"outcome": json.dumps(content, sort_keys=True)}
@@ -304,12 +270,12 @@ class Outcome:
                 )
             arrays: dict[str, Any] = {key: opened.get_tensor(key) for key in list(opened.keys())}
         names: list[str] = content["probes"]
-        optional = {
-            kind: {name: arrays[key] for name in names if (key := f"{kind}/{name}") in arrays}
-            for kind in ("distance", "stage")
-        }
         predicted = {name: arrays[f"predicted/{name}"].astype(np.int64) for name in names}
-        return cls(arrays["label"], predicted, content["facts"], **optional)
+        distance, stage = (
+            {name: arrays[key] for name in names if (key := f"{kind}/{name}") in arrays}
+            for kind in ("distance", "stage")
+        )
+        return cls(arrays["label"], predicted, content["facts"], distance, stage)
 
 
 def _parse_eps(budget: str) -> Fraction:

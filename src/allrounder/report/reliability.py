@@ -48,8 +48,8 @@ def compute_flags(outcome: Outcome) -> list[str]:
             {attack: mask for attack, mask in robust.items() if kinds[attack] == {is_white}}
             for is_white in (True, False)
         )
-        found = _flag_black_box_wins(white, black) + _flag_not_converged(robust) + _flag_fixed_steps(robust)
-        flags += [f"{threat}: {flag}" for flag in found]
+        doubts = _flag_black_box_wins(white, black) + _flag_not_converged(robust) + _flag_fixed_steps(robust)
+        flags += [f"{threat}: {doubt}" for doubt in doubts]
     flags += [flag for name in outcome.stage for flag in _flag_black_box_stage(outcome, name)]
     for text in map(str, outcome.facts.get("findings", ())):
         kind, _, message = text.partition(": ")
@@ -63,21 +63,21 @@ def _flag_black_box_wins(white: RobustByAttack, black: RobustByAttack) -> list[s
     flags: list[str] = []
     for name, mask in black.items() if white else ():
         strongest = min(white, key=lambda other: int(white[other].sum()))
-        survivors = np.all([*white.values()], axis=0)
-        only = int((survivors & ~mask).sum())
+        robust = np.all([*white.values()], axis=0)
+        only = int((robust & ~mask).sum())
+        subject = f"{name}, which uses no gradient of the network,"
+        bound = f"the accuracy is at most {_format_percent(robust & mask)}"
         if mask.sum() < white[strongest].sum():
             flags.append(
-                f"{name}, which uses no gradient of the network, leaves {_format_percent(mask)} and the "
-                f"white-box attacks leave {_format_percent(white[strongest])} ({strongest}): their gradients "
-                f"are masked, or they are too weak; the accuracy is at most "
-                f"{_format_percent(survivors & mask)}"
+                f"{subject} leaves {_format_percent(mask)} and the white-box attacks leave "
+                f"{_format_percent(white[strongest])} ({strongest}): their gradients are masked, or they are "
+                f"too weak; {bound}"
             )
         elif only:
-            flags.append(
-                f"{name}, which uses no gradient of the network, fools it on {only} of {len(mask)} images "
-                f"that the white-box attacks ({', '.join(white)}) leave robust: the accuracy is at most "
-                f"{_format_percent(survivors & mask)}"
+            images = (
+                f"{only} of {len(mask)} images that the white-box attacks ({', '.join(white)}) leave robust"
             )
+            flags.append(f"{subject} fools it on {images}: {bound}")
     return flags
 
 
@@ -107,9 +107,7 @@ def _flag_not_converged(robust: RobustByAttack) -> list[str]:
         if match := re.fullmatch(r"([a-z]+)(\d+)", _normalise_name(name)):
             families[match[1]][int(match[2])] = name
     flags: list[str] = []
-    for by_steps in families.values():
-        if len(by_steps) < 2:
-            continue
+    for by_steps in (family for family in families.values() if len(family) > 1):
         few, many = (by_steps[steps] for steps in sorted(by_steps)[-2:])
         if _drop_in_points(robust[few], robust[many]) > MORE_STEPS_TOLERANCE:
             flags.append(
@@ -121,13 +119,13 @@ def _flag_not_converged(robust: RobustByAttack) -> list[str]:
 
 def _flag_fixed_steps(robust: RobustByAttack) -> list[str]:
     """Compare the strongest APGD with the strongest PGD."""
-    strongest: dict[str, str] = {}
-    for family in ("pgd", "apgd"):
-        names = [name for name in robust if _normalise_name(name).startswith(family)]
-        if not names:
-            return []
-        strongest[family] = min(names, key=lambda name: int(robust[name].sum()))
-    pgd, apgd = strongest["pgd"], strongest["apgd"]
+    ranked = sorted(robust, key=lambda name: int(robust[name].sum()))
+    fixed, adaptive = (
+        [name for name in ranked if _normalise_name(name).startswith(family)] for family in ("pgd", "apgd")
+    )
+    if not fixed or not adaptive:
+        return []
+    pgd, apgd = fixed[0], adaptive[0]
     drop = _drop_in_points(robust[pgd], robust[apgd])
     if drop <= APGD_TOLERANCE:
         return []

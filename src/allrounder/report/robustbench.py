@@ -10,15 +10,8 @@ from allrounder.report.statistics import format_percent
 from allrounder.report.tables import to_json
 
 REQUIRED_FIELDS = {
-    "link": str,
-    "name": str,
-    "authors": str,
-    "additional_data": bool,
-    "number_forward_passes": int,
-    "dataset": str,
-    "venue": str,
-    "architecture": str,
-    "reported": str,
+    **{"link": str, "name": str, "authors": str, "additional_data": bool, "number_forward_passes": int},
+    **{"dataset": str, "venue": str, "architecture": str, "reported": str},
 }
 """What RobustBench asks about a model beyond an outcome; "reported" is the paper's own robust percent."""
 OPTIONAL_FIELDS = {"external": str, "footnote": str}

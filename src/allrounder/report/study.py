@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, final
 
 from allrounder.report import tables
 from allrounder.report.footnotes import footnotes, stored_flags
-from allrounder.report.outcome import THREAT_SUMMARIES, Column, Outcome
+from allrounder.report.outcome import Column, Outcome
 from allrounder.report.statistics import McNemar, format_percent
-from allrounder.report.tables import COLUMN_TITLES, EMPTY, STYLES, SUMMARY_NOTE, Cell, Table
+from allrounder.report.tables import EMPTY, Cell, ResultTable, column_key, column_title
 
 SIGNIFICANCE = 0.05
 
@@ -39,11 +39,12 @@ class SeedCell:
         """The sample standard deviation over seeds; None for one seed."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
-    def text(self) -> str:
+    def to_cell(self) -> Cell:
         """The mean in percent, with the deviation over seeds; for one seed, with the interval over images."""
-        if self.std is not None:
-            return f"{format_percent(self.mean)} +- {format_percent(self.std)}"
-        return f"{format_percent(self.mean)} ({'-'.join(format_percent(end) for end in self.interval)})"
+        percent = format_percent(self.mean)
+        interval = f"({'-'.join(map(format_percent, self.interval))})"
+        spread = interval if self.std is None else f"+- {format_percent(self.std)}"
+        return Cell(f"{percent} {spread}", percent, differs=self.differs)
 
 
 @final
@@ -74,10 +75,9 @@ class StudyResults:
 
     def cells(self) -> dict[str, list[SeedCell | None]]:
         """All numbers by row; None where no outcome of the row has the column."""
-        columns = self.columns()
         differing = self._significant_differences()
         return {
-            row: [self._cell(row, column, (row, column) in differing) for column in columns]
+            row: [self._cell(row, column, (row, column) in differing) for column in self.columns()]
             for row in self.outcomes
         }
 
@@ -100,17 +100,13 @@ class StudyResults:
             tests = [outcomes[seed].mcnemar(references[seed], *column) for seed in seeds]
         except (ValueError, KeyError):
             return None  # other images, or other probes
-        counts = zip(*((t.both, t.only_self, t.only_other, t.neither) for t in tests), strict=True)
-        return McNemar(*(sum(count) for count in counts))
+        return McNemar(*map(sum, zip(*map(astuple, tests), strict=True)))
 
     def _significant_differences(self) -> set[tuple[str, Column]]:
         """Where a row differs from the reference row, by Holm's method over all comparisons of the table."""
-        p_values: dict[tuple[str, Column], float] = {}
-        for row in self.outcomes:
-            for column in self.columns():
-                test = self.compare_with_reference(row, column)
-                if test is not None:
-                    p_values[row, column] = test.p_value
+        keys = [(row, column) for row in self.outcomes for column in self.columns()]
+        tests = {key: self.compare_with_reference(*key) for key in keys}
+        p_values = {key: test.p_value for key, test in tests.items() if test is not None}
         differing: set[tuple[str, Column]] = set()
         for rank, key in enumerate(sorted(p_values, key=lambda key: p_values[key])):
             if p_values[key] > SIGNIFICANCE / (len(p_values) - rank):
@@ -128,14 +124,11 @@ class StudyResults:
         seeds = sorted({seed for by_seed in self.outcomes.values() for seed in by_seed})
         deviation = f"mean +- standard deviation over seeds {', '.join(map(str, seeds))}"
         shown = deviation if len(seeds) > 1 else "with 95% intervals"
-        lines = [f"Percent of images classified correctly: {shown}."]
-        if any(summary in THREAT_SUMMARIES for _, summary in self.columns()):
-            lines.append(SUMMARY_NOTE)
+        lines = [f"Percent of images classified correctly: {shown}.", *tables.summary_notes(self.columns())]
         if any(cell and cell.differs for cells in self.cells().values() for cell in cells):
-            mark = STYLES[style].differs
             lines.append(
-                f'{mark}: differs from "{self.reference_row()}" by a paired test over images, '
-                f"all seeds together (McNemar, Holm over the table, level {SIGNIFICANCE}); it does "
+                f'{tables.MARKS[style].differs}: differs from "{self.reference_row()}" by a paired test over '
+                f"images, all seeds together (McNemar, Holm over the table, level {SIGNIFICANCE}); it does "
                 "not account for the variation between trainings."
             )
         if self.cost:
@@ -147,52 +140,31 @@ class StudyResults:
             lines += [f"{name}: {finding}" for finding in outcome.facts.get("findings", ())]
         return lines + ([f"MISSING: {'; '.join(self.missing)}."] if self.missing else [])
 
-    def to_table(self, style: str) -> Table:
-        """The table in a style of `tables.STYLES`; a paper's numbers stand beside ours."""
-        columns = self.columns()
-        numbers = self.cells()
-        header = ["row"]
-        cells: dict[str, list[Cell]] = {row: [] for row in numbers}
-        for index, column in enumerate(columns):
-            header.append(_column_title(column, style))
-            in_column = {row: of_row[index] for row, of_row in numbers.items()}
-            has_paper = any(cell and cell.paper is not None for cell in in_column.values())
-            header += ["paper"] if has_paper else []
-            for row, cell in in_column.items():
-                cells[row].append(EMPTY if cell is None else _number_cell(cell))
-                if has_paper:
-                    paper = None if cell is None else cell.paper
-                    cells[row].append(EMPTY if paper is None else Cell(f"{paper:.2f}"))
+    def to_table(self, style: str = "text") -> ResultTable:
+        """The table in a style of `tables.MARKS`; a paper's numbers stand beside ours."""
+        numbers = self.cells().values()
+        columns: list[tuple[str, list[Cell]]] = []
+        for index, column in enumerate(self.columns()):
+            cells = [row[index] for row in numbers]
+            columns.append(
+                (_title(column, style), [EMPTY if cell is None else cell.to_cell() for cell in cells])
+            )
+            paper = [None if cell is None else cell.paper for cell in cells]
+            if any(percent is not None for percent in paper):
+                columns.append(("paper", [EMPTY if p is None else Cell(f"{p:.2f}") for p in paper]))
         if self.cost:
-            header.append("cost")
-            for row, of_row in cells.items():
-                of_row.append(Cell(str(self.cost.get(row, "-"))))
+            columns.append(("cost", [Cell(self.cost.get(row, "-")) for row in self.outcomes]))
+        rows = [(row, [cells[index] for _, cells in columns]) for index, row in enumerate(self.outcomes)]
         # LaTeX notes are escaped, so they use the mark of plain text.
         notes = self.notes("markdown" if style == "markdown" else "text")
-        return Table(header, list(cells.items()), notes)
+        return ResultTable(["row", *(title for title, _ in columns)], rows, notes)
 
 
-def _number_cell(cell: SeedCell) -> Cell:
-    return Cell(cell.text(), format_percent(cell.mean), differs=cell.differs)
-
-
-def _column_title(column: Column, style: str) -> str:
+def _title(column: Column, style: str) -> str:
     name, summary = column
-    if style == "text":
-        return tables.wrap_cell(name.replace("@", " ")) + (f" {summary}" if summary else "")
-    title = COLUMN_TITLES.get(summary or "", summary)
-    return f"{name} {title}" if title else name
-
-
-def column_key(column: Column) -> str:
-    """A column as the papers' numbers name it."""
-    return column[0] if column[1] is None else f"{column[0]} {column[1]}"
-
-
-def format_rows(results: StudyResults, style: str = "text") -> tuple[list[str], list[list[str]]]:
-    """Header and rows as texts, with the best and second best of every column marked."""
-    table = results.to_table(style)
-    return list(table.header), tables.format_rows(table, style)
+    if style != "text":
+        return column_title(column)
+    return tables.wrap_cell(name.replace("@", " ")) + (f" {summary}" if summary else "")
 
 
 def render_study(results: StudyResults, style: str = "markdown") -> str:

@@ -5,28 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from allrounder.report.outcome import THREAT_SUMMARIES, Column
 from allrounder.report.statistics import format_percent
 
-COLUMN_TITLES = {"worst": "worst", "mean": "mean (the papers' Union)"}
-"""How Markdown and LaTeX call the summaries over several threats."""
 SUMMARY_NOTE = (
     "Worst: correct under every threat of the attack at once (the true union); mean: the average over "
     "its threats (what Generalist++ calls Union)."
 )
-LATEX_ESCAPES = {sign: rf"\{sign}" for sign in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
+LATEX_ESCAPES = str.maketrans(
+    {sign: rf"\{sign}" for sign in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
 
 
 @final
 @dataclass(frozen=True)
-class Style:
+class Marks:
     """How a style writes the best and second best number of a column, intervals, and differences."""
 
     best: str
@@ -36,10 +34,10 @@ class Style:
     """The mark of a number that differs significantly from that of the reference row."""
 
 
-STYLES = {
-    "text": Style("{}", "{}", " ({}-{})", "*"),
-    "markdown": Style("**{}**", "<ins>{}</ins>", " ({}-{})", "\u2020"),
-    "latex": Style(r"\textbf{{{}}}", r"\underline{{{}}}", r" {{\scriptsize ({}--{})}}", r"$^\dagger$"),
+MARKS = {
+    "text": Marks("{}", "{}", " ({}-{})", "*"),
+    "markdown": Marks("**{}**", "<ins>{}</ins>", " ({}-{})", "\u2020"),
+    "latex": Marks(r"\textbf{{{}}}", r"\underline{{{}}}", r" {{\scriptsize ({}--{})}}", r"$^\dagger$"),
 }
 
 
@@ -62,7 +60,7 @@ EMPTY = Cell("-")
 
 @final
 @dataclass(frozen=True, eq=False)
-class Table:
+class ResultTable:
     """A header, named rows of cells, and notes, one sentence a line."""
 
     header: Sequence[str]
@@ -72,30 +70,42 @@ class Table:
     """The lines of the LaTeX header, already escaped, if they differ from the header."""
 
 
-def format_rows(table: Table, style: str) -> list[list[str]]:
+def column_key(column: Column) -> str:
+    """A column in CSV and JSON files, and as the papers' numbers name it."""
+    return " ".join(filter(None, column))
+
+
+def column_title(column: Column) -> str:
+    """A column in Markdown and LaTeX."""
+    return column_key(column) + (" (the papers' Union)" if column[1] == "mean" else "")
+
+
+def summary_notes(columns: Sequence[Column]) -> list[str]:
+    """What the summaries over several threats mean, if there are any."""
+    return [SUMMARY_NOTE] if any(summary in THREAT_SUMMARIES for _, summary in columns) else []
+
+
+def format_rows(table: ResultTable, style: str) -> list[list[str]]:
     """The rows as texts, with the best and the second best of every column marked."""
-    columns = zip(*(cells for _, cells in table.rows), strict=True)
-    marks = [_rank_marks(cells, STYLES[style]) for cells in columns]
-    return [
-        [name, *(_format_cell(cell, by_rank, style) for cell, by_rank in zip(cells, marks, strict=True))]
-        for name, cells in table.rows
+    columns = [
+        _format_column(cells, style) for cells in zip(*(cells for _, cells in table.rows), strict=True)
     ]
+    return [[name, *(column[row] for column in columns)] for row, (name, _) in enumerate(table.rows)]
 
 
-def _rank_marks(cells: Sequence[Cell], form: Style) -> dict[str, str]:
-    """The marks of the best and second best percents of a column; none if all are equal."""
+def _format_column(cells: Sequence[Cell], style: str) -> list[str]:
+    """The texts of a column; nothing is marked as the best if all percents are equal."""
+    marks = MARKS[style]
     order = sorted({cell.rank for cell in cells if cell.rank is not None}, key=float, reverse=True)
-    return dict(zip(order, (form.best, form.second), strict=False)) if len(order) > 1 else {}
-
-
-def _format_cell(cell: Cell, marks: Mapping[str, str], style: str) -> str:
-    form = STYLES[style]
-    text = marks.get(cell.rank or "", "{}").format(cell.text)
-    if cell.interval is not None:
-        text += form.interval.format(*map(format_percent, cell.interval))
-    if cell.differs:
-        text += form.differs
-    return wrap_cell(text) if style == "text" and cell.rank is not None else text
+    by_rank = dict(zip(order, (marks.best, marks.second), strict=False)) if len(order) > 1 else {}
+    texts: list[str] = []
+    for cell in cells:
+        text = by_rank.get(cell.rank or "", "{}").format(cell.text)
+        if cell.interval is not None:
+            text += marks.interval.format(*map(format_percent, cell.interval))
+        text += marks.differs if cell.differs else ""
+        texts.append(wrap_cell(text) if style == "text" and cell.rank is not None else text)
+    return texts
 
 
 def wrap_cell(text: str) -> str:
@@ -103,7 +113,7 @@ def wrap_cell(text: str) -> str:
     return text.replace(" ", "\n", 1)
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: ResultTable) -> str:
     """The table for a document, with the notes below it."""
     rule = [":--", *["--:"] * (len(table.header) - 1)]
     rows = [table.header, rule, *format_rows(table, "markdown")]
@@ -111,7 +121,7 @@ def to_markdown(table: Table) -> str:
     return "\n".join([*lines, "", *table.notes]) + "\n"
 
 
-def to_latex(table: Table) -> str:
+def to_latex(table: ResultTable) -> str:
     """The table for a paper, with the notes below it; it needs the package booktabs."""
     header = table.latex_header or [[escape_latex(title) for title in table.header]]
     body = [
@@ -133,11 +143,11 @@ def to_latex(table: Table) -> str:
 
 def escape_latex(text: str) -> str:
     """Escape the characters that are commands in LaTeX."""
-    return "".join(LATEX_ESCAPES.get(sign, sign) for sign in text)
+    return text.translate(LATEX_ESCAPES)
 
 
 def to_csv(rows: Iterable[Sequence[object]]) -> str:
-    """Rows, the header first, separated by commas; numbers in full precision."""
+    """Rows, the header first; numbers in full precision."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

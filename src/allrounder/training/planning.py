@@ -24,8 +24,7 @@ from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
 from allrounder.errors import RecipeError
 from allrounder.evaluation.evaluate import default_batch_size
-from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.stages import probe_stages
+from allrounder.evaluation.probes import Probe, probe_stages
 from allrounder.inference.attack_view import attack_view
 from allrounder.nn.amp import full_precision
 from allrounder.optim import Descend

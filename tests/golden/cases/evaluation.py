@@ -18,8 +18,7 @@ from allrounder.attacks import Apgd, Cascade, Fab, Pgd, Restarts, Square
 from allrounder.data.base import TensorSplit
 from allrounder.data.files.cache import CACHE_VARIABLE
 from allrounder.distributed import World
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.report.outcome import Outcome
 from allrounder.threats.threat import Threat

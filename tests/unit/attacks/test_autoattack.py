@@ -8,8 +8,7 @@ from torch import nn
 
 from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab, Pgd, Square, parse_attack, perturb
 from allrounder.attacks.apgd import L1_SCHEDULE
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import SUITES, Probe, suite
 from allrounder.rng import Rng
 from allrounder.threats.norms import L1, L2, Linf

@@ -11,8 +11,7 @@ from allrounder.attacks import Apgd, Bpda, Pgd, craft
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import loss_grad
 from allrounder.data.base import TensorSplit
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.inference import fold as folding
 from allrounder.threats.threat import Threat

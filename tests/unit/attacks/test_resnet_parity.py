@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from allrounder.attacks import Apgd, Attack, Fab, Square
 from allrounder.data.inputs.by_name import load_eval_data
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.models.external import load_network
 from allrounder.threats.threat import Threat

@@ -8,8 +8,7 @@ from torch import nn
 
 from allrounder.attacks import ATTACKS, Apgd, AutoAttack, Mim, Pgd, Restarts, Transfer, perturb
 from allrounder.attacks.search.base import Search
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.objectives import Adversarial
 from allrounder.rng import Rng

@@ -51,22 +51,22 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)
-def test_kept_images_say_what_was_written_down(probe: Probe, kept: tuple[Path, Outcome]):
+def test_kept_images_match_the_outcome(probe: Probe, kept: tuple[Path, Outcome]):
     folder, outcome = kept
     with safe_open(file_of(folder, probe), framework="pt") as file:
         assert file.metadata() == {"probe": str(probe)}
-    found = load_file(file_of(folder, probe))
-    rows, x, model = found["row"], found["x"], trained_network()
+    stored = load_file(file_of(folder, probe))
+    rows, x, model = stored["row"], stored["x"], trained_network()
     natural = images().fetch(rows)
-    broken = (outcome.predicted[NATURAL] == outcome.label) & (outcome.predicted[str(probe)] != outcome.label)
-    assert rows.tolist() == np.flatnonzero(broken).tolist() and len(rows) > 2
-    assert found["label"].tolist() == images().labels[rows].tolist()
+    fooled = (outcome.predicted[NATURAL] == outcome.label) & (outcome.predicted[str(probe)] != outcome.label)
+    assert rows.tolist() == np.flatnonzero(fooled).tolist() and len(rows) > 2
+    assert stored["label"].tolist() == images().labels[rows].tolist()
     # Shown again in the shape of a batch, as every answer depends on it.
     shown = torch.cat([model(torch.cat([x[k : k + 1]] * BATCH_SIZE))[:1] for k in range(len(x))]).argmax(1)
-    assert shown.tolist() == found["predicted"].tolist() == outcome.predicted[str(probe)][broken].tolist()
-    assert bool((shown != found["label"]).all())
+    assert shown.tolist() == stored["predicted"].tolist() == outcome.predicted[str(probe)][fooled].tolist()
+    assert bool((shown != stored["label"]).all())
     distance = probe.threat.norm.length(x.double() - natural.double())
-    assert torch.equal(distance, torch.from_numpy(outcome.distance[str(probe)][broken]))
+    assert torch.equal(distance, torch.from_numpy(outcome.distance[str(probe)][fooled]))
     assert bool(probe.threat.contains(natural, x).all()) and float(x.min()) >= 0 and float(x.max()) <= 1
 
 
@@ -79,17 +79,17 @@ def test_keeping_images_changes_no_number(kept: tuple[Path, Outcome], tmp_path: 
 def test_images_are_kept_over_interruptions_and_follow_the_number_of_images(tmp_path: Path):
     split = images()
     for n in (24, 8, 24):
-        found = run_evaluation(tmp_path, split=split, n=n, keep_examples=True)
+        result = run_evaluation(tmp_path, split=split, n=n, keep_examples=True)
         for probe in PROBES:
             rows = load_file(file_of(tmp_path, probe))["row"] if file_of(tmp_path, probe).exists() else ()
-            assert len(rows) == int((found.stage[str(probe)] > 0).sum())
+            assert len(rows) == int((result.stage[str(probe)] > 0).sum())
     never = Probe("none", Square(queries=1), Threat.parse("L2:1e-6"))
     file_of(tmp_path, never).write_bytes(b"from a call with more images")
     run_evaluation(tmp_path, probes=[never], keep_examples=True)
     assert not file_of(tmp_path, never).exists()
 
 
-def test_images_are_kept_in_a_folder_alone():
+def test_keeping_images_needs_a_folder():
     with pytest.raises(ValueError, match=r"keep_examples: got no folder, expected one .*; give out="):
         run_evaluation(keep_examples=True)
 
@@ -99,22 +99,27 @@ def facts(**options: Any) -> dict[str, Any]:
     return dict(run_evaluation(**options).facts)
 
 
-def test_facts_hold_everything_and_no_times(kept: tuple[Path, Outcome]):
-    found = dict(Outcome.load(kept[0] / OUTCOME_FILE).facts)
+def test_facts_are_complete_and_contain_no_times(kept: tuple[Path, Outcome]):
+    result = dict(Outcome.load(kept[0] / OUTCOME_FILE).facts)
     named = ("seed", "batch_size", "threads", "images", "budget", "stages", "settings", "attacks", "classes")
-    assert found.keys() == {*named, "white_box", "questions", "findings", "flags", "network", "data", "rows"}
-    assert (found["seed"], found["batch_size"], found["threads"], found["images"]) == (0, BATCH_SIZE, 1, 24)
-    assert found["stages"] == {str(CASCADE): ["square", "apgd-ce", "fab-t"], str(PGD): ["pgd"]}
-    assert found["white_box"] == {str(CASCADE): [False, True, True], str(PGD): [True]}
-    assert found["settings"][str(CASCADE)] == [str(part) for part in PARTS]
-    told = "square: 6 queries; apgd-ce: 3 steps, loss ce; fab-t: 2 steps, 1 targets"
-    assert found["attacks"][str(CASCADE)] == told
-    assert found["attacks"][str(PGD)] == str(Pgd(steps=3)) and found["classes"] == 3
-    assert json.loads(json.dumps(found)) == found
-    assert not re.search(r"\d\d:\d\d|20\d\d-|time|date|second", json.dumps(found))
+    assert result.keys() == {*named, "white_box", "questions", "findings", "flags", "network", "data", "rows"}
+    assert (result["seed"], result["batch_size"], result["threads"], result["images"]) == (
+        0,
+        BATCH_SIZE,
+        1,
+        24,
+    )
+    assert result["stages"] == {str(CASCADE): ["square", "apgd-ce", "fab-t"], str(PGD): ["pgd"]}
+    assert result["white_box"] == {str(CASCADE): [False, True, True], str(PGD): [True]}
+    assert result["settings"][str(CASCADE)] == [str(part) for part in PARTS]
+    budgets = "square: 6 queries; apgd-ce: 3 steps, loss ce; fab-t: 2 steps, 1 targets"
+    assert result["attacks"][str(CASCADE)] == budgets
+    assert result["attacks"][str(PGD)] == str(Pgd(steps=3)) and result["classes"] == 3
+    assert json.loads(json.dumps(result)) == result
+    assert not re.search(r"\d\d:\d\d|20\d\d-|time|date|second", json.dumps(result))
 
 
-def test_the_budget_is_told_as_it_was_given():
+def test_facts_contain_the_budget_as_given():
     assert BUDGETS == {"smoke": 20, "quick": 200, "standard": 1000, "full": None}
     assert (facts(probes=[])["budget"], facts(probes=[])["images"]) == ("full", 24)
     assert [facts(probes=[], budget="smoke")[key] for key in ("budget", "images")] == ["smoke", 20]
@@ -122,21 +127,21 @@ def test_the_budget_is_told_as_it_was_given():
     assert facts(probes=[], budget="standard")["images"] == 24  # there are no more
 
 
-def test_a_budget_that_was_rounded_is_asked_about_and_flagged():
+def test_rounded_budget_gives_a_warning_and_a_flag():
     with pytest.warns(UserWarning, match="not equal"):
-        found = run_evaluation(probes=[Probe.parse("pgd-1@Linf:0.031")])
-    (question,) = found.facts["questions"]
+        result = run_evaluation(probes=[Probe.parse("pgd-1@Linf:0.031")])
+    (question,) = result.facts["questions"]
     assert question.startswith("Linf:0.031 is close to 8/255 = 0.03137, but not equal")
-    assert found.facts["flags"] == [question]
-    assert any(line.startswith("FLAGGED: Linf:0.031 is close") for line in footnotes({"network": found}))
+    assert result.facts["flags"] == [question]
+    assert any(line.startswith("FLAGGED: Linf:0.031 is close") for line in footnotes({"network": result}))
     meant = run_evaluation(probes=[Probe.parse("pgd-1@Linf:8/255"), Probe.parse("pgd-1@L2:0.031")])
     assert meant.facts["questions"] == meant.facts["flags"] == []
 
 
-def test_what_somebody_adds_joins_the_facts(tmp_path: Path):
-    found = run_evaluation(tmp_path, probes=[], about={"name": "ours", "selected_on": "test"})
-    assert (found.facts["name"], found.facts["selected_on"], found.facts["seed"]) == ("ours", "test", 0)
-    assert Outcome.load(tmp_path / OUTCOME_FILE).facts == found.facts
+def test_about_is_added_to_the_facts(tmp_path: Path):
+    result = run_evaluation(tmp_path, probes=[], about={"name": "ours", "selected_on": "test"})
+    assert (result.facts["name"], result.facts["selected_on"], result.facts["seed"]) == ("ours", "test", 0)
+    assert Outcome.load(tmp_path / OUTCOME_FILE).facts == result.facts
 
 
 class Scaled(nn.Module):
@@ -150,7 +155,7 @@ class Scaled(nn.Module):
         return self.last(self.inner(x))
 
 
-def test_what_the_preflight_finds_stops_is_noted_or_is_not_looked_for(tmp_path: Path):
+def test_check_decides_what_preflight_findings_do(tmp_path: Path):
     model = Scaled(nn.Softmax(1)).eval()
     with pytest.raises(PreflightError, match="probabilities"):
         run_evaluation(tmp_path / "stop", model=model, probes=[], check="stop")
@@ -171,22 +176,24 @@ def test_what_the_preflight_finds_stops_is_noted_or_is_not_looked_for(tmp_path: 
         (100, "dlr", "9 targets, loss targeted dlr"),
     ],
 )
-def test_a_loss_that_falls_back_is_told(classes: int, dlr: str, targeted: str):
+def test_budget_names_the_fallback_loss(classes: int, dlr: str, targeted: str):
     assert Apgd(surrogate="dlr").describe_budget(classes) == f"apgd-dlr: 100 steps, loss {dlr}"
-    said = Apgd(surrogate="dlr", targets=9).describe_budget(classes)
-    assert said.startswith(f"apgd-t: 100 steps, {targeted}") and ("ratio" in said) is (classes < 4)
+    description = Apgd(surrogate="dlr", targets=9).describe_budget(classes)
+    assert description.startswith(f"apgd-t: 100 steps, {targeted}") and ("ratio" in description) is (
+        classes < 4
+    )
     assert Apgd().describe_budget(classes) == "apgd-ce: 100 steps, loss ce"
     assert Fab(targets=9).describe_budget(classes) == f"fab-t: 100 steps, {min(9, classes - 1)} targets"
 
 
-def test_the_budget_of_autoattack_is_told_stage_by_stage():
+def test_budget_of_autoattack_lists_its_stages():
     linf, l1 = (Probe("aa", AutoAttack(), Threat(norm, "1")) for norm in (Linf(), L1()))
-    told = describe_budgets([linf, l1], 10)
-    assert told[str(linf)] == (
+    budgets = describe_budgets([linf, l1], 10)
+    assert budgets[str(linf)] == (
         "apgd-ce: 100 steps, loss ce; apgd-t: 100 steps, 9 targets, loss targeted dlr; "
         "fab-t: 100 steps, 9 targets; square: 5000 queries"
     )
-    assert told[str(l1)].startswith("apgd-ce: 100 steps, 5 restarts, radii 3, 2, 1 eps, loss ce; apgd-t: ")
+    assert budgets[str(l1)].startswith("apgd-ce: 100 steps, 5 restarts, radii 3, 2, 1 eps, loss ce; apgd-t: ")
     mine = CustomLoss(name="mine", function=lambda logits, y, natural: logits[:, 0])
     assert (
         Apgd(surrogate=mine, eot=4).describe_budget(2).endswith("100 steps, mean of 4 gradients, loss mine")
@@ -218,10 +225,10 @@ def test_few_images_are_held_at_once(limit: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, limit, 10 if limit == "CHUNK_IMAGES" else 10 * 8 * 8 * 4 + 1)
     split = Recorded()
     assert isinstance(split, Split)
-    found = run_evaluation(split=split)
+    result = run_evaluation(split=split)
     assert split.wanted == [1, 10, 10]
     for name in whole.predicted:
-        assert np.array_equal(found.predicted[name], whole.predicted[name])
+        assert np.array_equal(result.predicted[name], whole.predicted[name])
     monkeypatch.setattr(runner, limit, 1)  # a batch is always filled
     few = Recorded()
     run_evaluation(split=few, probes=[])

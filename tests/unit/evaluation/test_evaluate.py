@@ -13,8 +13,7 @@ from allrounder.attacks import Attack, Pgd
 from allrounder.attacks.base import AttackResult
 from allrounder.data.base import Split, Subset
 from allrounder.evaluation import runner
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.evaluation.runner import AttackRunner
 from allrounder.report.outcome import Outcome
@@ -59,16 +58,16 @@ class Spy(Attack):
 
 
 def predictions(model: nn.Module, split: Split, *probes: Probe, **options: Any) -> dict[str, list[int]]:
-    found = evaluate(model, split, probes=probes, options=OPTIONS, **options)
-    return {name: array.tolist() for name, array in found.predicted.items()}
+    outcome = evaluate(model, split, probes=probes, options=OPTIONS, **options)
+    return {name: array.tolist() for name, array in outcome.predicted.items()}
 
 
 def test_natural_predictions_are_the_networks_own_in_eval_mode():
     model = network()
     x = SPLIT.fetch(torch.arange(len(SPLIT)))
-    found = evaluate(model, SPLIT)
-    assert found.predicted["natural"].tolist() == model.eval()(x).argmax(1).tolist()
-    assert found.label.tolist() == SPLIT.labels.tolist()
+    outcome = evaluate(model, SPLIT)
+    assert outcome.predicted["natural"].tolist() == model.eval()(x).argmax(1).tolist()
+    assert outcome.label.tolist() == SPLIT.labels.tolist()
     facts = {"seed": 0, "batch_size": 64, "threads": torch.get_num_threads(), "images": 30, "budget": "full"}
     facts |= {
         "stages": {},
@@ -80,20 +79,22 @@ def test_natural_predictions_are_the_networks_own_in_eval_mode():
         "classes": 3,
         "attacks": {},
     }
-    assert {key: fact for key, fact in found.facts.items() if key not in ("rows", "network", "data")} == facts
-    assert 0 < found.accuracy() < 1
+    assert {
+        key: fact for key, fact in outcome.facts.items() if key not in ("rows", "network", "data")
+    } == facts
+    assert 0 < outcome.accuracy() < 1
 
 
 def test_only_naturally_correct_images_are_attacked_and_the_others_are_not_robust():
     model, spy = network(), Spy()
-    found = evaluate(model, SPLIT, probes=[Probe("spy", spy, LINF), PGD], options=OPTIONS)
-    correct = np.flatnonzero(found.predicted["natural"] == found.label)
+    outcome = evaluate(model, SPLIT, probes=[Probe("spy", spy, LINF), PGD], options=OPTIONS)
+    correct = np.flatnonzero(outcome.predicted["natural"] == outcome.label)
     assert 0 < len(correct) < len(SPLIT)
     assert sorted({row for rows in spy.rows for row in rows}) == correct.tolist()
-    wrong = found.predicted["natural"] != found.label
-    for name in found.predicted:
-        assert np.array_equal(found.predicted[name][wrong], found.predicted["natural"][wrong])
-    assert found.accuracy("pgd-5") < found.accuracy()
+    wrong = outcome.predicted["natural"] != outcome.label
+    for name in outcome.predicted:
+        assert np.array_equal(outcome.predicted[name][wrong], outcome.predicted["natural"][wrong])
+    assert outcome.accuracy("pgd-5") < outcome.accuracy()
 
 
 def test_an_attack_sees_the_images_and_labels_of_its_rows():
@@ -105,27 +106,27 @@ def test_an_attack_sees_the_images_and_labels_of_its_rows():
         assert torch.equal(y, SPLIT.labels[index])
 
 
-def test_every_pass_has_the_shape_of_one_lane():
+def test_every_pass_has_the_batch_size():
     spy, shapes, model = Spy(), list[tuple[int, ...]](), network()
 
     def note(x: Tensor) -> Tensor:
         shapes.append(tuple(x.shape))
         return model.eval()(x)
 
-    found = evaluate(
+    outcome = evaluate(
         note,
         SPLIT,
         probes=[Probe("spy", spy, LINF)],
         options=EvalOptions(batch_size=BATCH_SIZE, check="skip"),
     )
-    standing = int((found.predicted["natural"] == found.label).sum())
-    batches = -(-len(SPLIT) // BATCH_SIZE) + -(-standing // BATCH_SIZE)
-    assert standing % BATCH_SIZE and len(SPLIT) % BATCH_SIZE  # so that both ends were padded
+    correct = int((outcome.predicted["natural"] == outcome.label).sum())
+    batches = -(-len(SPLIT) // BATCH_SIZE) + -(-correct // BATCH_SIZE)
+    assert correct % BATCH_SIZE and len(SPLIT) % BATCH_SIZE  # so that both ends were padded
     assert shapes == [(BATCH_SIZE, 1, 8, 8)] * batches
     assert {tuple(x.shape) for x, _ in spy.seen} == {(BATCH_SIZE, 1, 8, 8)}
 
 
-def test_the_verdict_is_the_plain_networks_and_not_the_attacks(monkeypatch: pytest.MonkeyPatch):
+def test_the_unmodified_network_decides_what_is_fooled(monkeypatch: pytest.MonkeyPatch):
     model, asked = network(), list[nn.Module]()
     logits = AttackRunner.logits
 
@@ -135,8 +136,8 @@ def test_the_verdict_is_the_plain_networks_and_not_the_attacks(monkeypatch: pyte
         return logits(assessor, x)
 
     monkeypatch.setattr(AttackRunner, "logits", note)
-    found = predictions(model, SPLIT, Probe("spy", Spy(), LINF))
-    assert found["spy@Linf:0.1"] == found["natural"]  # it claimed to fool the network everywhere
+    outcome = predictions(model, SPLIT, Probe("spy", Spy(), LINF))
+    assert outcome["spy@Linf:0.1"] == outcome["natural"]  # it claimed to fool the network everywhere
     assert all(by is model for by in asked)
 
 
@@ -157,19 +158,19 @@ def test_crafted_images_depend_on_nothing_but_their_row(monkeypatch: pytest.Monk
 
     def crafted(split: Split) -> dict[int, Tensor]:
         """By row, bit for bit."""
-        found = dict[int, Tensor]()
+        images_by_row = dict[int, Tensor]()
         perturb = runner.perturb
 
         def note(*arguments: Any, **options: Any) -> AttackResult:
             made = perturb(*arguments, **options)
             for row, image in zip(arguments[5].rows, made.x, strict=True):
-                assert torch.equal(found.setdefault(row, image), image)  # padding repeats the same
+                assert torch.equal(images_by_row.setdefault(row, image), image)  # padding repeats the same
             return made
 
         with monkeypatch.context() as patch:
             patch.setattr(runner, "perturb", note)
             evaluate(model, split, probes=[PGD], options=OPTIONS)
-        return found
+        return images_by_row
 
     whole, part = crafted(SPLIT), crafted(Subset(SPLIT, torch.arange(13)))
     assert part.keys() == {row for row in whole if row < 13}
@@ -183,11 +184,11 @@ def test_probes_do_not_disturb_each_other():
     assert both[str(PGD)] == alone[str(PGD)]
 
 
-def test_the_same_seed_gives_the_same_and_another_draws_anew():
+def test_random_starts_depend_on_the_seed():
     model, probe = network(), Probe("start", Pgd(steps=1, step=1e-6), Threat.parse("Linf:0.2"))
     assert predictions(model, SPLIT, probe, seed=1) == predictions(model, SPLIT, probe, seed=1)
-    found = {seed: predictions(model, SPLIT, probe, seed=seed)[str(probe)] for seed in range(5)}
-    assert len({tuple(row) for row in found.values()}) > 1
+    outcome = {seed: predictions(model, SPLIT, probe, seed=seed)[str(probe)] for seed in range(5)}
+    assert len({tuple(row) for row in outcome.values()}) > 1
 
 
 class Moody(Tiny):
@@ -241,16 +242,16 @@ def test_the_network_is_left_as_it_was(attack: Attack):
 def test_a_network_in_double_precision_is_evaluated_in_it():
     single, double = network(), network().double()
     spy = Spy()
-    found = evaluate(double, SPLIT, probes=[PGD, Probe("spy", spy, LINF)], options=OPTIONS)
+    outcome = evaluate(double, SPLIT, probes=[PGD, Probe("spy", spy, LINF)], options=OPTIONS)
     assert {x.dtype for x, _ in spy.seen} == {torch.float64}
-    assert found.predicted["natural"].tolist() == predictions(single, SPLIT)["natural"]
+    assert outcome.predicted["natural"].tolist() == predictions(single, SPLIT)["natural"]
 
 
-def test_a_split_shorter_than_a_lane_is_padded():
+def test_split_smaller_than_a_batch_is_padded():
     few = Subset(SPLIT, torch.arange(2))
-    found = evaluate(network(), few, probes=[PGD])
-    assert len(found) == 2
-    assert set(found.predicted) == {"natural", str(PGD)}
+    outcome = evaluate(network(), few, probes=[PGD])
+    assert len(outcome) == 2
+    assert set(outcome.predicted) == {"natural", str(PGD)}
 
 
 def test_a_network_that_is_always_wrong_is_never_attacked():
@@ -259,23 +260,23 @@ def test_a_network_that_is_always_wrong_is_never_attacked():
             return torch.eye(4)[3].expand(len(x), 4)
 
     spy = Spy()
-    found = evaluate(Wrong(), SPLIT, probes=[Probe("spy", spy, LINF)], options=EvalOptions(check="skip"))
-    assert found.accuracy() == found.accuracy("spy") == 0
+    outcome = evaluate(Wrong(), SPLIT, probes=[Probe("spy", spy, LINF)], options=EvalOptions(check="skip"))
+    assert outcome.accuracy() == outcome.accuracy("spy") == 0
     assert not spy.seen
 
 
 def test_progress_rises_to_the_number_of_images():
-    told = list[ProgressEvent]()
-    found: Outcome = evaluate(network(), SPLIT, probes=[PGD], options=OPTIONS, progress=told.append)
-    standing = int((found.predicted["natural"] == found.label).sum())
-    broken = standing - int((found.predicted[str(PGD)] == found.label).sum())
-    for name, total, wrong in (("natural", 30, 30 - standing), (str(PGD), standing, broken)):
-        mine = [note.done for note in told if note.stage == name]
+    events = list[ProgressEvent]()
+    outcome: Outcome = evaluate(network(), SPLIT, probes=[PGD], options=OPTIONS, progress=events.append)
+    correct = int((outcome.predicted["natural"] == outcome.label).sum())
+    fooled = correct - int((outcome.predicted[str(PGD)] == outcome.label).sum())
+    for name, total, wrong in (("natural", 30, 30 - correct), (str(PGD), correct, fooled)):
+        mine = [note.done for note in events if note.stage == name]
         assert mine == sorted(set(mine)) and mine[-1] == total
-        assert [(note.total, note.fooled) for note in told if note.stage == name][-1] == (total, wrong)
+        assert [(note.total, note.fooled) for note in events if note.stage == name][-1] == (total, wrong)
 
 
-def test_a_probe_is_written_as_it_is_read():
+def test_probe_round_trips_through_text():
     probe = Probe.parse("pgd-20@linf:8/255")
     assert (probe.name, str(probe), probe.to_toml()) == ("pgd-20", "pgd-20@Linf:8/255", "pgd-20@Linf:8/255")
     assert probe.attack == Pgd(steps=20)
@@ -284,7 +285,7 @@ def test_a_probe_is_written_as_it_is_read():
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         ("pgd-20", "expected an attack and a threat, such as .*, got 'pgd-20'"),
         (20, "expected an attack and a threat, such as .*, got 20"),
@@ -301,6 +302,6 @@ def test_a_probe_is_written_as_it_is_read():
         ("pgd-20@Linf:8/255@L2:1", "expected one text NORM:BUDGET"),
     ],
 )
-def test_what_is_no_probe_is_refused(raw: object, said: str):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_probe_is_refused(raw: object, message: str):
+    with pytest.raises(ValueError, match=message):
         Probe.parse(raw)

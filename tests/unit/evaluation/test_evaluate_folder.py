@@ -82,22 +82,22 @@ def stop_at(call: int, error: type[BaseException]) -> Callable[[ProgressEvent], 
 
 def test_every_stage_matters(tmp_path: Path):
     (tmp_path / OUTCOME_FILE).write_bytes(reference_outcome_bytes())
-    found = Outcome.load(tmp_path / OUTCOME_FILE)
-    after = [found.accuracy(), *found.accuracy_by_stage(str(CASCADE))]
+    outcome = Outcome.load(tmp_path / OUTCOME_FILE)
+    after = [outcome.accuracy(), *outcome.accuracy_by_stage(str(CASCADE))]
     assert after == sorted(set(after), reverse=True) and after[-1] > 0
-    assert 0 < found.accuracy(PGD.name) < found.accuracy()
+    assert 0 < outcome.accuracy(PGD.name) < outcome.accuracy()
 
 
-def test_a_stage_is_run_on_what_the_ones_before_left():
+def test_stage_runs_on_images_that_earlier_stages_left_robust():
     with watched() as attacked:
-        found = run_evaluation(probes=[CASCADE])
-    by = found.stage[str(CASCADE)]
+        outcome = run_evaluation(probes=[CASCADE])
+    by = outcome.stage[str(CASCADE)]
     for number, (key, rows) in enumerate(attacked.items(), start=1):
         left = np.flatnonzero((by == -1) | (by >= number))
         assert rows == left.tolist() and key.startswith(type(PARTS[number - 1]).__name__)
 
 
-def test_every_image_draws_for_itself(tmp_path: Path):
+def test_every_image_has_its_own_random_numbers(tmp_path: Path):
     same, far = Subset(images(), torch.ones(BATCH_SIZE, dtype=torch.int64)), Threat.parse("L2:2")
     probes = [PGD, *(Probe(f"p{number}", part, far) for number, part in enumerate(PARTS[:2]))]
     run_evaluation(tmp_path, split=same, probes=probes, keep_examples=True)
@@ -156,10 +156,10 @@ def test_neither_the_size_of_chunks_nor_the_order_of_probes_matters(
 @cache
 def reports() -> list[ProgressEvent]:
     """All that is told where nothing happens; asked by somebody talkative."""
-    told = list[ProgressEvent]()
-    run_evaluation(progress=told.append)
-    assert len(told) > 20
-    return told
+    events = list[ProgressEvent]()
+    run_evaluation(progress=events.append)
+    assert len(events) > 20
+    return events
 
 
 @pytest.mark.usefixtures("talkative")
@@ -176,7 +176,7 @@ def reports() -> list[ProgressEvent]:
         ),
     ],
 )
-def test_it_may_be_interrupted_at_any_report(
+def test_resume_after_any_report_gives_identical_bytes(
     error: type[BaseException],
     often: bool,
     every: int,
@@ -184,9 +184,9 @@ def test_it_may_be_interrupted_at_any_report(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(runner, "SAVE_INTERVAL", -1.0 if often else 1e9)
-    told = reports()
-    for call in range(1 + every // 2, len(told), every):
-        folder, note = tmp_path / str(call), told[call - 1]
+    events = reports()
+    for call in range(1 + every // 2, len(events), every):
+        folder, note = tmp_path / str(call), events[call - 1]
         with pytest.raises(error):
             run_evaluation(folder, progress=stop_at(call, error))
         assert not (folder / OUTCOME_FILE).exists()
@@ -199,7 +199,7 @@ def test_it_may_be_interrupted_at_any_report(
 
 
 @pytest.mark.usefixtures("talkative")
-def test_it_may_be_interrupted_again_and_again(tmp_path: Path):
+def test_repeated_interruptions_give_identical_bytes(tmp_path: Path):
     stopped = 0
     while not (tmp_path / "eval" / OUTCOME_FILE).exists():
         with suppress(Interrupted):
@@ -240,7 +240,7 @@ def test_finished_work_is_not_repeated(tmp_path: Path):
     assert len(third.shown) == len(preflight.shown) - natural  # both are asked who they are
 
 
-def test_a_module_is_asked_once_to_be_known_again(tmp_path: Path):
+def test_finished_evaluation_runs_a_module_once_for_its_fingerprint(tmp_path: Path):
     run_evaluation(tmp_path / "eval")
     shown = list[int]()
 
@@ -249,9 +249,9 @@ def test_a_module_is_asked_once_to_be_known_again(tmp_path: Path):
 
     model = trained_network()
     model.register_forward_pre_hook(note)
-    told = list[ProgressEvent]()
-    found = run_evaluation(tmp_path / "eval", model=model, progress=told.append)
-    assert found.accuracy("all") < found.accuracy() and told == []
+    events = list[ProgressEvent]()
+    outcome = run_evaluation(tmp_path / "eval", model=model, progress=events.append)
+    assert outcome.accuracy("all") < outcome.accuracy() and events == []
     assert shown == [8]
 
 
@@ -290,17 +290,17 @@ def test_more_attacks_are_added_to_those_before(tmp_path: Path):
     assert all("L2:0.6" in key for key in other) and len(other) == len(PARTS)
 
 
-def test_a_file_has_all_that_was_asked_of_the_same_images(tmp_path: Path):
+def test_outcome_file_accumulates_probes_of_the_same_images(tmp_path: Path):
     first, folder = Probe("first", PARTS[0], CASCADE.threat), tmp_path / "eval"
     once = run_evaluation(tmp_path / "once", probes=[first, PGD, CASCADE], check="note")
     parts = [run_evaluation(folder, probes=[probe], check="note") for probe in (first, PGD, CASCADE)]
     assert [list(part.predicted) for part in parts] == [
         ["natural", str(probe)] for probe in (first, PGD, CASCADE)
     ]
-    found = Outcome.load(folder / OUTCOME_FILE)
-    assert read_outcome_bytes(folder) == read_outcome_bytes(tmp_path / "once") and found.facts == once.facts
-    assert list(found.predicted) == ["natural", str(first), str(PGD), str(CASCADE)]
-    assert all(np.array_equal(found.predicted[name], once.predicted[name]) for name in once.predicted)
+    outcome = Outcome.load(folder / OUTCOME_FILE)
+    assert read_outcome_bytes(folder) == read_outcome_bytes(tmp_path / "once") and outcome.facts == once.facts
+    assert list(outcome.predicted) == ["natural", str(first), str(PGD), str(CASCADE)]
+    assert all(np.array_equal(outcome.predicted[name], once.predicted[name]) for name in once.predicted)
     for probes in ([PGD], [CASCADE, first], []):
         run_evaluation(folder, probes=probes)
         assert read_outcome_bytes(folder) == read_outcome_bytes(tmp_path / "once"), (
@@ -308,7 +308,7 @@ def test_a_file_has_all_that_was_asked_of_the_same_images(tmp_path: Path):
         )
 
 
-def test_what_was_asked_of_other_images_is_kept_apart(tmp_path: Path):
+def test_outcomes_of_other_images_are_kept_apart(tmp_path: Path):
     run_evaluation(tmp_path, probes=[PGD], n=12)
     before = read_outcome_bytes(tmp_path)
     run_evaluation(tmp_path, probes=[CASCADE])
@@ -329,7 +329,7 @@ class Moody(Tiny):
 
 
 @pytest.mark.usefixtures("talkative")
-def test_a_random_network_may_be_interrupted_too(tmp_path: Path):
+def test_random_network_resumes_from_stored_predictions(tmp_path: Path):
     # It answers otherwise when it is asked again among other images: what was written first counts.
     def go(**options: Any) -> Outcome:
         return run_evaluation(tmp_path, model=trained_network(Moody), **options)

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from allrounder.attacks import Apgd, Attack, AutoAttack, Fab, Square
 from allrounder.data.base import Data, Subset
 from allrounder.data.inputs.coerce import as_split
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.preflight import PreflightError
 from allrounder.report.outcome import Outcome
 from allrounder.rng import Rng
@@ -53,7 +52,7 @@ def same(one: Outcome, other: Outcome) -> bool:
     )
 
 
-def go(model: Callable[[Tensor], Tensor], *data: Any, **options: Any) -> Outcome:
+def run(model: Callable[[Tensor], Tensor], *data: Any, **options: Any) -> Outcome:
     options = {"probes": [PGD], "batch_size": BATCH_SIZE, "check": "skip", **options}
     return evaluate(model, *data, **group_options(options))
 
@@ -71,8 +70,8 @@ class Plain:
         return scale * self.net(x)
 
 
-def test_whatever_can_be_called_is_a_network():
-    first = go(trained_network(), X, Y)
+def test_any_callable_is_a_network():
+    first = run(trained_network(), X, Y)
     assert 0 < first.accuracy(PGD.name) < first.accuracy()
     assert trained_network().training is False
     for model in (
@@ -82,10 +81,10 @@ def test_whatever_can_be_called_is_a_network():
         partial(Plain().answer, scale=1),
         nn.Sequential(nn.Identity(), trained_network()),
     ):
-        found = go(model, X, Y)
+        outcome = run(model, X, Y)
         # A function is not folded, so other bits may come of it; not so of a module.
-        assert np.array_equal(found.predicted["natural"], first.predicted["natural"])
-        assert found.accuracy(PGD.name) == pytest.approx(first.accuracy(PGD.name), abs=0.1)
+        assert np.array_equal(outcome.predicted["natural"], first.predicted["natural"])
+        assert outcome.accuracy(PGD.name) == pytest.approx(first.accuracy(PGD.name), abs=0.1)
 
 
 def forms() -> dict[str, tuple[Any, ...]]:
@@ -117,26 +116,26 @@ def forms() -> dict[str, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("form", forms())
 def test_images_may_have_any_form(form: str):
-    found = go(trained_network(), *forms()[form])
-    assert found.label.tolist() == Y.tolist()
-    assert same(found, go(trained_network(), X, Y))
+    outcome = run(trained_network(), *forms()[form])
+    assert outcome.label.tolist() == Y.tolist()
+    assert same(outcome, run(trained_network(), X, Y))
 
 
 def test_bytes_are_divided_by_255():
-    found = go(trained_network(), BYTES, Y)
-    assert same(found, go(trained_network(), BYTES.float() / 255, Y))
-    assert same(found, go(trained_network(), DataLoader(TensorDataset(BYTES, Y), batch_size=7)))
-    assert same(found, go(trained_network(), BYTES.numpy(), Y.numpy()))
+    outcome = run(trained_network(), BYTES, Y)
+    assert same(outcome, run(trained_network(), BYTES.float() / 255, Y))
+    assert same(outcome, run(trained_network(), DataLoader(TensorDataset(BYTES, Y), batch_size=7)))
+    assert same(outcome, run(trained_network(), BYTES.numpy(), Y.numpy()))
 
 
-def test_what_is_handed_over_is_left_as_it_was():
+def test_inputs_are_not_modified():
     x, y = X.clone(), Y.clone()
-    go(trained_network(), x, y)
+    run(trained_network(), x, y)
     assert torch.equal(x, X) and torch.equal(y, Y)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ((X,), r"labels: got none, expected one for each image; give \(model, x, y, ...\)"),
         ((X, Y[:5]), "labels: got 5 for 12 images, expected one for each image"),
@@ -170,22 +169,22 @@ def test_what_is_handed_over_is_left_as_it_was():
         (([(X, Y), (X[:, :, 1:], Y)],), r"loader: got images of shape \(12, 1, 7, 8\) .* of one shape"),
     ],
 )
-def test_wrong_images_and_labels_are_explained(data: tuple[Any, ...], said: str):
+def test_wrong_images_and_labels_are_explained(data: tuple[Any, ...], message: str):
     # Whoever calls it need not have types checked as these tests have.
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         inspect.unwrap(as_split)(*data)
 
 
-def test_labels_that_the_network_does_not_know_are_found_before():
+def test_labels_beyond_the_last_class_are_refused():
     with pytest.raises(PreflightError, match="the labels go up to 3, expected at most 2 with 3 classes"):
         evaluate(trained_network(), X, Y + 1)
 
 
 @pytest.mark.usefixtures("brief")
 def test_a_norm_and_a_budget_are_autoattack():
-    found = evaluate(trained_network(), X, Y, norm="Linf", eps=8 / 255, options=OPTIONS)
-    assert list(found.predicted) == ["natural", "aa@Linf:8/255"]
-    assert found.accuracy("aa", "Linf") == found.accuracy("aa", "Linf:8/255") == found.accuracy("aa")
+    outcome = evaluate(trained_network(), X, Y, norm="Linf", eps=8 / 255, options=OPTIONS)
+    assert list(outcome.predicted) == ["natural", "aa@Linf:8/255"]
+    assert outcome.accuracy("aa", "Linf") == outcome.accuracy("aa", "Linf:8/255") == outcome.accuracy("aa")
     several = evaluate(
         trained_network(),
         X,
@@ -202,26 +201,28 @@ def test_a_norm_and_a_budget_are_autoattack():
 
 
 @pytest.mark.usefixtures("brief")
-def test_the_numbers_of_an_outcome_are_there():
+def test_outcome_of_several_threats_has_all_numbers():
     options = EvalOptions(batch_size=BATCH_SIZE, check="skip")
     threats = ["Linf:0.03", "L2:0.3"]
-    found, other = (
+    outcome, other = (
         evaluate(model, X, Y, threats=threats, options=options) for model in (trained_network(), Plain())
     )
-    assert list(found.predicted) == ["natural", "aa@Linf:0.03", "aa@L2:0.3"]
-    linf, l2 = found.accuracy("aa", "Linf"), found.accuracy("aa", "L2")
-    assert found.worst("aa") <= min(linf, l2) and found.mean("aa") == pytest.approx((linf + l2) / 2)
-    assert len(found.per_class("aa", "L2")) == 3
-    low, high = found.interval("aa", "Linf")
+    assert list(outcome.predicted) == ["natural", "aa@Linf:0.03", "aa@L2:0.3"]
+    linf, l2 = outcome.accuracy("aa", "Linf"), outcome.accuracy("aa", "L2")
+    assert outcome.worst("aa") <= min(linf, l2) and outcome.mean("aa") == pytest.approx((linf + l2) / 2)
+    assert len(outcome.per_class("aa", "L2")) == 3
+    low, high = outcome.interval("aa", "Linf")
     assert 0 <= low <= linf <= high <= 1
-    assert found.accuracy_by_stage("aa@L2:0.3")[-1] == l2 and len(found.accuracy_by_stage("aa@L2:0.3")) == 4
-    paired = found.mcnemar(other, "aa", "Linf")
+    assert (
+        outcome.accuracy_by_stage("aa@L2:0.3")[-1] == l2 and len(outcome.accuracy_by_stage("aa@L2:0.3")) == 4
+    )
+    paired = outcome.mcnemar(other, "aa", "Linf")
     assert len(paired) == COUNT and paired.both + paired.only_self == round(COUNT * linf)
-    assert "aa@Linf:0.03" in str(found) and "| model |" in found.table()
+    assert "aa@Linf:0.03" in str(outcome) and "| model |" in outcome.table()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"norm": "Linf"}, "norm is Linf and eps is None, expected both or none: no default suits all data"),
         ({"eps": 0.1}, "norm is None and eps is 0.1, expected both or none"),
@@ -237,15 +238,15 @@ def test_the_numbers_of_an_outcome_are_there():
         ({"workers": -1}, "workers: got -1, expected 1 or more"),
     ],
 )
-def test_wrong_options_are_explained(options: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_options_are_explained(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
         evaluate(trained_network(), X, Y, **group_options(options))
 
 
-def test_wrong_words_are_explained():
+def test_invalid_choices_are_explained():
     # Without the types, which tests check on every call.
-    said = re.escape("budget: got 'nothing', expected one of smoke, quick, standard, full")
-    with pytest.raises(ValueError, match=said):
+    message = re.escape("budget: got 'nothing', expected one of smoke, quick, standard, full")
+    with pytest.raises(ValueError, match=message):
         inspect.unwrap(evaluate)(trained_network(), X, Y, budget="nothing")  # pyright: ignore[reportArgumentType]
     options = EvalOptions()
     object.__setattr__(options, "check", "nothing")
@@ -260,10 +261,10 @@ def test_modes_and_weights_are_left_as_they_were():
     before = copy.deepcopy(model.state_dict())
     modes = [module.training for module in model.modules()]
     with torch.inference_mode():
-        inside = go(model, X, Y, threats=["L2:0.3"], check="note")
+        inside = run(model, X, Y, threats=["L2:0.3"], check="note")
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
-    assert same(inside, go(trained_network(), X, Y, threats=["L2:0.3"]))  # always in evaluation mode
+    assert same(inside, run(trained_network(), X, Y, threats=["L2:0.3"]))  # always in evaluation mode
 
 
 def linear(classes: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -280,12 +281,12 @@ def linear(classes: int) -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.mark.parametrize(("classes", "eps"), [(2, 0.3), (3, 0.3), (4, 0.5), (10, 0.3), (100, 0.1)])
 def test_any_number_of_classes_goes_through_every_stage(classes: int, eps: float):
     model, x, y = linear(classes)
-    found = evaluate(model, x, y, norm="L2", eps=eps, options=OPTIONS)
+    outcome = evaluate(model, x, y, norm="L2", eps=eps, options=OPTIONS)
     probe = f"aa@L2:{eps}"
-    assert found.facts["classes"] == classes
-    assert found.accuracy() == 0.9 and 0 < found.accuracy("aa") < 0.9
-    after = found.accuracy_by_stage(probe)
+    assert outcome.facts["classes"] == classes
+    assert outcome.accuracy() == 0.9 and 0 < outcome.accuracy("aa") < 0.9
+    after = outcome.accuracy_by_stage(probe)
     assert len(after) == 4 and after == sorted(after, reverse=True)
-    assert found.predicted[probe].max() < classes
-    broken = found.stage[probe] > 0
-    assert bool((found.distance[probe][broken] <= eps + 1e-5).all())
+    assert outcome.predicted[probe].max() < classes
+    fooled = outcome.stage[probe] > 0
+    assert bool((outcome.distance[probe][fooled] <= eps + 1e-5).all())

@@ -53,7 +53,7 @@ def fatal() -> nn.Module:
     return model
 
 
-def pages(folder: Path) -> dict[Path, bytes]:
+def shard_bytes(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (folder / RESULTS_FOLDER).rglob("*.safetensors")}
 
 
@@ -69,22 +69,22 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 # Later versions of Python warn of forks, because of threads; nothing here has any.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.usefixtures("start")
-def test_a_worker_that_dies_is_named_and_what_was_settled_is_kept(tmp_path: Path):
-    told = list[ProgressEvent]()
+def test_error_names_a_dead_worker_and_results_are_kept(tmp_path: Path):
+    events = list[ProgressEvent]()
     with pytest.raises(RunError) as failed:
-        run_evaluation(tmp_path / "eval", model=fatal(), workers=2, progress=told.append)
+        run_evaluation(tmp_path / "eval", model=fatal(), workers=2, progress=events.append)
     assert "1 of 2" in str(failed.value) and "worker 2: its process ended with code 7" in str(failed.value)
     assert "worker 1:" not in str(failed.value)
     assert not (tmp_path / "eval" / OUTCOME_FILE).exists()
     natural = ResultStore(24, tmp_path / "eval").results(NATURAL)
     assert bool(natural.done.all())  # both had come so far, and the first came to its end
-    done = {note.stage for note in told if note.name == "worker 1" and note.done == note.total}
+    done = {note.stage for note in events if note.name == "worker 1" and note.done == note.total}
     assert str(PROBES[-1]) in done
-    before = pages(tmp_path / "eval")
+    before = shard_bytes(tmp_path / "eval")
     run_evaluation(tmp_path / "eval", model=fatal())  # a process of one's own is not harmed
     run_evaluation(tmp_path / "whole", model=fatal())
     assert read_outcome_bytes(tmp_path / "eval") == read_outcome_bytes(tmp_path / "whole")
-    assert before.items() <= pages(tmp_path / "eval").items()
+    assert before.items() <= shard_bytes(tmp_path / "eval").items()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -98,7 +98,7 @@ def test_any_number_of_workers_gives_the_same_bytes(workers: int, tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.usefixtures("start")
-def test_workers_need_no_folder_of_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_workers_without_out_use_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     run_evaluation(workers=2).save(tmp_path / OUTCOME_FILE)
@@ -106,7 +106,7 @@ def test_workers_need_no_folder_of_the_caller(tmp_path: Path, monkeypatch: pytes
     assert not list((tmp_path / "tmp").glob("allrounder-*"))
 
 
-def test_a_share_of_the_work_can_be_handed_over(tmp_path: Path):
+def test_job_can_be_pickled(tmp_path: Path):
     job = evaluation.EvaluationJob(trained_network(), images(), PROBES, 0, 8, False, tmp_path)
     work = pickle.loads(pickle.dumps(partial(job.run_rows, rows=torch.arange(3))))
     work("worker 1", lambda note: None)
@@ -137,7 +137,7 @@ class Stuck:
         return images().fetch(index)
 
 
-def test_what_cannot_be_handed_to_workers_is_said_so(tmp_path: Path):
+def test_error_names_what_cannot_be_pickled(tmp_path: Path):
     same = r"cannot be sent to other processes \(.*(lambda|lock).*\); define it at the top .* workers=1"
     for model, name in ((lambda x: trained_network()(x), "function"), (Local(), "Local")):
         with pytest.raises(WorldError, match=rf"workers: the network: {name} {same}"):
@@ -148,7 +148,7 @@ def test_what_cannot_be_handed_to_workers_is_said_so(tmp_path: Path):
     assert run_evaluation(tmp_path / "local", model=Local()).accuracy() > 0.5
 
 
-def test_parts_are_weighed_without_their_tensors():
+def test_pickle_check_does_not_copy_tensors():
     class Refusing(Tensor):
         def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
             raise AssertionError("it was copied")
@@ -161,7 +161,7 @@ def test_parts_are_weighed_without_their_tensors():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(
+def test_signal_saves_results_and_the_message_says_how_to_continue(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(runner, "REPORT_INTERVAL", -1.0)
@@ -208,7 +208,7 @@ def test_a_worker_saves_and_ends_when_its_parent_is_gone(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_it_may_be_killed_at_any_moment(tmp_path: Path):
+def test_kill_at_any_moment_gives_identical_bytes(tmp_path: Path):
     ends = run_kill_at_random(tmp_path)
     assert {code for codes in ends.values() for code in codes} <= {0, -signal.SIGKILL}
     assert sum(codes[0] == -signal.SIGKILL for codes in ends.values()) > len(ends) / 2

@@ -24,12 +24,14 @@ def threads_restored() -> Generator[None]:
 
 
 @pytest.mark.usefixtures("threads_restored")
-@pytest.mark.parametrize("what", ["network", "data", "batch_size", "examples", "seed", "threads"])
-def test_a_folder_of_something_else_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("difference", ["network", "data", "batch_size", "examples", "seed", "threads"])
+def test_folder_of_another_evaluation_is_refused(
+    difference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run_evaluation(tmp_path, probes=[])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
     model, options = trained_network(), dict[str, Any]()
-    match what:
+    match difference:
         case "network":
             next(model.parameters()).data[0, 0, 0, 0] += 1e-6
         case "data":
@@ -39,13 +41,13 @@ def test_a_folder_of_something_else_is_refused(what: str, tmp_path: Path, monkey
         case "batch_size":
             monkeypatch.setattr("tests.support.evaluations.BATCH_SIZE", 4)
         case _:
-            options |= {"keep_examples": True} if what == "examples" else {"seed": 1}
-    with pytest.raises(RunError, match=f"holds an evaluation with {what} = .*; choose another folder"):
+            options |= {"keep_examples": True} if difference == "examples" else {"seed": 1}
+    with pytest.raises(RunError, match=f"holds an evaluation with {difference} = .*; choose another folder"):
         run_evaluation(tmp_path, model=model, **options)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == before
 
 
-def test_functions_are_told_apart_by_what_they_say(tmp_path: Path):
+def test_functions_are_identified_by_their_logits(tmp_path: Path):
     one, other = trained_network(), copy.deepcopy(trained_network())
     for _ in range(2):
         run_evaluation(tmp_path, model=lambda x: one(x), probes=[])
@@ -74,12 +76,12 @@ class Odd(nn.Module):
         return x.flatten(1)
 
 
-def test_every_kind_of_state_counts():
-    def known(model: nn.Module) -> str:
+def test_fingerprint_depends_on_every_kind_of_state():
+    def network_digest(model: nn.Module) -> str:
         return fingerprint_model_and_data(model, images())["network"]
 
-    assert known(Odd()) == known(Odd())
-    assert len({known(model) for model in (Odd(), Odd(0.3333334), Odd(extra="b"))}) == 3
+    assert network_digest(Odd()) == network_digest(Odd())
+    assert len({network_digest(model) for model in (Odd(), Odd(0.3333334), Odd(extra="b"))}) == 3
 
 
 class Rescaled(nn.Module):
@@ -93,6 +95,6 @@ class Rescaled(nn.Module):
         return self.by * x.flatten(1)[:, :3]
 
 
-def test_a_network_is_also_known_by_its_answers():
+def test_fingerprint_depends_on_logits():
     one, two = (fingerprint_model_and_data(Rescaled(by), images()) for by in (1.0, 2.0))
     assert one["data"] == two["data"] and one["network"] != two["network"]

@@ -31,20 +31,20 @@ PLANNED = {"network": "0123", "seed": 0, "batch_size": 8, "images of data": IMAG
 APGD, SQUARE = "Apgd(steps=3)@Linf:8/255", "Square(queries=9)@Linf:8/255"
 
 
-def enter(store: ResultStore, attack: str, *rows: int, shift: int = 0, x: bool = False) -> None:
+def add_results(store: ResultStore, attack: str, *rows: int, shift: int = 0, x: bool = False) -> None:
     """Lines that can be told by their row: prediction and distance are the row, or near it."""
     index = torch.tensor(rows)
     images = index.float().view(-1, 1, 1, 1).expand(-1, 1, 2, 2) if x else None
     store.add(attack, index, index + shift, (index + shift).double() / 2, images)
 
 
-def known(store: ResultStore, attack: str) -> dict[int, tuple[int, float]]:
+def stored(store: ResultStore, attack: str) -> dict[int, tuple[int, float]]:
     lines = store.results(attack)
     rows = lines.done.nonzero().squeeze(1).tolist()
     return {row: (int(lines.predicted[row]), float(lines.distance[row])) for row in rows}
 
 
-def told(*rows: int, shift: int = 0) -> dict[int, tuple[int, float]]:
+def expected(*rows: int, shift: int = 0) -> dict[int, tuple[int, float]]:
     return {row: (row + shift, (row + shift) / 2) for row in rows}
 
 
@@ -52,11 +52,11 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def pages(folder: Path) -> list[Path]:
+def shards(folder: Path) -> list[Path]:
     return sorted((folder / RESULTS_FOLDER).glob("*/*"))
 
 
-def test_what_is_not_known_is_blank():
+def test_missing_results_are_empty():
     lines = ResultStore(IMAGES).results(APGD)
     assert not lines.done.any()
     assert lines.predicted.tolist() == [-1] * IMAGES  # no class, so it equals no label
@@ -64,19 +64,19 @@ def test_what_is_not_known_is_blank():
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_lines_are_remembered_for_each_attack(kept: bool, tmp_path: Path):
+def test_results_are_stored_by_attack(kept: bool, tmp_path: Path):
     store = ResultStore(IMAGES, tmp_path if kept else None)
-    enter(store, APGD, 3, 1)
-    enter(store, APGD, 7)
-    enter(store, SQUARE, 1, shift=1)
+    add_results(store, APGD, 3, 1)
+    add_results(store, APGD, 7)
+    add_results(store, SQUARE, 1, shift=1)
     for reader in (store, ResultStore(IMAGES, tmp_path)) if kept else (store,):
-        assert known(reader, APGD) == told(1, 3, 7)
-        assert known(reader, SQUARE) == told(1, shift=1)
-        assert known(reader, "cw@L2:1") == {}
+        assert stored(reader, APGD) == expected(1, 3, 7)
+        assert stored(reader, SQUARE) == expected(1, shift=1)
+        assert stored(reader, "cw@L2:1") == {}
     assert bool(list(tmp_path.iterdir())) is kept
 
 
-def test_what_is_read_back_has_all_its_bits(tmp_path: Path):
+def test_results_round_trip_bit_by_bit(tmp_path: Path):
     rows, predicted = torch.tensor([2, 5, 0]), torch.tensor([9, 0, 3])
     distance = torch.tensor([1 / 3, math.nan, 5e-324], dtype=torch.float64)
     ResultStore(IMAGES, tmp_path).add(APGD, rows, predicted, distance)
@@ -86,50 +86,50 @@ def test_what_is_read_back_has_all_its_bits(tmp_path: Path):
     assert lines.done.sum() == 3
 
 
-def test_a_page_is_named_by_its_first_row_and_knows_its_attack(tmp_path: Path):
+def test_shard_is_named_by_its_first_row_and_names_its_attack(tmp_path: Path):
     store = ResultStore(IMAGES, tmp_path)
-    enter(store, APGD, 5, 2)
-    enter(store, APGD, 2, 5, 3, 0)  # only what is new is written: from 3 on
-    assert [page.name for page in pages(tmp_path)] == ["0000003.safetensors", "0000005.safetensors"]
-    with safe_open(pages(tmp_path)[0], framework="pt") as page:
-        assert page.metadata() == {"attack": APGD}
-        assert page.get_tensor("row").tolist() == [3, 0]
-    assert known(ResultStore(IMAGES, tmp_path), APGD) == told(0, 2, 3, 5)
+    add_results(store, APGD, 5, 2)
+    add_results(store, APGD, 2, 5, 3, 0)  # only what is new is written: from 3 on
+    assert [shard.name for shard in shards(tmp_path)] == ["0000003.safetensors", "0000005.safetensors"]
+    with safe_open(shards(tmp_path)[0], framework="pt") as shard:
+        assert shard.metadata() == {"attack": APGD}
+        assert shard.get_tensor("row").tolist() == [3, 0]
+    assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(0, 2, 3, 5)
 
 
-def test_a_line_is_written_once_and_what_came_first_counts(tmp_path: Path):
+def test_first_result_of_a_row_counts(tmp_path: Path):
     store = ResultStore(IMAGES, tmp_path)
-    enter(store, APGD, 4, 6)
+    add_results(store, APGD, 4, 6)
     before = files(tmp_path)
-    enter(store, APGD, 6, 4, shift=1)
+    add_results(store, APGD, 6, 4, shift=1)
     assert files(tmp_path) == before
-    enter(store, APGD, 4, 8, 6, shift=1)
+    add_results(store, APGD, 4, 8, 6, shift=1)
     for reader in (store, ResultStore(IMAGES, tmp_path)):
-        assert known(reader, APGD) == told(4, 6) | told(8, shift=1)
+        assert stored(reader, APGD) == expected(4, 6) | expected(8, shift=1)
     assert files(tmp_path).items() >= before.items()
     later = ResultStore(IMAGES, tmp_path)  # another process knows what is on disk
-    enter(later, APGD, 4, 9, shift=2)
-    assert known(later, APGD) == told(4, 6) | told(8, shift=1) | told(9, shift=2)
+    add_results(later, APGD, 4, 9, shift=2)
+    assert stored(later, APGD) == expected(4, 6) | expected(8, shift=1) | expected(9, shift=2)
 
 
-def test_attacks_that_look_alike_have_folders_of_their_own(tmp_path: Path):
+def test_similar_attacks_have_separate_folders(tmp_path: Path):
     store = ResultStore(IMAGES, tmp_path)
     alike = ["Apgd(steps=3)@Linf:1", "Apgd(steps=4)@Linf:1", "apgd(steps=3)@Linf:1", "Apgd", "../../apgd/x"]
     for shift, attack in enumerate(alike):
-        enter(store, attack, 1, shift=shift)
-    folders = {page.parent for page in pages(tmp_path)}
+        add_results(store, attack, 1, shift=shift)
+    folders = {shard.parent for shard in shards(tmp_path)}
     assert len(folders) == len(alike) and all(
         folder.parent == tmp_path / RESULTS_FOLDER for folder in folders
     )
     for shift, attack in enumerate(alike):
-        assert known(ResultStore(IMAGES, tmp_path), attack) == told(1, shift=shift)
+        assert stored(ResultStore(IMAGES, tmp_path), attack) == expected(1, shift=shift)
 
 
 def test_images_are_kept_where_they_are_given(tmp_path: Path):
     store = ResultStore(IMAGES, tmp_path)
-    enter(store, APGD, 3, 1, x=True)
-    enter(store, APGD, 1, 8, x=True)
-    enter(store, SQUARE, 2)
+    add_results(store, APGD, 3, 1, x=True)
+    add_results(store, APGD, 1, 8, x=True)
+    add_results(store, SQUARE, 2)
     kept = ResultStore(IMAGES, tmp_path).examples(APGD, {1, 3, 5})
     assert sorted(kept) == [1, 3]
     assert all(torch.equal(x, torch.full((1, 2, 2), float(row))) for row, x in kept.items())
@@ -143,23 +143,23 @@ def damages() -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("damage", damages())
-def test_a_damaged_page_is_named_and_can_be_deleted(damage: str, tmp_path: Path):
-    enter(ResultStore(IMAGES, tmp_path), APGD, 3, 4)
-    enter(ResultStore(IMAGES, tmp_path), APGD, 7)
-    page = pages(tmp_path)[0]
+def test_error_names_a_damaged_shard_that_can_be_deleted(damage: str, tmp_path: Path):
+    add_results(ResultStore(IMAGES, tmp_path), APGD, 3, 4)
+    add_results(ResultStore(IMAGES, tmp_path), APGD, 7)
+    shard = shards(tmp_path)[0]
     what = damages()[damage]
-    page.write_bytes(page.read_bytes()[:-5] if what is None else what)
+    shard.write_bytes(shard.read_bytes()[:-5] if what is None else what)
     with pytest.raises(RunError, match=r"0000003\.safetensors: cannot be read .*; delete it, its results"):
         ResultStore(IMAGES, tmp_path).results(APGD)
     with pytest.raises(RunError, match=r"0000003\.safetensors"):
         ResultStore(IMAGES, tmp_path).examples(APGD, {3})
-    page.unlink()
-    assert known(ResultStore(IMAGES, tmp_path), APGD) == told(7)
+    shard.unlink()
+    assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(7)
 
 
-def test_a_file_that_is_no_page_is_named(tmp_path: Path):
-    enter(ResultStore(IMAGES, tmp_path), APGD, 3)
-    save_file({"row": torch.tensor([3])}, pages(tmp_path)[0])
+def test_error_names_a_file_that_is_no_shard(tmp_path: Path):
+    add_results(ResultStore(IMAGES, tmp_path), APGD, 3)
+    save_file({"row": torch.tensor([3])}, shards(tmp_path)[0])
     with pytest.raises(RunError, match=r"0000003\.safetensors: .*it has no distance, predicted"):
         ResultStore(IMAGES, tmp_path).results(APGD)
 
@@ -173,35 +173,35 @@ WRITES = {
 
 
 @pytest.mark.parametrize("point", WRITES)
-def test_an_interrupted_write_leaves_a_whole_page_or_none(point: str, tmp_path: Path):
+def test_interrupted_write_leaves_a_whole_shard_or_none(point: str, tmp_path: Path):
     store = ResultStore(IMAGES, tmp_path)
-    enter(store, APGD, 1)
+    add_results(store, APGD, 1)
     with struck(WRITES[point], give_up), pytest.raises(Killed):
-        enter(store, APGD, 5, 6)
-    whole = told(1, 5, 6) if point == "after it is in place" else told(1)
-    assert known(ResultStore(IMAGES, tmp_path), APGD) == whole
-    enter(store, APGD, 5, 6, 9)  # a process that lives on after that may write again
+        add_results(store, APGD, 5, 6)
+    whole = expected(1, 5, 6) if point == "after it is in place" else expected(1)
+    assert stored(ResultStore(IMAGES, tmp_path), APGD) == whole
+    add_results(store, APGD, 5, 6, 9)  # a process that lives on after that may write again
     for reader in (store, ResultStore(IMAGES, tmp_path)):
-        assert known(reader, APGD) == told(1, 5, 6, 9)
-    assert not [page for page in pages(tmp_path) if page.name.endswith(".tmp")]
+        assert stored(reader, APGD) == expected(1, 5, 6, 9)
+    assert not [shard for shard in shards(tmp_path) if shard.name.endswith(".tmp")]
 
 
-def test_a_full_disk_leaves_the_pages_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_full_disk_leaves_earlier_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = ResultStore(IMAGES, tmp_path)
-    enter(store, APGD, 1)
+    add_results(store, APGD, 1)
 
     def full(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
-        file.write_bytes(b"half a page")
+        file.write_bytes(b"half a shard")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "save_file", full)
         with pytest.raises(OSError, match="No space"):
-            enter(store, APGD, 2)
-    assert known(ResultStore(IMAGES, tmp_path), APGD) == told(1)
+            add_results(store, APGD, 2)
+    assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(1)
 
 
-def test_a_folder_is_begun_and_taken_up_with_the_same_plan(tmp_path: Path):
+def test_folder_is_created_and_reopened_with_the_same_plan(tmp_path: Path):
     folder = tmp_path / "deep" / "eval"
     for _ in range(2):
         with open_folder(folder, PLANNED):
@@ -210,19 +210,21 @@ def test_a_folder_is_begun_and_taken_up_with_the_same_plan(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"seed": 1}, "holds an evaluation with seed = 0, this one has 1; choose another folder"),
         ({"network": "4567"}, "with network = 0123, this one has 4567"),
         ({"threads": 2}, "with threads = None, this one has 2"),
     ],
 )
-def test_another_plan_is_refused_and_nothing_is_changed(change: dict[str, object], said: str, tmp_path: Path):
+def test_another_plan_is_refused_and_nothing_is_changed(
+    change: dict[str, object], message: str, tmp_path: Path
+):
     with open_folder(tmp_path / "eval", PLANNED):
-        enter(ResultStore(IMAGES, tmp_path / "eval"), APGD, 1)
+        add_results(ResultStore(IMAGES, tmp_path / "eval"), APGD, 1)
     before = files(tmp_path)
     with (
-        pytest.raises(RunError, match=f"eval: .*{said}.*nothing was changed"),
+        pytest.raises(RunError, match=f"eval: .*{message}.*nothing was changed"),
         open_folder(tmp_path / "eval", {**PLANNED, **change}),
     ):
         pytest.fail("it was opened")
@@ -232,7 +234,7 @@ def test_another_plan_is_refused_and_nothing_is_changed(change: dict[str, object
 @pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, "1", None])
 def test_a_folder_in_another_format_is_refused_and_nothing_is_changed(version: object, tmp_path: Path):
     with open_folder(tmp_path, PLANNED):
-        enter(ResultStore(IMAGES, tmp_path), APGD, 1)
+        add_results(ResultStore(IMAGES, tmp_path), APGD, 1)
     plan = {**PLANNED, "format": version} if version is not None else PLANNED
     (tmp_path / PLAN_FILE).write_text(json.dumps(plan))
     before = files(tmp_path)
@@ -269,7 +271,7 @@ def test_a_folder_that_is_no_evaluation_is_left_alone(tmp_path: Path):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", ["allrounder.evaluation.store:write_text", "pathlib:Path.replace"])
-def test_a_folder_whose_first_moment_was_interrupted_can_be_used(call: str, after: bool, tmp_path: Path):
+def test_folder_of_an_interrupted_creation_can_be_used(call: str, after: bool, tmp_path: Path):
     folder = tmp_path / "eval"
     with struck(Point(call, after=after), give_up), pytest.raises(Killed), open_folder(folder, PLANNED):
         pytest.fail("it was opened")

@@ -18,8 +18,7 @@ from allrounder.config.time import Clock
 from allrounder.data.batches import Batches
 from allrounder.distributed import BatchShard
 from allrounder.errors import RecipeError
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.nn import amp
 from allrounder.nn.amp import AutocastModule, allow_tf32, with_autocast
 from allrounder.objectives import Adversarial, Natural

@@ -52,7 +52,7 @@ def test_the_averages_are_over_what_the_package_makes():
     assert STANDARD_SHIFTS["p"] == tuple(PERTURBATIONS)
 
 
-def test_names_are_read_as_they_are_written():
+def test_shift_ids_round_trip_through_text():
     view = ShiftId("fog", "c", "official", 5)
     assert str(view) == "fog@c-official:5" and parse_shift_id(str(view)) == view
     assert [parse_shift_id(name) for name in ("natural", "pgd-20@Linf:8/255", "fog@c:5", "aa@L2:0.5")] == [
@@ -60,7 +60,7 @@ def test_names_are_read_as_they_are_written():
     ] * 4
 
 
-def test_columns_are_few_and_say_which_set_it_was():
+def test_columns_name_the_image_set():
     for source in ("generated", "official"):
         assert outcome(source).columns() == [
             ("natural", None),
@@ -90,7 +90,7 @@ def test_averages_are_those_of_the_papers():
     assert len(one.probe_names("corruptions", "severities 1-5")) == 75
 
 
-def test_an_ambiguous_average_is_no_average():
+def test_ambiguous_average_is_refused():
     with pytest.raises(KeyError, match="corruptions names 0 probes"):
         outcome().accuracy("corruptions")
     with pytest.raises(ValueError, match="expected the same yes or no"):
@@ -109,7 +109,9 @@ def test_flips_compare_with_the_frame_before_or_under_noise_with_the_first():
     label = np.zeros(1, np.int64)
     predicted = {"natural": label}
     for name in ("rotate", "gaussian_noise"):
-        predicted |= {f"{name}@p-generated:{k}": np.array([said]) for k, said in enumerate(frames)}
+        predicted |= {
+            f"{name}@p-generated:{k}": np.array([predictions]) for k, predictions in enumerate(frames)
+        }
     one = Outcome(label, predicted)
     assert one.flip_rate("rotate") == 2 / 4
     assert one.flip_rate("gaussian_noise") == 2 / 4
@@ -125,15 +127,15 @@ def test_flips_compare_with_the_frame_before_or_under_noise_with_the_first():
 
 
 @given(st.lists(st.integers(0, 2), min_size=12, max_size=12), st.randoms())
-def test_frames_have_their_order_by_number(said: list[int], chance: random.Random):
+def test_frames_have_their_order_by_number(predictions: list[int], chance: random.Random):
     label = np.zeros(1, np.int64)
-    frames = [(f"tilt@p-generated:{k}", np.array([value])) for k, value in enumerate(said)]
-    expected = sum(a != b for a, b in pairwise(said)) / 11
+    frames = [(f"tilt@p-generated:{k}", np.array([value])) for k, value in enumerate(predictions)]
+    expected = sum(a != b for a, b in pairwise(predictions)) / 11
     chance.shuffle(frames)
     assert Outcome(label, dict(frames)).flip_rate() == pytest.approx(expected)
 
 
-def test_an_average_over_fewer_says_so():
+def test_title_counts_an_incomplete_average():
     some = outcome(drop="frost@c")
     assert ("corruptions", "severity 5 (generated, 14 of 15)") in some.columns()
     titles = [how for _, how in outcome(drop="fog@c-generated:3").columns()]
@@ -141,7 +143,7 @@ def test_an_average_over_fewer_says_so():
     assert average_columns(["natural"]) == {}
 
 
-def test_what_is_in_no_average_is_shown_by_itself():
+def test_corruption_in_no_average_has_its_own_column():
     label = np.zeros(2, np.int64)
     names = ("fog@c-generated:3", "spatter@c-generated:1", "spatter@c-generated:5", "snow@c-official:5")
     one = Outcome(label, {"natural": label, **{name: label + (k == 2) for k, name in enumerate(names)}})
@@ -157,12 +159,18 @@ def test_what_is_in_no_average_is_shown_by_itself():
         assert "spatter severity 5 (generated)" in render({"x": one}, style)
 
 
-def test_two_sources_hide_nothing_of_each_other():
+def test_two_sources_are_shown_separately():
     parts = [outcome(), outcome("official", drop="fog")]
     both = Outcome(LABEL, {name: seen for part in parts for name, seen in part.predicted.items()})
-    found = both.corruptions()
-    assert found["fog (generated)"][2] == 0.75 and found["snow (official)"].keys() == {1, 2, 3, 4, 5}
-    assert len(found) == 16 + 15 and len(both.perturbations()) == 20
+    accuracies = both.corruptions()
+    assert accuracies["fog (generated)"][2] == 0.75 and accuracies["snow (official)"].keys() == {
+        1,
+        2,
+        3,
+        4,
+        5,
+    }
+    assert len(accuracies) == 16 + 15 and len(both.perturbations()) == 20
     assert both.flip_rate("tilt (official)") == parts[1].flip_rate("tilt")
     with pytest.raises(KeyError, match="official and generated do not mix; choose one of: gaussian_noise"):
         both.flip_rate()
@@ -171,7 +179,7 @@ def test_two_sources_hide_nothing_of_each_other():
     assert "Flip rate (official): " in both.table() and "Flip rate (generated): " in both.table()
 
 
-def test_a_flip_rate_over_fewer_says_so():
+def test_footnote_counts_an_incomplete_flip_rate():
     assert "the mean over 10 perturbations." in outcome().table()
     assert "the mean over 9 of 10 perturbations." in outcome(drop="tilt@p").table()
 
@@ -195,7 +203,7 @@ def test_every_style_shows_the_averages(style: str):
         assert json.loads(text)["rows"][0]["flip_rates"]["tilt"] == outcome().flip_rate("tilt")
 
 
-def test_corruptions_have_a_table_of_their_own():
+def test_table_of_corruptions():
     lines = outcome().table("corruptions").splitlines()
     assert lines[0].split(" | ")[1:3] == ["severity 1", "severity 2"]
     row = next(line for line in lines if line.startswith("| fog"))
@@ -205,13 +213,13 @@ def test_corruptions_have_a_table_of_their_own():
     assert "Corruptions: generated so and so." in lines
 
 
-def test_perturbations_have_a_table_of_their_own():
+def test_table_of_perturbations():
     lines = outcome("official").table("perturbations").splitlines()
     assert "| tilt | 50.00 | 16.67 |" in lines and "| mean | 50.00 | 16.67 |" in lines
     assert any(line.startswith("perturbations, all frames (official): 50.00") for line in lines)
 
 
-def test_the_sheet_of_robustbench_has_two_lines_above():
+def test_corruption_csv_has_a_header_of_two_lines():
     rows = list(
         csv.reader(io.StringIO(render({"a": outcome(), "b": outcome(drop="frost@c")}, "corruptions-csv")))
     )
@@ -226,7 +234,7 @@ def test_the_sheet_of_robustbench_has_two_lines_above():
 
 
 @pytest.mark.parametrize("style", ["corruptions", "perturbations", "corruptions-csv"])
-def test_there_is_no_table_of_nothing(style: str):
+def test_table_without_shifts_is_refused(style: str):
     with pytest.raises(ValueError, match=f"table: x has no {style.split('-')[0]}"):
         render({"x": Outcome(LABEL, {"natural": LABEL})}, style)
 
@@ -251,5 +259,5 @@ def test_more_than_256_classes_are_stored_whole(tmp_path: Path):
     assert Outcome.load(tmp_path / "x.safetensors").corruptions() == {"fog": {1: 1.0}}
 
 
-def test_changed_images_raise_no_doubts_about_attacks():
+def test_corruptions_raise_no_flags():
     assert compute_flags(outcome()) == []

@@ -4,10 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -65,7 +62,7 @@ def test_worst_asks_for_every_threat_at_once_and_mean_averages_them():
 def test_the_union_column_of_the_papers_is_the_mean(linf: int, l2: int, union: float):
     label = np.zeros(10_000, np.int64)
     rows = np.arange(10_000)
-    found = Outcome(
+    result = Outcome(
         label,
         {
             "natural": label,
@@ -73,8 +70,8 @@ def test_the_union_column_of_the_papers_is_the_mean(linf: int, l2: int, union: f
             "aa@L2:128/255": (rows >= l2).astype(np.int64),
         },
     )
-    assert 100 * found.mean("aa") == pytest.approx(union, abs=0.0051)
-    assert 100 * found.worst("aa") == pytest.approx(linf / 100)
+    assert 100 * result.mean("aa") == pytest.approx(union, abs=0.0051)
+    assert 100 * result.worst("aa") == pytest.approx(linf / 100)
 
 
 PREDICTIONS = st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size=30)
@@ -84,12 +81,12 @@ PREDICTIONS = st.lists(st.tuples(*[st.integers(0, 2)] * 4), min_size=1, max_size
 def test_worst_is_at_most_each_and_mean_lies_between(rows: list[tuple[int, ...]]):
     label, *predicted = np.array(rows, dtype=np.int64).T
     names = ["a@Linf:1", "a@L2:1", "a@L1:1"]
-    found = Outcome(label, dict(zip(names, predicted, strict=True)))
-    each = [found.accuracy("a", name.removeprefix("a@")) for name in names]
-    assert found.worst("a") <= min(each)
-    assert min(each) - 1e-12 <= found.mean("a") <= max(each) + 1e-12
-    assert found.mean("a") == pytest.approx(sum(each) / 3)
-    assert max(1 - sum(1 - share for share in each), 0) <= found.worst("a") + 1e-12
+    result = Outcome(label, dict(zip(names, predicted, strict=True)))
+    each = [result.accuracy("a", name.removeprefix("a@")) for name in names]
+    assert result.worst("a") <= min(each)
+    assert min(each) - 1e-12 <= result.mean("a") <= max(each) + 1e-12
+    assert result.mean("a") == pytest.approx(sum(each) / 3)
+    assert max(1 - sum(1 - share for share in each), 0) <= result.worst("a") + 1e-12
 
 
 def test_classes_are_counted_alone_and_a_class_without_images_has_no_number():
@@ -107,10 +104,10 @@ def test_a_curve_has_every_budget_of_a_norm_by_its_size_and_not_by_its_text():
     budgets = {"16/255": 1, "8/255": 2, "0": 4, "0.04": 2, "1e-3": 3}
     predicted = {f"aa@Linf:{text}": (rows >= left).astype(np.int64) for text, left in budgets.items()}
     others = {"natural": label, "aa@L2:0.5": rows, "aa-plus@Linf:2/255": rows, "aa@Linf2:1": rows}
-    found = Outcome(label, {**others, **predicted})
+    result = Outcome(label, {**others, **predicted})
     expected = [(0.0, 1.0), (1e-3, 0.75), (8 / 255, 0.5), (0.04, 0.5), (16 / 255, 0.25)]
-    assert found.curve("aa", "Linf") == expected
-    assert found.curve("aa", "L2") == [(0.5, 0.25)]
+    assert result.curve("aa", "Linf") == expected
+    assert result.curve("aa", "L2") == [(0.5, 0.25)]
     assert SMALL.curve("pgd-20", "Linf") == [(8 / 255, 2 / 6)]
 
 
@@ -123,10 +120,10 @@ def test_a_curve_without_a_point_is_refused(attack: str, norm: str):
 @given(PREDICTIONS)
 def test_classes_add_up_to_the_whole(rows: list[tuple[int, ...]]):
     label, predicted, *_ = np.array(rows, dtype=np.int64).T
-    found = Outcome(label, {"natural": predicted})
+    result = Outcome(label, {"natural": predicted})
     counts = np.bincount(label)
-    correct = np.nansum(found.per_class() * counts)
-    assert correct / len(label) == pytest.approx(found.accuracy())
+    correct = np.nansum(result.per_class() * counts)
+    assert correct / len(label) == pytest.approx(result.accuracy())
 
 
 def test_intervals_follow_the_kind_of_number():
@@ -140,25 +137,27 @@ def test_intervals_follow_the_kind_of_number():
 @pytest.mark.parametrize(("right", "share"), [((0, 0), 0.0), ((4, 4), 1.0), ((4, 0), 0.5)])
 def test_the_interval_of_a_mean_is_never_a_point(right: tuple[int, int], share: float):
     label = np.zeros(4, np.int64)
-    said = {
+    message = {
         f"aa@{norm}:1": (np.arange(4) >= count).astype(np.int64)
         for norm, count in zip(("L1", "L2"), right, strict=True)
     }
-    found = Outcome(label, {"natural": label, **said})
-    assert found.accuracy("aa", "mean") == share and found.interval("aa", "mean") == wilson_interval(share, 4)
+    result = Outcome(label, {"natural": label, **message})
+    assert result.accuracy("aa", "mean") == share and result.interval("aa", "mean") == wilson_interval(
+        share, 4
+    )
 
 
 @given(st.integers(2, 60), st.integers(1, 9), st.integers(0, 9))
 def test_a_mean_over_probes_is_at_least_as_sure_as_one(images: int, probes: int, seed: int):
     chance = np.random.default_rng(seed)
     label = np.zeros(images, np.int64)
-    found = Outcome(label, {f"aa@L2:{k}": chance.integers(0, 2, images) for k in range(1, probes + 1)})
-    (low, high), plain = found.interval("aa", "mean"), wilson_interval(found.mean("aa"), images)
-    assert plain[0] - 1e-9 <= low <= found.mean("aa") <= high <= plain[1] + 1e-9
+    result = Outcome(label, {f"aa@L2:{k}": chance.integers(0, 2, images) for k in range(1, probes + 1)})
+    (low, high), plain = result.interval("aa", "mean"), wilson_interval(result.mean("aa"), images)
+    assert plain[0] - 1e-9 <= low <= result.mean("aa") <= high <= plain[1] + 1e-9
 
 
 @pytest.mark.parametrize(
-    ("attack", "threat", "said"),
+    ("attack", "threat", "message"),
     [
         ("pgd", None, "pgd names 0 probes, expected one; there are: natural, pgd-20@Linf:8/255, pgd-20@L2"),
         ("pgd-20", None, "pgd-20 names 2 probes, expected one; there are: natural"),
@@ -168,20 +167,20 @@ def test_a_mean_over_probes_is_at_least_as_sure_as_one(images: int, probes: int,
         ("aa", "worst", "aa@worst names 0 probes"),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_is(attack: str, threat: str | None, said: str):
+def test_error_on_an_unknown_probe_lists_the_probes(attack: str, threat: str | None, message: str):
     for ask in (SMALL.accuracy, SMALL.per_class, SMALL.interval):
-        with pytest.raises(KeyError, match=said):
+        with pytest.raises(KeyError, match=message):
             ask(attack, threat)
 
 
-def test_a_norm_with_two_budgets_must_be_told_apart():
+def test_norm_with_two_budgets_is_ambiguous():
     two = Outcome(ints(0), {"a@Linf:4/255": ints(0), "a@Linf:8/255": ints(1)})
     with pytest.raises(KeyError, match="a@Linf names 2 probes"):
         two.accuracy("a", "Linf")
     assert two.accuracy("a", "Linf:4/255") == 1
 
 
-def test_an_outcome_is_read_as_it_was_written(tmp_path: Path):
+def test_outcome_round_trips_through_a_file(tmp_path: Path):
     facts = {"seed": 3, "batch_size": 125, "selected_on": "test", "nested": {"a": [1, 2.5, None]}}
     before = Outcome(SMALL.label, SMALL.predicted, facts)
     before.save(tmp_path / "one.safetensors")
@@ -212,33 +211,33 @@ def test_another_file_is_not_taken_for_an_outcome(tmp_path: Path):
 def cascade(facts: dict[str, Any] | None = None) -> Outcome:
     """Ten images, all of class 0: two wrong at once, three broken by stage 1, one by stage 2, two by 4."""
     stage = ints(0, 0, 1, 1, 1, 2, 4, 4, -1, -1)
-    natural, broken = (stage == 0).astype(np.int64), (stage >= 0).astype(np.int64)
+    natural, fooled = (stage == 0).astype(np.int64), (stage >= 0).astype(np.int64)
     far = np.where(stage > 0, stage / 10, np.where(stage == 0, 0, np.nan))
     probe = "aa@Linf:8/255"
     return Outcome(
-        np.zeros(10, np.int64), {"natural": natural, probe: broken}, facts or {}, {probe: far}, {probe: stage}
+        np.zeros(10, np.int64), {"natural": natural, probe: fooled}, facts or {}, {probe: far}, {probe: stage}
     )
 
 
 def test_accuracy_falls_from_stage_to_stage_and_ends_at_the_probes_own():
-    found = cascade()
-    assert found.accuracy() == 0.8
-    assert found.accuracy_by_stage("aa@Linf:8/255") == found.accuracy_by_stage("aa") == [0.5, 0.4, 0.4, 0.2]
-    assert found.accuracy_by_stage("aa")[-1] == found.accuracy("aa")
+    result = cascade()
+    assert result.accuracy() == 0.8
+    assert result.accuracy_by_stage("aa@Linf:8/255") == result.accuracy_by_stage("aa") == [0.5, 0.4, 0.4, 0.2]
+    assert result.accuracy_by_stage("aa")[-1] == result.accuracy("aa")
 
 
-def test_stages_at_the_end_that_break_nothing_are_known_from_their_names():
+def test_final_stages_without_success_are_counted_by_their_names():
     named = cascade({"stages": {"aa@Linf:8/255": ["a", "b", "c", "d", "e", "f"]}})
     assert named.accuracy_by_stage("aa") == [0.5, 0.4, 0.4, 0.2, 0.2, 0.2]
     whole = Outcome(ints(0), {"aa": ints(0)}, {"stages": {"aa": ["a", "b"]}}, stage={"aa": ints(-1)})
     assert whole.accuracy_by_stage("aa") == [1.0, 1.0]
 
 
-def test_the_verdict_outweighs_what_the_attack_believed():
+def test_predictions_decide_over_stages():
     # The attack believed to have broken the first image; the network itself gets it right.
-    found = Outcome(ints(0, 0), {"aa": ints(0, 1)}, stage={"aa": ints(1, 2)})
-    assert found.accuracy_by_stage("aa") == [1.0, 0.5]
-    assert found.accuracy_by_stage("aa")[-1] == found.accuracy("aa")
+    result = Outcome(ints(0, 0), {"aa": ints(0, 1)}, stage={"aa": ints(1, 2)})
+    assert result.accuracy_by_stage("aa") == [1.0, 0.5]
+    assert result.accuracy_by_stage("aa")[-1] == result.accuracy("aa")
 
 
 def test_a_probe_without_stages_is_named():
@@ -288,10 +287,10 @@ def test_a_file_without_distances_and_stages_is_read(tmp_path: Path):
     content = {"facts": {"seed": 1}, "probes": ["natural"], "format": FORMAT_VERSION}
     arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
     save_file(arrays, tmp_path / "old", metadata={"outcome": json.dumps(content, sort_keys=True)})
-    found = Outcome.load(tmp_path / "old")
-    assert found.accuracy() == 0.5 and found.facts == {"seed": 1}
-    assert found.distance == found.stage == {}
-    found.save(tmp_path / "new")
+    result = Outcome.load(tmp_path / "old")
+    assert result.accuracy() == 0.5 and result.facts == {"seed": 1}
+    assert result.distance == result.stage == {}
+    result.save(tmp_path / "new")
     assert (tmp_path / "old").read_bytes() == (tmp_path / "new").read_bytes()
 
 
@@ -304,51 +303,6 @@ def test_a_file_in_another_format_is_refused(version: object, tmp_path: Path):
         ValueError, match=f"new: has format version {version}, expected {FORMAT_VERSION}; it was"
     ):
         Outcome.load(tmp_path / "new")
-
-
-def cut(whole: Outcome, *ends: int) -> list[Outcome]:
-    def part(start: int, end: int) -> Outcome:
-        def rows(arrays: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: array[start:end] for name, array in arrays.items()}
-
-        facts = {**whole.facts, "images": end - start}
-        label = whole.label[start:end]
-        return Outcome(label, rows(whole.predicted), facts, rows(whole.distance), rows(whole.stage))
-
-    return [part(*between) for between in pairwise((0, *ends, len(whole)))]
-
-
-@given(st.lists(st.integers(0, 10), max_size=4).map(sorted))
-def test_the_parts_of_an_outcome_give_it_back(ends: list[int]):
-    whole = cascade({"seed": 3, "images": 10, "stages": {"aa@Linf:8/255": list("abcd")}})
-    with TemporaryDirectory() as folder:
-        whole.save(Path(folder) / "one")
-        Outcome.merge(cut(whole, *ends)).save(Path(folder) / "two")
-        assert (Path(folder) / "one").read_bytes() == (Path(folder) / "two").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (cascade({"seed": 1}), "merge: seed is 0 in part 1, but 1 in part 3"),
-        (cascade({"seed": 0, "new": 7}), "merge: new is None in part 1, but 7 in part 3"),
-        (cascade(), "merge: seed is 0 in part 1, but None in part 3"),
-        (Outcome(ints(0), {"natural": ints(0)}, {"seed": 0}), r"merge: predicted is \['natural', 'aa@Linf"),
-        (
-            Outcome(ints(0), {"natural": ints(0), "aa@Linf:8/255": ints(0)}, {"seed": 0}),
-            r"merge: distance is \['aa@Linf:8/255'\] in part 1, but \[\] in part 3",
-        ),
-    ],
-)
-def test_parts_of_different_evaluations_are_not_joined(other: Outcome, said: str):
-    same = cascade({"seed": 0})
-    with pytest.raises(ValueError, match=said):
-        Outcome.merge([same, same, other])
-
-
-def test_nothing_cannot_be_joined():
-    with pytest.raises(ValueError, match="got no parts"):
-        Outcome.merge([])
 
 
 def test_two_networks_are_compared_image_by_image():
@@ -388,10 +342,10 @@ def share(n: int, correct: int) -> np.ndarray:
 
 
 def test_an_outcome_prints_as_one_line():
-    found = Outcome(
+    result = Outcome(
         np.zeros(10_000, np.int64), {"natural": share(10_000, 8420), "aa@Linf:8/255": share(10_000, 4890)}
     )
-    assert str(found) == "natural 84.20  aa@Linf:8/255 48.90 [47.92, 49.88]  n=10000"
+    assert str(result) == "natural 84.20  aa@Linf:8/255 48.90 [47.92, 49.88]  n=10000"
 
 
 def test_worst_and_mean_are_printed_where_there_are_several_threats():
@@ -408,8 +362,8 @@ def test_worst_and_mean_are_printed_where_there_are_several_threats():
 
 def test_columns_begin_with_natural_and_end_with_what_is_derived():
     names = ["b@L2:1", "a@Linf:1", "natural", "b@L1:1", "b@L1:2"]
-    found = Outcome(ints(0), {name: ints(0) for name in names})
-    assert found.columns() == [
+    result = Outcome(ints(0), {name: ints(0) for name in names})
+    assert result.columns() == [
         *((name, None) for name in ("natural", "b@L2:1", "a@Linf:1", "b@L1:1", "b@L1:2")),
         ("b", "worst"),
         ("b", "mean"),
@@ -432,14 +386,14 @@ package = types.ModuleType("allrounder")
 package.__path__ = [{str(Path(allrounder.report.outcome.__file__).parent.parent)!r}]
 sys.modules["allrounder"] = package
 from allrounder.report.outcome import Outcome
-found = Outcome.load(Path({str(tmp_path / "x.safetensors")!r}))
-assert "| 16.67 (" in found.table() and str(found)
-print(found.worst("pgd-20"))
+result = Outcome.load(Path({str(tmp_path / "x.safetensors")!r}))
+assert "| 16.67 (" in result.table() and str(result)
+print(result.worst("pgd-20"))
 print(*sorted(name for name in sys.modules if name.startswith("allrounder.")))
 assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    worst, modules = found.stdout.splitlines()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    worst, modules = result.stdout.splitlines()
     assert float(worst) == 1 / 6
     assert modules.split() == [
         "allrounder.report",

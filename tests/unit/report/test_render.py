@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allrounder.report.outcome import Outcome
-from allrounder.report.render import OutcomeTable, render
+from allrounder.report.render import AccuracyTable, render
+from allrounder.report.tables import column_key
 
 N = 10_000
 LINF, L2, L1 = "aa@Linf:8/255", "aa@L2:128/255", "aa@L1:12"
@@ -48,13 +49,13 @@ def test_markdown_has_the_papers_numbers_with_the_best_bold_and_the_second_under
 
 
 def test_markdown_has_intervals_in_parentheses_and_marks_nothing_in_a_single_row():
-    found = render({"one | two": outcome(natural=8420, linf=4890)}).splitlines()
-    assert found[:3] == [
+    lines = render({"one | two": outcome(natural=8420, linf=4890)}).splitlines()
+    assert lines[:3] == [
         "| model | natural | aa@Linf:8/255 |",
         "| :-- | --: | --: |",
         r"| one \| two | 84.20 (83.47-84.90) | 48.90 (47.92-49.88) |",
     ]
-    assert found[4:] == ["Percent of images classified correctly, with 95% intervals.", "10000 images."]
+    assert lines[4:] == ["Percent of images classified correctly, with 95% intervals.", "10000 images."]
 
 
 def test_equal_numbers_are_marked_alike_and_nothing_is_best_among_equals():
@@ -68,7 +69,7 @@ def test_equal_numbers_are_marked_alike_and_nothing_is_best_among_equals():
     ]
 
 
-def test_what_is_not_seen_at_two_decimals_makes_no_difference():
+def test_ranks_use_the_rounded_percents():
     rows = {"a": outcome(n=30_000, natural=15_000), "b": outcome(n=30_000, natural=15_001)}
     assert [line.split("|")[2] for line in render(rows, intervals=False).splitlines()[2:4]] == [" 50.00 "] * 2
 
@@ -80,12 +81,19 @@ def test_large_percents_outrank_small_ones_though_their_texts_do_not():
 
 def test_a_row_without_a_probe_has_a_gap_and_no_worst_or_mean():
     rows = {"two": outcome(natural=9000, linf=5000, l2=4000), "one": outcome(natural=8000, linf=6000)}
-    found = render(rows, intervals=False).splitlines()
-    assert found[2] == "| two | **90.00** | <ins>50.00</ins> | 40.00 | 40.00 | 45.00 |"
-    assert found[3] == "| one | <ins>80.00</ins> | **60.00** | - | - | - |"
+    lines = render(rows, intervals=False).splitlines()
+    assert lines[2] == "| two | **90.00** | <ins>50.00</ins> | 40.00 | 40.00 | 45.00 |"
+    assert lines[3] == "| one | <ins>80.00</ins> | **60.00** | - | - | - |"
     rows["three"] = outcome(natural=8000, linf=6000, l2=3000, l1=100)
-    table = OutcomeTable.of(rows)
-    assert table.column_names() == ["natural", LINF, L2, L1, "aa worst", "aa mean"]
+    table = AccuracyTable.of(rows)
+    assert [column_key(column) for column in table.columns] == [
+        "natural",
+        LINF,
+        L2,
+        L1,
+        "aa worst",
+        "aa mean",
+    ]
     # Over all three threats of the table, so only the row that has them all.
     assert [row[4] is None for row in table.rows] == [True, True, False]
     assert table.rows[2][4] is not None and table.rows[2][4].accuracy == 0.01
@@ -115,14 +123,14 @@ def test_latex_needs_booktabs_alone():
 
 
 def test_latex_escapes_what_it_would_take_for_commands_and_leaves_out_an_empty_line():
-    found = render({r"50% of $x^2\{~}#": outcome(natural=8420)}, "latex").splitlines()
+    lines = render({r"50% of $x^2\{~}#": outcome(natural=8420)}, "latex").splitlines()
     name = r"50\% of \$x\textasciicircum{}2\textbackslash{}\{\textasciitilde{}\}\#"
-    assert found[2:5] == [
+    assert lines[2:5] == [
         r"model & natural \\",
         r"\midrule",
         rf"{name} & 84.20 {{\scriptsize (83.47--84.90)}} \\",
     ]
-    assert r"Percent of images classified correctly, with 95\% intervals." in found
+    assert r"Percent of images classified correctly, with 95\% intervals." in lines
 
 
 def test_csv_has_shares_with_their_intervals_and_the_number_of_images():
@@ -133,10 +141,10 @@ def test_csv_has_shares_with_their_intervals_and_the_number_of_images():
     assert header == ["model", *ends, "n", "seed", "selected_on", "flags"]
     assert (first[0], first[-4:]) == ("a, b", ["10000", "0", "", ""])
     assert (second[0], second[-4:]) == ("c", ["10", "", "test", "odd; even"])
-    found = [float(number) for number in first[1:-4]]
+    numbers = [float(number) for number in first[1:-4]]
     expected = [0.8291, 0.4608, 0.5897, 0.4608, 0.52525]
-    assert found[::3] == pytest.approx(expected, abs=1e-12)
-    assert [tuple(found[at + 1 : at + 3]) for at in (0, 3, 12)] == [
+    assert numbers[::3] == pytest.approx(expected, abs=1e-12)
+    assert [tuple(numbers[at + 1 : at + 3]) for at in (0, 3, 12)] == [
         MSD.interval(),
         MSD.interval(LINF),
         MSD.interval("aa", "mean"),
@@ -152,17 +160,17 @@ def test_json_has_full_precision_and_all_facts():
         "flags": ["Linf:8/255: falls with steps"],
     }
     stage = np.array([1, 2, -1], np.int64)
-    found = Outcome(
+    result = Outcome(
         np.zeros(3, np.int64),
         {"natural": np.array([0, 0, 0], np.int64), LINF: np.array([1, 1, 0], np.int64)},
         facts,
         stage={LINF: stage},
     )
-    told = json.loads(render({"x": found, "y": outcome(natural=5)}, "json"))
-    assert told["columns"] == ["natural", LINF]
-    first, second = told["rows"]
+    content = json.loads(render({"x": result, "y": outcome(natural=5)}, "json"))
+    assert content["columns"] == ["natural", LINF]
+    first, second = content["rows"]
     assert first["results"][LINF]["accuracy"] == 1 / 3
-    assert (first["results"][LINF]["low"], first["results"][LINF]["high"]) == found.interval(LINF)
+    assert (first["results"][LINF]["low"], first["results"][LINF]["high"]) == result.interval(LINF)
     assert first["after"] == {LINF: [2 / 3, 1 / 3]}
     assert (first["name"], first["n"], first["facts"]) == ("x", 3, facts)
     assert first["flags"] == ["Linf:8/255: falls with steps"]
@@ -179,18 +187,18 @@ def test_every_style_gives_the_same_bytes_again_and_every_row(rows: list[list[in
         f"row{i}": outcome(n=50, natural=natural, linf=linf, l2=l2)
         for i, (natural, linf, l2) in enumerate(rows)
     }
-    found = render(outcomes, style)
-    assert found == render(outcomes, style) and found.endswith("\n")
-    assert found.isascii() and all(name in found for name in outcomes)
+    text = render(outcomes, style)
+    assert text == render(outcomes, style) and text.endswith("\n")
+    assert text.isascii() and all(name in text for name in outcomes)
 
 
 @pytest.mark.parametrize(
     ("outcomes", "style", "threat"),
     [(ROWS, "html", None), ({}, "markdown", None), (ROWS, "robustbench", None), (ROWS, "csv", "Linf")],
 )
-def test_what_cannot_be_made_is_refused(outcomes: dict[str, Outcome], style: str, threat: str | None):
-    said = (
+def test_invalid_styles_are_refused(outcomes: dict[str, Outcome], style: str, threat: str | None):
+    message = (
         f"got {len(outcomes)} outcomes, style '{style}', threat {threat}; expected .*latex, csv, json, or one"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         render(outcomes, style, threat=threat)

@@ -24,8 +24,8 @@ ABOUT: dict[str, Any] = {
 
 
 def test_robustbench_gets_texts_in_percent_and_the_budget_as_written():
-    told = json.loads(MSD.table("robustbench", ABOUT, "L2"))
-    assert told == {
+    entry = json.loads(MSD.table("robustbench", ABOUT, "L2"))
+    assert entry == {
         **ABOUT,
         "eps": "128/255",
         "clean_acc": "82.91",
@@ -37,24 +37,27 @@ def test_robustbench_gets_texts_in_percent_and_the_budget_as_written():
     assert one.table("robustbench", ABOUT) == one.table("robustbench", ABOUT, "Linf:8/255")
 
 
-def test_robustbench_is_told_of_doubts_about_this_threat():
-    found = outcome({"flags": ["Linf:8/255: square beats the white boxes"]}, natural=9000, linf=5000, l2=4000)
+def test_robustbench_entry_is_unreliable_if_its_threat_is_flagged():
+    result = outcome(
+        {"flags": ["Linf:8/255: square beats the white boxes"]}, natural=9000, linf=5000, l2=4000
+    )
     reliable = [
-        not json.loads(found.table("robustbench", ABOUT, norm))["unreliable"] for norm in ("Linf", "L2")
+        not json.loads(result.table("robustbench", ABOUT, norm))["unreliable"] for norm in ("Linf", "L2")
     ]
     assert reliable == [False, True]
     everywhere = outcome({"flags": ["random logits"]}, natural=9000, linf=5000)
     assert json.loads(everywhere.table("robustbench", ABOUT))["unreliable"] is True
 
 
-def test_robustbench_is_told_in_the_footnote_what_it_does_not_expect():
-    found = outcome({"selected_on": "test"}, n=1000, natural=900, linf=500)
+def test_robustbench_footnote_names_deviations():
+    result = outcome({"selected_on": "test"}, n=1000, natural=900, linf=500)
     about = {**ABOUT, "dataset": "CIFAR-10", "footnote": "Uses ReLU.", "external": "44.20"}
-    told = json.loads(found.table("robustbench", about))
+    entry = json.loads(result.table("robustbench", about))
     assert (
-        told["footnote"] == "Uses ReLU. Measured on 1000 images, not 10000. Weights selected on the test set."
+        entry["footnote"]
+        == "Uses ReLU. Measured on 1000 images, not 10000. Weights selected on the test set."
     )
-    assert told["external"] == "44.20"
+    assert entry["external"] == "44.20"
     other = json.loads(
         outcome(n=1000, natural=900, linf=500).table("robustbench", {**ABOUT, "dataset": "own"})
     )
@@ -62,7 +65,7 @@ def test_robustbench_is_told_in_the_footnote_what_it_does_not_expect():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"link": None, "venue": ""}, "missing link, venue; give them in about"),
         ({"additional_data": "no"}, "additional_data: got 'no', expected bool"),
@@ -72,12 +75,12 @@ def test_robustbench_is_told_in_the_footnote_what_it_does_not_expect():
         ({"arch": "x"}, "arch: got 'x', expected only link, name, authors"),
     ],
 )
-def test_robustbench_is_not_given_half_a_model(change: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said):
+def test_robustbench_refuses_invalid_fields(change: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
         MSD.table("robustbench", {**ABOUT, **change}, "Linf")
 
 
-def test_robustbench_wants_everything_that_is_missing_named_at_once():
+def test_robustbench_lists_all_missing_fields():
     with pytest.raises(
         ValueError, match=f"missing {', '.join(sorted(ABOUT, key=list(ABOUT).index)[:3])}, additional"
     ):
@@ -85,7 +88,7 @@ def test_robustbench_wants_everything_that_is_missing_named_at_once():
 
 
 @pytest.mark.parametrize(
-    ("found", "threat", "error", "said"),
+    ("result", "threat", "error", "message"),
     [
         (MSD, None, ValueError, f"got {LINF}, {L2}, expected aa under one threat; choose one with threat"),
         (MSD, "worst", ValueError, "expected aa under one threat"),
@@ -93,8 +96,8 @@ def test_robustbench_wants_everything_that_is_missing_named_at_once():
         (MSD, "L1", KeyError, "aa@L1 names 0 probes"),
     ],
 )
-def test_robustbench_is_given_one_threat(
-    found: Outcome, threat: str | None, error: type[Exception], said: str
+def test_robustbench_needs_one_threat(
+    result: Outcome, threat: str | None, error: type[Exception], message: str
 ):
-    with pytest.raises(error, match=said):
-        found.table("robustbench", ABOUT, threat)
+    with pytest.raises(error, match=message):
+        result.table("robustbench", ABOUT, threat)

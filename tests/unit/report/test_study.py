@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from allrounder.report.outcome import Outcome
-from allrounder.report.study import StudyResults, format_rows, render_study
+from allrounder.report.study import StudyResults, render_study
+from allrounder.report.tables import format_rows
 
 LABEL = np.zeros(200, np.int64)
 
@@ -42,8 +43,14 @@ def results(missing: Sequence[str] = ()) -> StudyResults:
     )
 
 
+def formatted(study: StudyResults, style: str = "text") -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of the table, as texts."""
+    table = study.to_table(style)
+    return list(table.header), format_rows(table, style)
+
+
 def test_means_and_deviations_are_those_of_the_seeds():
-    head, rows = format_rows(results(), "markdown")
+    head, rows = formatted(results(), "markdown")
     at = dict(zip(head, rows[1], strict=False))
     shares = [150 / 2, 152 / 2]
     expected = f"{statistics.fmean(shares):.2f} +- {statistics.stdev(shares):.2f}"
@@ -54,38 +61,38 @@ def test_means_and_deviations_are_those_of_the_seeds():
 
 
 def test_the_best_is_bold_the_second_underlined_and_the_papers_numbers_stand_apart():
-    head, rows = format_rows(results(), "markdown")
+    head, rows = formatted(results(), "markdown")
     assert head[:3] == ["row", "natural", "paper"] and [row[2] for row in rows] == ["-", "84.32", "-"]
     assert rows[0][1].startswith("**89.00") and rows[2][1].startswith("<ins>75.75")
     assert [row[-1] for row in rows] == ["1/1", "11/11", "-"]
 
 
 def test_rows_that_differ_from_the_reference_are_marked_by_a_paired_test():
-    found = results()
-    paired = found.compare_with_reference("NT", ("natural", None))
+    study = results()
+    paired = study.compare_with_reference("NT", ("natural", None))
     assert paired is not None and (paired.only_self, paired.only_other) == (30 + 24, 0)
-    assert found.compare_with_reference("AT", ("natural", None)) is None
-    cells = found.cells()
+    assert study.compare_with_reference("AT", ("natural", None)) is None
+    cells = study.cells()
     assert [cell.differs for cell in cells["NT"] if cell] == [True, True, True, True, False]
     assert not any(cell.differs for cell in [*cells["AT"], *cells["alike"]] if cell)
 
 
 def test_one_seed_has_the_interval_over_images():
-    found = StudyResults({"only": {0: outcome(150, 100, 80)}})
+    study = StudyResults({"only": {0: outcome(150, 100, 80)}})
     low, high = outcome(150, 100, 80).interval()
-    assert f"75.00 ({100 * low:.2f}-{100 * high:.2f})" in render_study(found)
+    assert f"75.00 ({100 * low:.2f}-{100 * high:.2f})" in render_study(study)
 
 
 def test_csv_has_every_training_and_json_every_number():
     rows = list(csv.DictReader(io.StringIO(render_study(results(), "csv"))))
     assert len(rows) == 6 and float(rows[2]["natural"]) == 0.75 and rows[3]["seed"] == "1"
-    told = json.loads(render_study(results(missing=["NT, seed 2"]), "json"))
-    assert told["reference"] == "AT" and told["missing"] == ["NT, seed 2"]
-    natural = told["rows"][1]["results"]["natural"]
+    content = json.loads(render_study(results(missing=["NT, seed 2"]), "json"))
+    assert content["reference"] == "AT" and content["missing"] == ["NT, seed 2"]
+    natural = content["rows"][1]["results"]["natural"]
     assert natural["seeds"] == [0.75, 0.76] and natural["paper"] == 84.32 and natural["p"] is None
 
 
-def test_notes_say_what_a_reader_must_know():
+def test_notes_of_a_study():
     text = render_study(results(missing=["NT, seed 2"]))
     for said in (
         "over seeds 0, 1",
@@ -101,23 +108,23 @@ def test_notes_say_what_a_reader_must_know():
         render_study(results(), "html")
 
 
-def test_findings_of_the_preflight_stand_below_the_table():
-    found = outcome(150, 100, 80)
+def test_preflight_findings_are_notes_below_the_table():
+    study = outcome(150, 100, 80)
     doubtful = Outcome(
-        found.label, found.predicted, {**found.facts, "findings": ["zero-gradient: of 5 images"]}
+        study.label, study.predicted, {**study.facts, "findings": ["zero-gradient: of 5 images"]}
     )
     assert "only, seed 3: zero-gradient: of 5 images" in render_study(StudyResults({"only": {3: doubtful}}))
 
 
 def test_rows_with_other_probes_or_images_are_not_compared():
     other = Outcome(np.ones(10, np.int64), {"natural": np.ones(10, np.int64)}, {"seed": 0})
-    found = StudyResults({"AT": {0: outcome(150, 100, 80)}, "other": {0: other}})
-    assert found.compare_with_reference("other", ("natural", None)) is None
-    assert found.cells()["other"][1] is None and "| - |" in render_study(found)
+    study = StudyResults({"AT": {0: outcome(150, 100, 80)}, "other": {0: other}})
+    assert study.compare_with_reference("other", ("natural", None)) is None
+    assert study.cells()["other"][1] is None and "| - |" in render_study(study)
 
 
-def test_a_study_of_which_nothing_is_finished_has_its_rows():
+def test_unfinished_study_has_its_rows():
     empty = StudyResults({"AT": {}, "NT": {}}, cost={"AT": "11/11"})
-    assert format_rows(empty) == (["row", "cost"], [["AT", "11/11"], ["NT", "-"]])
+    assert formatted(empty) == (["row", "cost"], [["AT", "11/11"], ["NT", "-"]])
     assert render_study(empty).splitlines()[2:4] == ["| AT | 11/11 |", "| NT | - |"]
-    assert format_rows(StudyResults({"AT": {}})) == (["row"], [["AT"]])
+    assert formatted(StudyResults({"AT": {}})) == (["row"], [["AT"]])

@@ -6,14 +6,14 @@ Use it as `doctor(model, x[:50], y[:50]).raise_if_bad()`. A new check is one fun
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from allrounder.errors import PreflightError
-from allrounder.evaluation.preflight import behaviour, inputs, scaling
+from allrounder.evaluation.preflight import behaviour, inputs
 from allrounder.evaluation.preflight.base import Case, Finding, NoAnswer, PreflightCheck
 from allrounder.inference.attack_view import attack_view
 from allrounder.rng import Rng
@@ -24,18 +24,17 @@ CHECKS: tuple[tuple[PreflightCheck, ...], ...] = (
     (inputs.check_device_and_dtype, inputs.check_logits),
     (inputs.check_finite_logits, inputs.check_classes),
     (
-        scaling.check_range,
+        inputs.check_range,
         behaviour.check_training_mode,
         behaviour.check_probabilities,
         behaviour.check_randomness,
         behaviour.check_batch_independence,
         behaviour.check_in_place,
         behaviour.check_gradients,
-        scaling.check_accuracy,
+        inputs.check_accuracy,
     ),
 )
-"""Checks by stage. Every stage relies on the ones before it, so none follows a stage with a severe
-finding."""
+"""Checks by stage. A stage relies on the ones before it, so none follows one with a severe finding."""
 
 
 @final
@@ -59,10 +58,10 @@ class Diagnosis:
             raise PreflightError(f"an evaluation would be meaningless:{severe}")
 
     def lines(self) -> list[str]:
-        """Return one line per finding, severe ones first; a single line if there are none."""
-        labels = {True: "severe", False: "note"}
+        """One line per finding, severe ones first; a single line if there are none."""
         ordered = sorted(self.findings, key=lambda finding: not finding.severe)
-        return [f"{labels[finding.severe]}: {finding}" for finding in ordered] or ["nothing found"]
+        lines = [f"{'severe' if finding.severe else 'note'}: {finding}" for finding in ordered]
+        return lines or ["nothing found"]
 
 
 def doctor(model: Classifier, x: Tensor, y: Tensor, *, classes: int | None = None) -> Diagnosis:
@@ -80,25 +79,25 @@ def doctor(model: Classifier, x: Tensor, y: Tensor, *, classes: int | None = Non
         with attack_view(model, x, "train_frozen" if modules else "eval"):
             if isinstance(model, nn.Module):
                 model.eval()
-            diagnosis = _run_checks(case)
+            findings = _run_checks(case)
             has_logits = "logits" in vars(case) and case.logits.dim() == 2
-            return replace(diagnosis, classes=case.logits.shape[1]) if has_logits else diagnosis
+            return Diagnosis(findings, case.logits.shape[1] if has_logits else None)
 
 
-def _run_checks(case: Case) -> Diagnosis:
+def _run_checks(case: Case) -> tuple[Finding, ...]:
     """Run the checks until a stage has a severe finding; equal findings are reported once."""
-    diagnosis = Diagnosis(())
+    findings: list[Finding] = []
     for stage in CHECKS:
         for check in stage:
             try:
                 finding = check(case)
             except NoAnswer as error:
                 finding = error.finding
-            if finding is not None and finding not in diagnosis.findings:
-                diagnosis = Diagnosis((*diagnosis.findings, finding))
-        if not diagnosis.ok:
+            if finding is not None and finding not in findings:
+                findings.append(finding)
+        if any(finding.severe for finding in findings):
             break
-    return diagnosis
+    return tuple(findings)
 
 
 __all__ = ["CHECKS", "Case", "Diagnosis", "Finding", "PreflightCheck", "PreflightError", "doctor"]

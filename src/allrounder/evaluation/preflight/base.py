@@ -24,11 +24,20 @@ class Finding:
 
     kind: str
     severe: bool
-    """Whether the results of an evaluation would be wrong; otherwise they only need a remark."""
     message: str
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
+
+
+def severe(kind: str, problem: str, fix: str) -> Finding:
+    """A finding that makes the results of an evaluation wrong."""
+    return Finding(kind, True, f"{problem}; {fix}")
+
+
+def note(kind: str, problem: str, fix: str) -> Finding:
+    """A finding that only needs a remark."""
+    return Finding(kind, False, f"{problem}; {fix}")
 
 
 class NoAnswer(Exception):
@@ -72,12 +81,11 @@ class Case:
         return self.forward(self.images)
 
     def forward(self, x: Tensor, draw: int = 0) -> Tensor:
-        """Return the logits of a copy of images; `draw` selects the random numbers of a randomised
-        network."""
+        """The logits of a copy of images; `draw` selects the random numbers of a randomised network."""
         return self.forward_inplace(x.clone(), draw)
 
     def forward_inplace(self, x: Tensor, draw: int = 0) -> Tensor:
-        """Return the logits of images, which the network may overwrite; raises NoAnswer if it fails."""
+        """The logits of images, which the network may overwrite; raises NoAnswer if it fails."""
         try:
             with Rng(0).fold_in("doctor", draw).seed_global():
                 output = cast(object, self.model(x))
@@ -86,14 +94,14 @@ class Case:
             reason = f"{type(error).__name__}: {error}"
             problem = f"the network fails on images of shape {tuple(x.shape)}: {reason}"
             fix = "it must accept any number of float images of the given size, on their device"
-            raise NoAnswer(Finding("forward", True, f"{problem}; {fix}")) from error
+            raise NoAnswer(severe("forward", problem, fix)) from error
         if isinstance(output, Tensor):
             return output
         problem = f"the network returns a {type(output).__name__}, expected one tensor of logits"
-        raise NoAnswer(Finding("shape", True, f"{problem}; wrap it so that it returns the logits alone"))
+        raise NoAnswer(severe("shape", problem, "wrap it so that it returns the logits alone"))
 
     def accuracy(self, logits: Tensor) -> float:
-        """Return the share of images that are classified correctly."""
+        """The share of images that are classified correctly."""
         return float((logits.argmax(1) == self.labels).double().mean())
 
 

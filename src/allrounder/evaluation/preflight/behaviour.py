@@ -7,7 +7,7 @@ from torch import Tensor
 
 from allrounder.attacks.losses import LOSSES
 from allrounder.attacks.pgd import loss_grad
-from allrounder.evaluation.preflight.base import Case, Finding
+from allrounder.evaluation.preflight.base import Case, Finding, note, severe
 
 TOLERANCE = 1e-4
 """Logits count as equal if they differ by less, relative to the largest."""
@@ -19,7 +19,7 @@ def check_training_mode(case: Case) -> Finding | None:
     """Find modules in training mode."""
     problem = f"{case.num_training} modules of the network are in training mode, expected eval mode"
     fix = "evaluation and attacks switch modes and restore them; other code must call model.eval()"
-    return Finding("training-mode", False, f"{problem}; {fix}") if case.num_training else None
+    return note("training-mode", problem, fix) if case.num_training else None
 
 
 def check_probabilities(case: Case) -> Finding | None:
@@ -31,8 +31,8 @@ def check_probabilities(case: Case) -> Finding | None:
         output, layer = "log-probabilities (their exponentials sum to 1)", "log_softmax"
     else:
         return None
-    fix = f"return what comes before the {layer}"
-    return Finding("probabilities", True, f"the network returns {output}, expected logits; {fix}")
+    problem = f"the network returns {output}, expected logits"
+    return severe("probabilities", problem, f"return what comes before the {layer}")
 
 
 def check_randomness(case: Case) -> Finding | None:
@@ -40,21 +40,20 @@ def check_randomness(case: Case) -> Finding | None:
     gap = _relative_gap(case.logits, case.forward(case.images, draw=1))
     problem = f"two passes over the same images differ by {gap:.2g} of the largest logit, expected 0"
     fix = "if this is intended, attack averages over many passes (EOT), and report the spread over seeds"
-    return Finding("random", False, f"{problem}; {fix}") if gap > TOLERANCE else None
+    return note("random", problem, fix) if gap > TOLERANCE else None
 
 
 def check_batch_independence(case: Case) -> Finding | None:
     """Find logits that depend on the other images of the batch, as with batch-norm in training mode."""
     x = case.images
     first, again, changed = (case.forward(torch.cat([x, rest]))[: len(x)] for rest in (x, x, 1 - x))
-    if _relative_gap(first, again) > TOLERANCE:
-        return (
-            None  # The network is random, and not through torch's generators: the effect cannot be isolated.
-        )
+    if _relative_gap(first, again) > TOLERANCE:  # random, and not through torch's generators
+        return None
     gap = _relative_gap(first, changed)
-    problem = f"the logits of an image change by {gap:.2g} of the largest logit with the rest of its batch"
-    fix = "expected no change; put batch-norm into eval mode, also inside functions that wrap a network"
-    return Finding("neighbours", True, f"{problem}, {fix}") if gap > TOLERANCE else None
+    change = f"change by {gap:.2g} of the largest logit with the rest of its batch"
+    fix = "put batch-norm into eval mode, also inside functions that wrap a network"
+    finding = severe("neighbours", f"the logits of an image {change}, expected no change", fix)
+    return finding if gap > TOLERANCE else None
 
 
 def check_in_place(case: Case) -> Finding | None:
@@ -63,7 +62,7 @@ def check_in_place(case: Case) -> Finding | None:
     case.forward_inplace(images)
     problem = "the network overwrites the images it is given, expected them unchanged"
     fix = "replace its first in-place operation (such as x.sub_(mean) or x -= mean)"
-    return None if torch.equal(images, case.images) else Finding("in-place", True, f"{problem}; {fix}")
+    return None if torch.equal(images, case.images) else severe("in-place", problem, fix)
 
 
 def check_gradients(case: Case) -> Finding | None:
@@ -76,23 +75,23 @@ def check_gradients(case: Case) -> Finding | None:
     except Exception as error:  # Any error of an external network is a finding.
         problem = str(error).strip() or type(error).__name__
         fix = "until this is fixed, only query-based attacks (square) can evaluate this network"
-        return Finding("no-gradient", True, f"{problem}; {fix}")
+        return severe("no-gradient", problem, fix)
     n = len(x)
     if bad := max(int((~g.isfinite()).flatten(1).any(1).sum()) for g in gradients):
         fix = "look for a square root or a logarithm at zero, or a division by zero"
-        return Finding("finite", True, f"the gradients of {bad} of {n} images are not finite; {fix}")
+        return severe("finite", f"the gradients of {bad} of {n} images are not finite", fix)
     ce, margin = (int((g == 0).flatten(1).all(1).sum()) for g in gradients)
     if max(ce, margin) <= MAX_ZERO_GRADIENT_SHARE * n:
         return None
     if margin > MAX_ZERO_GRADIENT_SHARE * n:
         problem = f"the gradient is zero for {margin} of {n} images (of the margin; cross-entropy: {ce})"
         fix = "gradient attacks fail there; remove rounding or saturation from the network"
-        return Finding("zero-gradient", True, f"{problem}; {fix}")
+        return severe("zero-gradient", problem, fix)
     problem = f"the gradient of cross-entropy is zero for {ce} of {n} images, that of the margin is not"
     fix = "the softmax is saturated; attack margins (cw, apgd-dlr), not cross-entropy (pgd, apgd-ce)"
-    return Finding("zero-gradient", False, f"{problem}; {fix}")
+    return note("zero-gradient", problem, fix)
 
 
 def _relative_gap(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference as a share of the largest absolute value."""
+    """The largest difference as a share of the largest absolute value."""
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))

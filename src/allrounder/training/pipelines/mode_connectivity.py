@@ -9,8 +9,7 @@ from torch import nn
 
 from allrounder.data.base import Split
 from allrounder.errors import Interrupted
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.nn.state import bezier, weights_of
 from allrounder.recipe.pipeline import CURVE_STAGE, ModeConnectivity

@@ -17,8 +17,7 @@ from allrounder.data.base import Data, Split
 from allrounder.data.inputs.coerce import as_data, as_split
 from allrounder.data.inputs.map_dataset import MapDatasetSplit
 from allrounder.errors import DataError
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from tests.support.evaluations import BATCH_SIZE, PGD, trained_network
 from tests.support.networks import blobs
 from tests.support.trainings import SOLO, go, recipe, remains

@@ -13,8 +13,7 @@ import torch
 from allrounder.config.schedules import Constant
 from allrounder.data.base import Subset
 from allrounder.errors import Interrupted, RecipeError, RunError
-from allrounder.evaluation.evaluate import evaluate
-from allrounder.evaluation.options import EvalOptions
+from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments.study import Trial
 from allrounder.nn.state import bezier
 from allrounder.recipe.recipe import Recipe

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allrounder.attacks import Apgd, Cascade, Fab, Pgd, Square
-from allrounder.evaluation.probes import Probe
-from allrounder.evaluation.stages import SMALL_IMAGE, AttackStage, probe_stages
+from allrounder.evaluation.probes import SMALL_IMAGE, AttackStage, Probe, probe_stages
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.evaluation.preflight import CHECKS, Case, Diagnosis, Finding, PreflightError, doctor
-from allrounder.evaluation.preflight.inputs import check_device_and_dtype
-from allrounder.evaluation.preflight.scaling import NORMALISATION_CONSTANTS
+from allrounder.evaluation.preflight.inputs import NORMALISATION_CONSTANTS, check_device_and_dtype
 from allrounder.models.layers import Normalise
 from allrounder.models.small_cnn import SmallCnn
 
@@ -85,7 +84,7 @@ class Rounded(torch.autograd.Function):
         return torch.zeros_like(g[0])
 
 
-def found(model, x: Tensor, y: Tensor, classes: int | None = None) -> dict[str, Finding]:
+def findings_by_kind(model, x: Tensor, y: Tensor, classes: int | None = None) -> dict[str, Finding]:
     """The findings by kind."""
     diagnosis = doctor(model, x, y, classes=classes)
     assert len({finding.kind for finding in diagnosis.findings}) == len(diagnosis.findings)
@@ -102,7 +101,11 @@ def test_a_healthy_small_cnn_has_no_findings():
     with torch.no_grad():
         y = model(x).argmax(1)
     diagnosis = doctor(model, x, y, classes=10)
-    assert diagnosis == Diagnosis((), classes=10) and diagnosis.ok and diagnosis.lines() == ["nothing found"]
+    assert (
+        diagnosis == Diagnosis((), classes=10)
+        and diagnosis.ok
+        and diagnosis.lines() == ["nothing findings_by_kind"]
+    )
     diagnosis.raise_if_bad()
 
 
@@ -118,7 +121,7 @@ def test_healthy_networks_of_few_classes_have_no_findings(classes: int, n: int, 
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "what", "said"),
+    ("x", "y", "kind", "message"),
     [
         (X[0], Y, "shape", r"shape \(3, 8, 8\), expected \(n, channels, height, width\); .* x\[None\]"),
         (X.flatten(1), Y, "shape", r"shape \(30, 192\), expected .*; reshape them"),
@@ -138,22 +141,22 @@ def test_healthy_networks_of_few_classes_have_no_findings(classes: int, n: int, 
         (X * 2 - 1, Y, "range", r"lie in \[-0\.\d+, .*they seem normalised: put the normalisation into the "),
     ],
 )
-def test_images_and_labels_of_the_wrong_form_are_refused(x: Tensor, y: Tensor, what: str, said: str):
+def test_images_and_labels_of_the_wrong_form_are_refused(x: Tensor, y: Tensor, kind: str, message: str):
     model = Levels().eval()
     for network in (model, lambda images: model(images)):
         diagnosis = doctor(network, x, y, classes=5)
-        assert what in [finding.kind for finding in diagnosis.findings if finding.severe]
-        with pytest.raises(PreflightError, match=said):
+        assert kind in [finding.kind for finding in diagnosis.findings if finding.severe]
+        with pytest.raises(PreflightError, match=message):
             diagnosis.raise_if_bad()
 
 
-def test_images_that_were_divided_twice_are_remarked_on():
-    finding = found(Levels().eval(), X / 255, Y)["range"]
+def test_images_divided_twice_are_a_note():
+    finding = findings_by_kind(Levels().eval(), X / 255, Y)["range"]
     assert not finding.severe and "divided by 255 twice" in finding.message
 
 
 @pytest.mark.parametrize(
-    ("network", "what", "said"),
+    ("network", "kind", "message"),
     [
         (Then(lambda z: z.softmax(1)), "probabilities", r"returns probabilities .*before the softmax"),
         (Then(lambda z: z.log_softmax(1)), "probabilities", r"log-probabilities .*before the log_softmax"),
@@ -182,19 +185,19 @@ def test_images_that_were_divided_twice_are_remarked_on():
         (Then(lambda z: z - (z[:, :1] - z[:, :1]).sqrt()), "finite", r"gradients of 30 of 30 images are not"),
     ],
 )
-def test_networks_that_cannot_be_judged_are_refused(network, what: str, said: str):
+def test_severe_problems_of_networks_are_refused(network, kind: str, message: str):
     model = network.eval() if isinstance(network, nn.Module) else network
     # Only a module says what type it is.
-    for one in [model] if what == "dtype" else [model, lambda images: model(images)]:
+    for one in [model] if kind == "dtype" else [model, lambda images: model(images)]:
         diagnosis = doctor(one, X, Y, classes=5)
-        assert what in [finding.kind for finding in diagnosis.findings if finding.severe]
-        with pytest.raises(PreflightError, match=said) as error:
+        assert kind in [finding.kind for finding in diagnosis.findings if finding.severe]
+        with pytest.raises(PreflightError, match=message) as error:
             diagnosis.raise_if_bad()
-        assert isinstance(error.value, ValueError) and f"\n- {what}: " in str(error.value)
+        assert isinstance(error.value, ValueError) and f"\n- {kind}: " in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("network", "classes", "what", "said"),
+    ("network", "classes", "kind", "message"),
     [
         (Then(noisy), 5, "random", r"passes over the same images differ by .* average.*EOT"),
         (Then(own_noise()), 5, "random", r"passes over the same images differ by"),
@@ -206,10 +209,10 @@ def test_networks_that_cannot_be_judged_are_refused(network, what: str, said: st
         (Then(lambda z: z * 0 + z[:1] * 0 + 1), None, "accuracy", r"right about 20% of 30 .* predicts 1 of"),
     ],
 )
-def test_what_needs_a_remark_gets_one(network: nn.Module, classes: int | None, what: str, said: str):
-    finding = found(network.eval(), X, Y, classes)[what]
-    assert finding.severe == (what == "labels")
-    assert re.search(said, finding.message)
+def test_mild_problems_are_notes(network: nn.Module, classes: int | None, kind: str, message: str):
+    finding = findings_by_kind(network.eval(), X, Y, classes)[kind]
+    assert finding.severe == (kind == "labels")
+    assert re.search(message, finding.message)
 
 
 def times(factor: float) -> nn.Module:
@@ -217,7 +220,7 @@ def times(factor: float) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("prepare", "said"),
+    ("prepare", "message"),
     [
         (
             Normalise(*NORMALISATION_CONSTANTS["CIFAR-10"]),
@@ -234,10 +237,10 @@ def times(factor: float) -> nn.Module:
         (times(255), r"multiplied by 255: it expects 0 to 255, so multiply by 255 in its first layer"),
     ],
 )
-def test_a_missing_normalisation_is_recognised(prepare: nn.Module, said: str):
+def test_a_missing_normalisation_is_recognised(prepare: nn.Module, message: str):
     bare = Levels(prepare=prepare).eval()
-    finding = found(bare, X, Y)["normalisation"]
-    assert finding.severe and re.search(said, finding.message)
+    finding = findings_by_kind(bare, X, Y)["normalisation"]
+    assert finding.severe and re.search(message, finding.message)
     assert re.match(r"the network is right about \d+% of the images, and \d+% of them ", finding.message)
     assert doctor(nn.Sequential(prepare, bare).eval(), X, Y).findings == ()
 
@@ -247,7 +250,7 @@ def test_a_missing_normalisation_by_the_datas_own_numbers_is_recognised():
     own = Normalise(dark.mean((0, 2, 3)).tolist(), dark.std((0, 2, 3)).tolist())
     bare = Levels()
     bare.centres.copy_(torch.stack([own(dark[k == Y]).mean() for k in range(5)]))
-    finding = found(bare.eval(), dark, Y)["normalisation"]
+    finding = findings_by_kind(bare.eval(), dark, Y)["normalisation"]
     assert finding.severe and re.search(r"their own mean and deviation \(mean 0\.0\d+, ", finding.message)
 
 
@@ -255,41 +258,43 @@ def test_a_missing_normalisation_by_the_datas_own_numbers_is_recognised():
 def test_a_normalisation_applied_twice_is_recognised(name: str):
     normalise = Normalise(*NORMALISATION_CONSTANTS[name])
     bare = Levels(prepare=normalise)
-    inside = found(nn.Sequential(normalise, normalise, bare).eval(), X, Y)["normalisation"]
+    inside = findings_by_kind(nn.Sequential(normalise, normalise, bare).eval(), X, Y)["normalisation"]
     assert inside.severe and re.search("undone by .*: it is applied twice, remove one", inside.message)
-    outside = found(nn.Sequential(normalise, bare).eval(), normalise(X), Y)
+    outside = findings_by_kind(nn.Sequential(normalise, bare).eval(), normalise(X), Y)
     assert outside["range"].severe and "applied twice" in outside["normalisation"].message
 
 
 def test_grey_images_are_tried_with_the_constants_of_grey_data():
     x, y = levels(channels=1)
     bare = Levels(channels=1, prepare=Normalise(*NORMALISATION_CONSTANTS["MNIST"])).eval()
-    assert re.search(r"of MNIST \(mean 0.1307; std 0.3081\)", found(bare, x, y)["normalisation"].message)
+    assert re.search(
+        r"of MNIST \(mean 0.1307; std 0.3081\)", findings_by_kind(bare, x, y)["normalisation"].message
+    )
 
 
-def test_an_untrained_network_is_not_said_to_miss_a_normalisation():
+def test_untrained_network_has_no_normalisation_finding():
     for seed in range(5):
         torch.manual_seed(seed)
         model = SmallCnn(width=4).build(5, (3, 8, 8)).eval()
-        assert found(model, X[:10], Y[:10]).keys() <= {"accuracy"}
+        assert findings_by_kind(model, X[:10], Y[:10]).keys() <= {"accuracy"}
 
 
-def test_training_mode_is_remarked_on_and_put_back():
+def test_training_mode_is_a_note_and_is_restored():
     model = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(0.5), Levels())
     model[0].eval()
-    finding = found(model, X, Y)["training-mode"]
+    finding = findings_by_kind(model, X, Y)["training-mode"]
     assert not finding.severe and re.match("3 modules of the network are in training mode", finding.message)
     assert [part.training for part in model.modules()] == [True, False, True, True]
 
 
 def test_a_function_around_a_network_in_training_mode_is_refused():
     model = nn.Sequential(nn.BatchNorm2d(3), Levels())
-    assert found(lambda x: model(x), X, Y)["neighbours"].severe
-    assert found(lambda x: nn.Sequential(nn.Dropout(0.5), Levels())(x), X, Y).keys() == {"random"}
+    assert findings_by_kind(lambda x: model(x), X, Y)["neighbours"].severe
+    assert findings_by_kind(lambda x: nn.Sequential(nn.Dropout(0.5), Levels())(x), X, Y).keys() == {"random"}
 
 
-def test_another_type_or_place_than_the_images_is_remarked_on():
-    finding = found(Levels().double().eval(), X, Y)["dtype"]
+def test_another_dtype_or_device_is_a_note():
+    finding = findings_by_kind(Levels().double().eval(), X, Y)["dtype"]
     assert not finding.severe
     assert "torch.float32 on cpu, the network is torch.float64 on cpu; evaluation converts" in finding.message
     case = Case(Levels().to("meta"), X, Y, None, 0)
@@ -338,13 +343,13 @@ def test_everything_is_left_as_it_was(broken: bool):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_works_where_gradients_are_off(mode: Callable[[], torch.no_grad]):
+def test_doctor_works_without_gradients(mode: Callable[[], torch.no_grad]):
     model = Levels().eval()
     with mode():
         assert doctor(model, X + 0, Y + 0).findings == ()
 
 
-def test_the_network_is_asked_about_a_few_images_spread_over_all():
+def test_network_sees_few_images_spread_over_all():
     x, y = levels(n=500)
     order = y.argsort()
     seen: list[int] = []
@@ -356,7 +361,7 @@ def test_the_network_is_asked_about_a_few_images_spread_over_all():
 
     assert doctor(counted, x[order], y[order]).findings == ()
     assert max(seen) == 126
-    assert found(model, torch.cat([x, x[:1] * 300]), torch.cat([y, y[:1]])).keys() == {"range"}
+    assert findings_by_kind(model, torch.cat([x, x[:1] * 300]), torch.cat([y, y[:1]])).keys() == {"range"}
 
 
 def test_findings_are_printed_the_severe_ones_first():
