@@ -13,7 +13,7 @@ SHAPES = [(3, 32, 32), (1, 28, 28), (2, 9, 17)]
 REDUCED = {"wrn": {"depth": 10, "widen": 2, "width": 4}}
 RNG = Rng(0).fold_in("models")
 
-pytestmark = pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "given"])
+pytestmark = pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "python"])
 
 
 def reduced(kind: str) -> ModelSpec:

@@ -204,7 +204,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "cyclic": Cyclic,
     "cosine": Cosine,
 }
-DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "ramp": EmaWarmup, "horizon": TimeConstant}
+DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "warmup": EmaWarmup, "time-constant": TimeConstant}
 
 
 def _check_range(expected: str, high: float = 1.0, *, exclusive: bool = False) -> AfterValidator:

@@ -65,7 +65,7 @@ class GradientProjection(Update):
             return []
         got = f"got {type(optimizer).__name__.lower()}"
         return [
-            ("kind", f'projected trains a natural copy by sgd, {got}; set optimizer = {{ kind = "sgd" }}')
+            ("kind", f'gradient-projection trains a natural copy by sgd, {got}; set optimizer = {{ kind = "sgd" }}')
         ]
 
     def apply(

@@ -101,7 +101,7 @@ def test_the_released_ramp_starts_as_published():
     assert ramp(8990, CLOCK) < 0.999 == ramp(8991, CLOCK)
 
 
-def test_a_horizon_of_the_papers_decay_is_their_decay():
+def test_the_time_constant_of_the_papers_gives_their_decay():
     assert TimeConstant(over=Time.parse("1000/391"))(1, CLOCK) == pytest.approx(0.999)
     assert TimeConstant(over=Time.parse("0.001%"))(1, CLOCK) == 0.0
     with pytest.raises(ValueError, match="above 0"):
@@ -148,8 +148,8 @@ def test_every_schedule_is_written_and_read_again(table: dict[str, type]):
         "step": Step(at=(Time.parse(3),), to=(0.5,)),
         "cyclic": Cyclic(peak=0.2),
         "cosine": Cosine(start=0.1),
-        "ramp": EmaWarmup(),
-        "horizon": TimeConstant(over=Time.parse("2%")),
+        "warmup": EmaWarmup(),
+        "time-constant": TimeConstant(over=Time.parse("2%")),
     }
     for name, cls in table.items():
         plain = adapter(cls).dump_python(made[name], mode="json")

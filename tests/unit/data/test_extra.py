@@ -30,7 +30,7 @@ from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import blobs
 from tests.support.trainings import PAIR, SOLO, go, recipe, remains
 
-MORE = 'extra = { share = 0.7, data = { kind = "given", name = "blobs" } }\nepochs = 3'
+MORE = 'extra = { share = 0.7, data = { kind = "python", name = "blobs" } }\nepochs = 3'
 WITH = (("epochs = 3", MORE),)
 
 
@@ -221,7 +221,7 @@ def test_an_interrupted_run_with_extra_images_goes_on_to_the_bit(tmp_path: Path)
         go(value, tmp_path / "run", data=other, resume=True)
     run = go(value, tmp_path / "run", data=with_extra(), resume=True)
     assert remains(run.folder) == remains(whole.folder)
-    assert run.weights("best")[1]["extra"] == "70% of every batch from given (name blobs)"
+    assert run.weights("best")[1]["extra"] == "70% of every batch from python (name blobs)"
 
 
 class Preparing:

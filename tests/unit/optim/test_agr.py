@@ -162,9 +162,9 @@ def test_the_log_has_both_losses():
 @pytest.mark.parametrize(
     ("task", "update", "said"),
     [
-        (LINF, "{ kind = 'reconstructed', start = 3 }", "never comes in a run of 3 epochs"),
-        (LINF, "{ kind = 'reconstructed', start = '100%' }", "never comes"),
-        (NATURAL, "{ kind = 'reconstructed' }", "nothing to reconstruct"),
+        (LINF, "{ kind = 'agr', start = 3 }", "never comes in a run of 3 epochs"),
+        (LINF, "{ kind = 'agr', start = '100%' }", "never comes"),
+        (NATURAL, "{ kind = 'agr' }", "nothing to reconstruct"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_load(task: str, update: str, said: str):

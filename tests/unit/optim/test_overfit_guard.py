@@ -178,6 +178,6 @@ def test_it_takes_the_probe_and_a_look_at_the_end_of_an_epoch():
 
 def test_where_there_is_nothing_to_guard_it_is_refused():
     with pytest.raises(RecipeError, match=r"no threat, .*; use descend"):
-        Recipe.loads(f"{HEAD}{NATURAL}\nupdate = {{ kind = 'guarded' }}\n")
+        Recipe.loads(f"{HEAD}{NATURAL}\nupdate = {{ kind = 'overfit-guard' }}\n")
     assert CatastrophicOverfittingGuard().problems(Natural(), Sgd(), 3)
     assert not CatastrophicOverfittingGuard().problems(FAST, Sgd(), 3)
