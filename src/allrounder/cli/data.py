@@ -32,19 +32,14 @@ Images = Annotated[
 Folder = Annotated[
     Path | None, typer.Option("--out", help="The folder of the files. Default: where eval looks for them.")
 ]
+_REPEAT = "repeat for several. Default: all"
 Corruptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--corruption",
-        help=f"A corruption; repeat for several. Default: all {len(read_index()['corruptions'])}.",
-    ),
+    typer.Option("--corruption", help=f"A corruption; {_REPEAT} {len(read_index()['corruptions'])}."),
 ]
 Perturbations = Annotated[
     list[str] | None,
-    typer.Option(
-        "--perturbation",
-        help=f"A perturbation; repeat for several. Default: all {len(read_index()['perturbations'])}.",
-    ),
+    typer.Option("--perturbation", help=f"A perturbation; {_REPEAT} {len(read_index()['perturbations'])}."),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the corruptions.")]
 
@@ -55,20 +50,20 @@ def get(name: Name, source: Source = None) -> None:
 
     Call again to resume an interrupted download.
     """
-    from allrounder.cli.datasets import get_dataset
+    from allrounder.cli.run_data import get_dataset
 
     get_dataset(name, source)
 
 
 @app.command()
-def check(what: NameOrPath) -> None:
+def check(data: NameOrPath) -> None:
     """Verify the checksums of a dataset, decode all its images and count them; exit 1 if anything is wrong.
 
     KIND:PATH says what a folder holds if its content does not show it.
     """
-    from allrounder.cli.datasets import check_dataset
+    from allrounder.cli.run_data import check_dataset
 
-    name, problems = check_dataset(what)
+    name, problems = check_dataset(data)
     for problem in problems:
         echo_error(f"error: {problem}")
     if problems:
@@ -79,7 +74,7 @@ def check(what: NameOrPath) -> None:
 @app.command()
 def where() -> None:
     """Print where the cache is, what it holds, and how to move it."""
-    from allrounder.cli.datasets import print_cache
+    from allrounder.cli.run_data import print_cache
 
     print_cache()
 
@@ -90,7 +85,7 @@ def make_c_(data: Images, corruption: Corruptions = None, folder: Folder = None,
 
     Finished files are kept: call again after an interruption. The files are marked as generated.
     """
-    from allrounder.cli.corruptions import generate_corruptions
+    from allrounder.cli.run_corruptions import generate_corruptions
 
     generate_corruptions(data, corruption, folder, seed)
 
@@ -101,6 +96,6 @@ def make_p_(data: Images, perturbation: Perturbations = None, folder: Folder = N
 
     Finished files are kept: call again after an interruption. The files are marked as generated.
     """
-    from allrounder.cli.corruptions import generate_perturbations
+    from allrounder.cli.run_corruptions import generate_perturbations
 
     generate_perturbations(data, perturbation, folder, seed)

@@ -11,10 +11,8 @@ import typer
 from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice, read_index
 
-
-def _describe_budgets() -> str:
-    return ", ".join(f"{name} {count or 'all'}" for name, count in read_index()["budgets"].items())
-
+INDEX = read_index()
+BUDGETS = ", ".join(f"{name} {count or 'all'}" for name, count in INDEX["budgets"].items())
 
 Target = Annotated[
     str | None, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, or a weights file with --model.")
@@ -34,16 +32,14 @@ DataName = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of the attacks and of the choice of images.")]
 SuiteName = Annotated[
-    str | None, typer.Option("--suite", help=f"A set of attacks: {', '.join(read_index()['suites'])}.")
+    str | None, typer.Option("--suite", help=f"A set of attacks: {', '.join(INDEX['suites'])}.")
 ]
 Threats = Annotated[list[str] | None, typer.Option(help="A threat such as Linf:8/255; repeat for several.")]
 Attacks = Annotated[
     list[str] | None,
     typer.Option(help="An attack such as pgd-20, cw or apgd-t; repeat for several. Default: aa."),
 ]
-Budget = Annotated[
-    str, typer.Option(help=f"Number of images: {_describe_budgets()}. Attacks are never shortened.")
-]
+Budget = Annotated[str, typer.Option(help=f"Number of images: {BUDGETS}. Attacks are never shortened.")]
 NumImages = Annotated[int | None, typer.Option("--n", min=1, help="Number of images, instead of --budget.")]
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Images per forward pass. Default: by image size.")
@@ -58,9 +54,7 @@ KeepExamples = Annotated[
     bool, typer.Option("--save-examples", help="Save the adversarial images that fool the network.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Continue where the preflight would stop.")]
-Style = Annotated[
-    str | None, typer.Option("--table", help=f"One of {', '.join(read_index()['table_styles'])}.")
-]
+Style = Annotated[str | None, typer.Option("--table", help=f"One of {', '.join(INDEX['table_styles'])}.")]
 Ood = Annotated[
     str,
     typer.Option(
@@ -79,21 +73,19 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the numbers on
 @final
 @dataclass(frozen=True)
 class EvalCommand:
-    """The options of `eval`."""
+    """The values of the options of `eval`, under the same names."""
 
     target: str | None
+    suite: str | None
+    threat: list[str] | None
+    attack: list[str] | None
+    budget: str
+    n: int | None
     which: str
     model: str | None
     weights: Path | None
     key: str | None
     data: str | None
-    suite: str | None
-    threats: tuple[str, ...]
-    attacks: tuple[str, ...]
-    ood: str
-    ood_data: Path | None
-    budget: str
-    n: int | None
     seed: int
     batch_size: int | None
     workers: int | None
@@ -101,6 +93,8 @@ class EvalCommand:
     keep_examples: bool
     force: bool
     style: str | None
+    ood: str
+    ood_data: Path | None
     quiet: bool
 
 
@@ -132,35 +126,13 @@ def eval_(
     Finished attacks are reused. Prints this call's probes; the results folder keeps every probe run on these
     images. Processes started by torchrun share the images; do not combine them with --workers.
     """
-    check_choice(budget, read_index()["budgets"], "--budget")
+    command = EvalCommand(**locals())
+    check_choice(budget, INDEX["budgets"], "--budget")
     if style is not None:
-        check_choice(style, read_index()["table_styles"], "--table")
-    command = EvalCommand(
-        target=target,
-        which=which,
-        model=model,
-        weights=weights,
-        key=key,
-        data=data,
-        suite=suite,
-        threats=tuple(threat or ()),
-        attacks=tuple(attack or ()),
-        ood=ood,
-        ood_data=ood_data,
-        budget=budget,
-        n=n,
-        seed=seed,
-        batch_size=batch_size,
-        workers=workers,
-        folder=folder,
-        keep_examples=keep_examples,
-        force=force,
-        style=style,
-        quiet=quiet,
-    )
-    from allrounder.cli.evaluation import run_evaluation
+        check_choice(style, INDEX["table_styles"], "--table")
+    from allrounder.cli.run_evaluate import run_evaluate
 
-    run_evaluation(command)
+    run_evaluate(command)
 
 
 def doctor_(

@@ -14,10 +14,8 @@ from allrounder.cli.data import app as data_app
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
 from allrounder.cli.list import list_, schema
-from allrounder.cli.plan import plan
-from allrounder.cli.show import show
 from allrounder.cli.study import compare, demo, sweep, table
-from allrounder.cli.train import train
+from allrounder.cli.train import plan, show, train
 from allrounder.errors import (
     DataError,
     Diverged,

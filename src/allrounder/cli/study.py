@@ -46,12 +46,10 @@ def sweep(
 
     Finished trainings are skipped and interrupted ones resume. A failed one does not stop the others.
     """
-    from allrounder.cli.studies import run_study
-    from allrounder.experiments.manifest import default_folder
+    from allrounder.cli.run_study import run_study
     from allrounder.experiments.study import Study
 
-    value = Study.load(study)
-    run_study(value, folder or default_folder(value.name), workers, launcher, dry, only)
+    run_study(Study.load(study), folder, workers, launcher, dry, only)
 
 
 def compare(
@@ -69,18 +67,16 @@ def compare(
     dry: DryRun = False,
 ) -> None:
     """Compare recipes in one table, each with one or more seeds."""
-    from allrounder.cli.studies import run_study
-    from allrounder.experiments.manifest import default_folder
+    from allrounder.cli.run_study import run_study
     from allrounder.experiments.study import Study
 
     if len(names) == 1 and names[0] in read_index()["lists"]["studies"]:
-        value = Study.load(names[0])
-        value = replace(
-            value, sets=(*value.sets, *(sets or ())), seeds=tuple(range(max(seeds, len(value.seeds))))
-        )
+        study = Study.load(names[0])
+        num_seeds = max(seeds, len(study.seeds))
+        study = replace(study, sets=(*study.sets, *(sets or ())), seeds=tuple(range(num_seeds)))
     else:
-        value = Study.from_recipes(names, seeds=range(seeds), sets=sets or ())
-    run_study(value, folder or default_folder(value.name), workers, launcher, dry, None)
+        study = Study.from_recipes(names, seeds=range(seeds), sets=sets or ())
+    run_study(study, folder, workers, launcher, dry, None)
 
 
 def table(
@@ -102,9 +98,9 @@ def table(
     manifest = Manifest.load(folder)
     results = collect_results(manifest, folder)
     if not results.outcomes:
+        resume = f"allrounder sweep {folder / STUDY_FILE} --out {folder}"
         raise RunError(
-            f"{folder}: no training of {manifest.name} is finished there; continue it with: allrounder sweep "
-            f"{folder / STUDY_FILE} --out {folder}"
+            f"{folder}: no training of {manifest.name} is finished there; continue it with: {resume}"
         )
     echo(render_study(results, style).rstrip())
 
@@ -115,7 +111,7 @@ def demo(
     sets: Overrides = None,
 ) -> None:
     """Train NT, AT and three Generalists on the embedded data, and compare them in one table."""
-    from allrounder.cli.studies import run_study
+    from allrounder.cli.run_study import run_study
     from allrounder.experiments.study import Study
 
     study = replace(Study.load("embedded/demo"), sets=tuple(sets or ()))

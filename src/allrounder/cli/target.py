@@ -42,21 +42,24 @@ def load_target(
     key: str | None = None,
     data: str | None = None,
 ) -> EvalTarget:
-    """Load a run folder, with its own data unless `data` names other data; else a model, its weights and
-    data.
+    """Load a run folder, with its own data unless `data` names other data; or a network, weights and data.
 
     `source` is a run folder or a weights file.
     """
-    path = None if source is None else Path(source)
-    if path is not None and (path / RECIPE_FILE).is_file():
-        if model is not None or weights is not None:
-            raise RunError(f"{path}: is a run, which has its own network; leave out --model and --weights")
-        return _load_run(path, which, data)
-    if path is not None and path.is_dir():
-        raise RunError(f"{path}: not a run folder, it has no {RECIPE_FILE}")
-    if path is not None and weights is not None:
-        raise RunError(f"{path} and --weights {weights}: got two weights files, expected one")
-    file = weights or path
+    file = weights
+    if source is not None:
+        path = Path(source)
+        if (path / RECIPE_FILE).is_file():
+            if model is not None or weights is not None:
+                raise RunError(
+                    f"{path}: is a run, which has its own network; leave out --model and --weights"
+                )
+            return _load_run(path, which, data)
+        if path.is_dir():
+            raise RunError(f"{path}: not a run folder, it has no {RECIPE_FILE}")
+        if weights is not None:
+            raise RunError(f"{path} and --weights {weights}: got two weights files, expected one")
+        file = path
     if model is None or data is None:
         problem = "no network given" if file is None else f"{file}: not a run folder"
         raise RunError(f"{problem}; give a run folder, or --model NAME --weights FILE --data NAME")
@@ -82,9 +85,8 @@ def load_target_on_all_ranks(
         recipe = Recipe.loads(note["recipe"])
         images = load_data(recipe) if data is None else load_eval_data(data)
         network = recipe.model.build(len(images.classes), images.shape).eval()
-        own = EvalTarget(
-            recipe.name, network, images, Path(str(source)), _probe_threats(recipe), note["about"]
-        )
+        threats = _probe_threats(recipe)
+        own = EvalTarget(recipe.name, network, images, Path(str(source)), threats, note["about"])
     world.broadcast_(weights_of(own.model), src=0)
     return own
 
@@ -99,15 +101,14 @@ def _load_run(folder: Path, which: str, data: str | None) -> EvalTarget:
     _, facts = run.weights(which)
     images = load_data(recipe) if data is None else load_eval_data(data)
     if len(images.classes) != len(facts["classes"]):
-        expected = len(facts["classes"])
-        raise RunError(
-            f"{folder}: the data has {len(images.classes)} classes, expected {expected} as in the run; give "
-            "data with the same classes"
-        )
+        expected = f"expected {len(facts['classes'])} as in the run; give data with the same classes"
+        raise RunError(f"{folder}: the data has {len(images.classes)} classes, {expected}")
     about: dict[str, Any] = {"weights": which, "recipe": recipe.fingerprint(), "name": recipe.name}
     if "best" in which:
         about["selected_on"] = recipe.validation.on
-    about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
-    about |= {} if data is None else {"data": data}
+    if recipe.extra is not None:
+        about["extra"] = str(recipe.extra)
+    if data is not None:
+        about["data"] = data
     results = folder / "eval" / which.replace("@", "-")
     return EvalTarget(recipe.name, load(folder, which), images, results, _probe_threats(recipe), about)

@@ -64,9 +64,8 @@ class GradientProjection(Update):
         if isinstance(optimizer, Sgd):
             return []
         got = f"got {type(optimizer).__name__.lower()}"
-        return [
-            ("kind", f'gradient-projection trains a natural copy by sgd, {got}; set optimizer = {{ kind = "sgd" }}')
-        ]
+        fix = 'set optimizer = { kind = "sgd" }'
+        return [("kind", f"gradient-projection trains a natural copy by sgd, {got}; {fix}")]
 
     def apply(
         self,

@@ -196,7 +196,7 @@ def test_where_says_what_is_there(allrounder: Command, server: Server, cache: Pa
     assert (
         "4 files, " in lines["mnist"] and "complete" in lines["mnist"] and "incomplete" not in lines["mnist"]
     )
-    assert "1 files, 0.0 MB" in lines["svhn"] and "unfinished" in lines["svhn"]
+    assert "1 files, 20 kB" in lines["svhn"] and "unfinished" in lines["svhn"]
     assert "1 files, 5 bytes" in lines["faces"] and "not a known dataset" in lines["faces"]
     assert "cifar10" not in lines and "downloads: fashion-mnist, cifar10, " in answer.out
 

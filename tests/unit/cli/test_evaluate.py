@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from allrounder.cli import evaluation
+from allrounder.cli import run_evaluate
 from allrounder.evaluation.probes import SUITES, Probe
 from allrounder.evaluation.store import RESULTS_FOLDER
 from allrounder.recipe.recipe import Recipe
@@ -217,16 +217,16 @@ def test_a_folder_that_is_no_evaluation_is_left_alone(ask: Ask, tmp_path: Path):
 
 def test_processes_are_started_where_they_pay(monkeypatch: pytest.MonkeyPatch):
     def cores(number: int) -> None:
-        monkeypatch.setattr(evaluation.os, "sched_getaffinity", lambda who: set(range(number)))
+        monkeypatch.setattr(run_evaluate.os, "sched_getaffinity", lambda who: set(range(number)))
 
     pgd, square = (tuple([Probe.parse(f"{name}@Linf:0.1")]) for name in ("pgd-2", "square"))
     cores(8)
-    assert evaluation.default_workers(trained_network(), pgd, 1000) == 1
-    assert [evaluation.default_workers(trained_network(), square, n) for n in (3, 31, 32, 1000)] == [
+    assert run_evaluate.default_processes(trained_network(), pgd, 1000) == 1
+    assert [run_evaluate.default_processes(trained_network(), square, n) for n in (3, 31, 32, 1000)] == [
         1,
         1,
         2,
         8,
     ]
     cores(1)
-    assert evaluation.default_workers(trained_network(), square, 1000) == 1
+    assert run_evaluate.default_processes(trained_network(), square, 1000) == 1

@@ -338,7 +338,7 @@ def test_workers_are_processes_that_get_the_same_command(
     allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked: list[Any] = []
-    monkeypatch.setattr("allrounder.cli.training.launch_processes", lambda *given: asked.append(given) or 75)
+    monkeypatch.setattr("allrounder.cli.run_train.launch_processes", lambda *given: asked.append(given) or 75)
     words = ("embedded/nt", "--out", str(tmp_path / "run"), "--set", "epochs=1", "--resume")
     assert allrounder("train", *words, "--workers", "3").code == 75, "the code is passed on"
     told = ["train", *words[:3], "--threads", str(torch.get_num_threads()), *words[3:]]
@@ -408,7 +408,7 @@ def test_an_error_of_ours_is_not_hidden(allrounder: Command, monkeypatch: pytest
 def test_the_demonstration_is_a_study(allrounder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked: list[Any] = []
     monkeypatch.setattr(
-        "allrounder.cli.studies.run_study", lambda *given, **more: asked.extend([*given, more])
+        "allrounder.cli.run_study.run_study", lambda *given, **more: asked.extend([*given, more])
     )
     answer = allrounder("demo", "--out", str(tmp_path), "--workers", "3", "--set", "epochs=1")
     assert answer.code == 0, answer.err

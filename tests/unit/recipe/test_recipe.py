@@ -459,7 +459,9 @@ EVERY_ATTACK = st.one_of(
 BELOW_ONE = UNIT.filter(lambda share: share < 1)
 SPANS = TIMES.filter(lambda time: Time.parse(time).amount > 0)
 DECAYS = st.one_of(
-    BELOW_ONE, kinds(warmup={"limit": BELOW_ONE}), SPANS.map(lambda time: {"kind": "time-constant", "over": time})
+    BELOW_ONE,
+    kinds(warmup={"limit": BELOW_ONE}),
+    SPANS.map(lambda time: {"kind": "time-constant", "over": time}),
 )
 
 

@@ -1,17 +1,17 @@
-"""What `allrounder plan` does: measure every stage of a recipe and describe its cost."""
+"""The work of `allrounder plan`: measure every stage of a recipe and describe its cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from allrounder.cli.display import ProgressBars, TrainingBar
+from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_duration
 from allrounder.cli.echo import echo
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.planning import Plan, SuiteCost, plan
 
 
-def print_plan(source: str, overrides: Sequence[str], steps: int) -> None:
+def run_plan(source: str, overrides: Sequence[str], steps: int) -> None:
     """Measure the stages of a recipe and print what they take."""
     recipe = Recipe.load(source, overrides)
     name = recipe.name.replace("/", "-")
@@ -19,7 +19,7 @@ def print_plan(source: str, overrides: Sequence[str], steps: int) -> None:
     total = 0.0
     for stage, stage_recipe in stages.items():
         with ProgressBars([name]) as bars:
-            measured = plan(stage_recipe, steps=steps, progress=TrainingBar(bars, name))
+            measured = plan(stage_recipe, steps=steps, progress=JobBar(bars, name))
         if stage:
             echo(f"stage {stage}:")
         for line in describe_plan(measured, datetime.now()):
@@ -35,23 +35,17 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     for learner in plan.learners:
         seconds = format_duration(learner.seconds)
         yield f"learner {learner.name}: {learner.passes} forward/backward passes per step, {seconds} per step"
-        parts = {
-            "weights": learner.weights,
-            "momentum": learner.momentum,
-            "average": learner.average,
-            "memory": learner.memory,
-            "mix state": learner.mix_state,
-        }
+        parts = {"weights": learner.weights, "momentum": learner.momentum, "average": learner.average}
+        parts |= {"memory": learner.memory, "mix state": learner.mix_state}
         text = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
         yield f"  holds {format_bytes(learner.bytes)}: {text}"
     fetch = format_duration(plan.fetch_seconds)
     yield f"step: {format_duration(plan.step_seconds)}, of which {fetch} to fetch the batch"
     yield f"epoch: {format_duration(plan.epoch_seconds)} for {plan.steps_per_epoch} steps"
     validations = f"{plan.validations} validations of at most {format_duration(plan.validation.seconds)} each"
-    checkpoints = f"{plan.checkpoints} checkpoints"
-    end = (now + timedelta(seconds=plan.seconds)).strftime("%Y-%m-%d %H:%M")
-    yield f"training: {format_duration(plan.seconds)} for {plan.epochs} epochs, {validations}, {checkpoints}"
-    yield f"  started now, it would finish at {end}"
+    duration = format_duration(plan.seconds)
+    yield f"training: {duration} for {plan.epochs} epochs, {validations}, {plan.checkpoints} checkpoints"
+    yield f"  started now, it would finish at {now + timedelta(seconds=plan.seconds):%Y-%m-%d %H:%M}"
     activations = format_bytes(plan.activations)
     yield f"memory: {format_bytes(plan.memory)} at the peak, of which {activations} activations and buffers"
     write = format_duration(plan.checkpoint_seconds)
@@ -67,23 +61,3 @@ def _describe_suite(cost: SuiteCost) -> str:
         return f"the recipe names no probes; natural accuracy takes {format_duration(cost.seconds)}"
     per_image = f"{cost.passes} forward/backward passes per image, {cost.images} images"
     return f"at most {format_duration(cost.seconds)}, {per_image}"
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds with a unit that fits."""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def format_bytes(count: int) -> str:
-    """Format a number of bytes with a unit that fits."""
-    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
-        if count >= 10**power:
-            return f"{count / 10**power:.3g} {unit}"
-    return f"{count} bytes"

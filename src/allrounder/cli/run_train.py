@@ -1,4 +1,4 @@
-"""What `allrounder train` does: train in this process or start workers, and print the best result."""
+"""The work of `allrounder train`: train in this process or start workers, and print the best result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from allrounder.cli.display import ProgressBars, TrainingBar
+from allrounder.cli.display import JobBar, ProgressBars
 from allrounder.cli.echo import echo
 from allrounder.distributed import default_threads, launch_processes
 from allrounder.recipe.recipe import Recipe
@@ -16,7 +16,7 @@ from allrounder.training.run import Run
 from allrounder.training.trainer import train
 
 
-def run_training(
+def run_train(
     source: str, overrides: Sequence[str], out: Path | None, resume: bool, threads: int | None, workers: int
 ) -> int:
     """Train a recipe; return the exit code."""
@@ -33,15 +33,15 @@ def run_training(
         train(recipe, folder, resume=resume)
         return 0
     with ProgressBars([name]) as bars:
-        run = train(recipe, folder, resume=resume, progress=TrainingBar(bars, name))
+        run = train(recipe, folder, resume=resume, progress=JobBar(bars, name))
     _print_run(run)
     return 0
 
 
 def _print_run(run: Run) -> None:
     events = [event for event in run.metrics() if event["event"] == "validation"]
-    best = max(events, key=lambda event: event["score"], default=None)
-    if best is not None:
+    if events:
+        best = max(events, key=lambda event: event["score"])
         accuracies = {"natural": best["natural"], **best["robust"]}
         text = ", ".join(f"{name} {100 * accuracy:.1f}%" for name, accuracy in accuracies.items())
         images = "the TEST set" if best["selected_on"] == "test" else "validation images"
