@@ -5,43 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.index import complete_dataset, read_index
 
-app = typer.Typer(help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
+app = Typer(help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A dataset, such as CIFAR-10.", autocompletion=complete_dataset)
+    str, Argument(metavar="NAME", help="A dataset, such as CIFAR-10.", autocompletion=complete_dataset)
 ]
 Source = Annotated[
-    Path | None, typer.Option("--from", help="A folder that holds the files, used instead of a download.")
+    Path | None, Option("--from", help="A folder that holds the files, used instead of a download.")
 ]
 NameOrPath = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="NAME_OR_PATH",
         help="A dataset, an .npz file, a folder, or KIND:PATH.",
         autocompletion=complete_dataset,
     ),
 ]
 Images = Annotated[
-    str, typer.Argument(metavar="DATA", help="A dataset by name, or an .npz file; its test images are used.")
+    str, Argument(metavar="DATA", help="A dataset by name, or an .npz file; its test images are used.")
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--out", help="The folder of the files. Default: where eval looks for them.")
+    Path | None, Option("--out", help="The folder of the files. Default: where eval looks for them.")
 ]
 _REPEAT = "repeat for several. Default: all"
 Corruptions = Annotated[
     list[str] | None,
-    typer.Option("--corruption", help=f"A corruption; {_REPEAT} {len(read_index()['corruptions'])}."),
+    Option("--corruption", help=f"A corruption; {_REPEAT} {len(read_index()['corruptions'])}."),
 ]
 Perturbations = Annotated[
     list[str] | None,
-    typer.Option("--perturbation", help=f"A perturbation; {_REPEAT} {len(read_index()['perturbations'])}."),
+    Option("--perturbation", help=f"A perturbation; {_REPEAT} {len(read_index()['perturbations'])}."),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed of the corruptions.")]
+Seed = Annotated[int, Option(help="Random seed of the corruptions.")]
 
 
 @app.command()
@@ -67,7 +67,7 @@ def check(data: NameOrPath) -> None:
     for problem in problems:
         echo_error(f"error: {problem}")
     if problems:
-        raise typer.Exit(1)
+        raise Exit(1)
     echo(f"{name}: nothing is wrong")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, final
 
-import typer
+from typer import Argument, Exit, Option
 
 from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice, read_index
@@ -15,59 +15,51 @@ INDEX = read_index()
 BUDGETS = ", ".join(f"{name} {count or 'all'}" for name, count in INDEX["budgets"].items())
 
 Target = Annotated[
-    str | None, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, or a weights file with --model.")
+    str | None, Argument(metavar="RUN_OR_FILE", help="A run folder, or a weights file with --model.")
 ]
-Which = Annotated[str, typer.Option(help="Weights of a run: best, last, a learner's name, or NAME@best.")]
+Which = Annotated[str, Option(help="Weights of a run: best, last, a learner's name, or NAME@best.")]
 Model = Annotated[
-    str | None, typer.Option(help='A network by its name, or "package.module:factory".', metavar="NAME")
+    str | None, Option(help='A network by its name, or "package.module:factory".', metavar="NAME")
 ]
 WeightsFile = Annotated[
-    Path | None, typer.Option(help="Its weights: .safetensors, or a .pt state dict (only tensors are read).")
+    Path | None, Option(help="Its weights: .safetensors, or a .pt state dict (only tensors are read).")
 ]
 WeightsKey = Annotated[
-    str | None, typer.Option("--weights-key", help="The state dict to use, if a file holds several.")
+    str | None, Option("--weights-key", help="The state dict to use, if a file holds several.")
 ]
 DataName = Annotated[
-    str | None, typer.Option("--data", help="A dataset by name, an .npz file, or a folder of images.")
+    str | None, Option("--data", help="A dataset by name, an .npz file, or a folder of images.")
 ]
-Seed = Annotated[int, typer.Option(help="Random seed of the attacks and of the choice of images.")]
-SuiteName = Annotated[
-    str | None, typer.Option("--suite", help=f"A set of attacks: {', '.join(INDEX['suites'])}.")
-]
-Threats = Annotated[list[str] | None, typer.Option(help="A threat such as Linf:8/255; repeat for several.")]
+Seed = Annotated[int, Option(help="Random seed of the attacks and of the choice of images.")]
+SuiteName = Annotated[str | None, Option("--suite", help=f"A set of attacks: {', '.join(INDEX['suites'])}.")]
+Threats = Annotated[list[str] | None, Option(help="A threat such as Linf:8/255; repeat for several.")]
 Attacks = Annotated[
-    list[str] | None,
-    typer.Option(help="An attack such as pgd-20, cw or apgd-t; repeat for several. Default: aa."),
+    list[str] | None, Option(help="An attack such as pgd-20, cw or apgd-t; repeat for several. Default: aa.")
 ]
-Budget = Annotated[str, typer.Option(help=f"Number of images: {BUDGETS}. Attacks are never shortened.")]
-NumImages = Annotated[int | None, typer.Option("--n", min=1, help="Number of images, instead of --budget.")]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Images per forward pass. Default: by image size.")
-]
+Budget = Annotated[str, Option(help=f"Number of images: {BUDGETS}. Attacks are never shortened.")]
+NumImages = Annotated[int | None, Option("--n", min=1, help="Number of images, instead of --budget.")]
+BatchSize = Annotated[int | None, Option(min=1, help="Images per forward pass. Default: by image size.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Processes, each with one thread. Default: as many as pay off.")
+    int | None, Option(min=1, help="Processes, each with one thread. Default: as many as pay off.")
 ]
-Folder = Annotated[
-    Path | None, typer.Option("--out", help="Results folder. Default: the folder eval of the run.")
-]
+Folder = Annotated[Path | None, Option("--out", help="Results folder. Default: the folder eval of the run.")]
 KeepExamples = Annotated[
-    bool, typer.Option("--save-examples", help="Save the adversarial images that fool the network.")
+    bool, Option("--save-examples", help="Save the adversarial images that fool the network.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Continue where the preflight would stop.")]
-Style = Annotated[str | None, typer.Option("--table", help=f"One of {', '.join(INDEX['table_styles'])}.")]
+Force = Annotated[bool, Option("--force", help="Continue where the preflight would stop.")]
+Style = Annotated[str | None, Option("--table", help=f"One of {', '.join(INDEX['table_styles'])}.")]
 Ood = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Corrupted images: c (corruptions), c:5 (at severity 5), p (perturbations), fog@c, ...; "
         "separate several by commas. Attacks then run only if they are named.",
         metavar="WHAT",
     ),
 ]
 OodData = Annotated[
-    Path | None,
-    typer.Option(help="A folder with CIFAR-10-C or -P files. Default: the cache, or generated images."),
+    Path | None, Option(help="A folder with CIFAR-10-C or -P files. Default: the cache, or generated images.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the numbers only.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print the numbers only.")]
 
 
 @final
@@ -158,4 +150,4 @@ def doctor_(
     for line in diagnosis.lines():
         echo(line)
     if not diagnosis.ok:
-        raise typer.Exit(1)
+        raise Exit(1)

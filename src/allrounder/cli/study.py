@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from allrounder.cli.echo import echo
 from allrounder.cli.index import STUDY_STYLES, check_choice, complete_recipe, complete_study, read_index
@@ -18,20 +18,18 @@ from allrounder.errors import RunError
 
 StudyName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="STUDY", help="A study file, or the name of a shipped study.", autocompletion=complete_study
     ),
 ]
-Folder = Annotated[
-    Path | None, typer.Option("--out", help="The folder of the study. Default: runs/studies/NAME.")
-]
+Folder = Annotated[Path | None, Option("--out", help="The folder of the study. Default: runs/studies/NAME.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Trainings at once, each with one thread. Default: one per core.")
+    int | None, Option(min=1, help="Trainings at once, each with one thread. Default: one per core.")
 ]
-LauncherName = Annotated[str, typer.Option(help="local, slurm or ray.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the trainings, and run none.")]
-Only = Annotated[int | None, typer.Option(min=0, help="Run one training only, by its number from 0.")]
-Style = Annotated[str, typer.Option(help=f"One of {', '.join(STUDY_STYLES)}.")]
+LauncherName = Annotated[str, Option(help="local, slurm or ray.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the trainings, and run none.")]
+Only = Annotated[int | None, Option(min=0, help="Run one training only, by its number from 0.")]
+Style = Annotated[str, Option(help=f"One of {', '.join(STUDY_STYLES)}.")]
 
 
 def sweep(
@@ -55,11 +53,9 @@ def sweep(
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RECIPE...", help="Recipes, or one shipped study.", autocompletion=complete_recipe
-        ),
+        Argument(metavar="RECIPE...", help="Recipes, or one shipped study.", autocompletion=complete_recipe),
     ],
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe, with seeds 0, 1, ...")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Trainings per recipe, with seeds 0, 1, ...")] = 1,
     sets: Overrides = None,
     folder: Folder = None,
     workers: Workers = None,
@@ -82,7 +78,7 @@ def compare(
 def table(
     study: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="STUDY_OR_FOLDER", help="A study, or the folder it ran in.", autocompletion=complete_study
         ),
     ],
@@ -106,8 +102,8 @@ def table(
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="The folder of the runs.")] = Path("runs/demo"),
-    workers: Annotated[int, typer.Option(min=1, help="Trainings at once, each with one thread.")] = 2,
+    folder: Annotated[Path, Option("--out", help="The folder of the runs.")] = Path("runs/demo"),
+    workers: Annotated[int, Option(min=1, help="Trainings at once, each with one thread.")] = 2,
     sets: Overrides = None,
 ) -> None:
     """Train NT, AT and three Generalists on the embedded data, and compare them in one table."""

@@ -5,30 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from allrounder.cli.echo import echo
 from allrounder.cli.index import complete_recipe
 
 RecipeName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="RECIPE",
         help="A recipe file, or the name of a shipped recipe.",
         autocompletion=complete_recipe,
     ),
 ]
 OVERRIDE_HELP = "Override a value, such as task.linf.objective.attack.steps=20."
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help=OVERRIDE_HELP)]
-Folder = Annotated[Path | None, typer.Option("--out", help="The run folder. Default: runs/NAME-FINGERPRINT.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")]
+Overrides = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help=OVERRIDE_HELP)]
+Folder = Annotated[Path | None, Option("--out", help="The run folder. Default: runs/NAME-FINGERPRINT.")]
+Resume = Annotated[bool, Option("--resume", help="Continue an interrupted run.")]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="CPU threads. Changes results in the last bits, so it is recorded in the run."),
+    Option(min=1, help="CPU threads. Changes results in the last bits, so it is recorded in the run."),
 ]
 WORKERS_HELP = "Local processes to spread the learners over (like torchrun --nproc-per-node)."
-Workers = Annotated[int, typer.Option(min=1, help=WORKERS_HELP)]
-Steps = Annotated[int, typer.Option(min=1, help="Steps to measure, after one warm-up step.")]
+Workers = Annotated[int, Option(min=1, help=WORKERS_HELP)]
+Steps = Annotated[int, Option(min=1, help="Steps to measure, after one warm-up step.")]
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
     from allrounder.cli.run_train import run_train
 
     if code := run_train(recipe, tuple(sets or ()), folder, resume, threads, workers):
-        raise typer.Exit(code)
+        raise Exit(code)
 
 
 def plan(recipe: RecipeName, sets: Overrides = None, steps: Steps = 3) -> None:

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard, cast
 
 from allrounder.config.decode import DROP, EXTENDS, NAMES, Table, is_table
 from allrounder.errors import RecipeError
-from allrounder.recipe.library import RecipeFile, find_recipe
+from allrounder.recipe.library import FileKey, RecipeFile, find_recipe
 
 NOT_INHERITED = ("name", "about")
 
@@ -44,7 +44,7 @@ class Chain:
     @classmethod
     def read(cls, source: str | Path) -> Chain:
         """Read a recipe, given its name or path, and everything that it extends."""
-        layers: dict[tuple[str, str | None], Layer] = {}
+        layers: dict[FileKey, Layer] = {}
         _collect(find_recipe(source), layers, ())
         return cls(tuple(layers.values()))
 
@@ -58,9 +58,8 @@ class Chain:
 
     def origin(self, path: Sequence[str]) -> str | None:
         """Return the label of the file that sets a field; None if none does, or if there is only one file."""
-        if len(self.layers) == 1:
-            return None
-        return next((layer.label for layer in reversed(self.layers) if _contains(layer.table, path)), None)
+        layers = self.layers if len(self.layers) > 1 else ()
+        return next((layer.label for layer in reversed(layers) if _contains(layer.table, path)), None)
 
 
 def merge(base: Table, child: Table, place: str = "") -> Table:
@@ -83,9 +82,7 @@ def merge(base: Table, child: Table, place: str = "") -> Table:
     return merged
 
 
-def _collect(
-    file: RecipeFile, layers: dict[tuple[str, str | None], Layer], children: tuple[RecipeFile, ...]
-) -> None:
+def _collect(file: RecipeFile, layers: dict[FileKey, Layer], children: tuple[RecipeFile, ...]) -> None:
     """Add a file to the layers, after everything that it extends."""
     chain = (*children, file)
     if file.key in (child.key for child in children):
@@ -118,15 +115,15 @@ def _merge_members(old: list[Any], entries: list[Table], place: str) -> list[Any
         names = _names(entry, place)
         where = f"{place}.{', '.join(map(str, names))}"
         fields = {key: value for key, value in entry.items() if key not in (NAMES, DROP)}
-        known = [i for i, member in enumerate(members) if _name(member) in names]
+        matches = [i for i, member in enumerate(members) if _name(member) in names]
         if DROP in entry:
             _check_drop(entry, names, members, where)
             members = [member for member in members if _name(member) not in names]
         elif NAMES in entry:
-            for i in known:
+            for i in matches:
                 members[i] = merge(members[i], fields, f"{where}.")
-        elif known and names[0] not in taken:
-            members[known[0]] = merge(members[known[0]], fields, f"{where}.")
+        elif matches and names[0] not in taken:
+            members[matches[0]] = merge(members[matches[0]], fields, f"{where}.")
             taken += names
         else:
             members.append(merge({}, fields, f"{where}."))
@@ -138,11 +135,14 @@ def _names(entry: Table, place: str) -> list[Any]:
     """Return the names of the members that an entry is laid over; none if it has none."""
     if NAMES not in entry:
         return [entry["name"]] if "name" in entry else []
-    names = entry[NAMES]
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in cast(list[Any], names))
-    if not is_list or "name" in entry:
+    names = cast(list[Any], entry[NAMES])
+    if (
+        not isinstance(entry[NAMES], list)
+        or not all(isinstance(name, str) for name in names)
+        or "name" in entry
+    ):
         raise RecipeError(f"{place}.names: expected a list of names, and no `name` beside it")
-    return cast(list[Any], names)
+    return names
 
 
 def _check_drop(entry: Table, names: list[Any], members: list[Any], where: str) -> None:
@@ -151,8 +151,8 @@ def _check_drop(entry: Table, names: list[Any], members: list[Any], where: str) 
     inherited = [_name(member) for member in members]
     for name in names:
         if name not in inherited:
-            there = ", ".join(map(str, inherited)) or "none"
-            raise RecipeError(f"{where}: drop: nothing inherited is called {name} (there are: {there})")
+            others = ", ".join(map(str, inherited)) or "none"
+            raise RecipeError(f"{where}: drop: nothing inherited is called {name} (there are: {others})")
 
 
 def _name(member: Any) -> Any:

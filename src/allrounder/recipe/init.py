@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, final
@@ -15,7 +14,7 @@ STAGES_DIR = "stages"
 """The folder, inside a pipeline's run folder, that contains the run folders of its stages."""
 
 
-class Init(ABC):  # noqa: B024
+class Init:
     """The initial weights, common to all learners: averages of independently initialised networks are
     useless."""
 
