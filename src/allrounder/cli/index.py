@@ -8,12 +8,17 @@ files; a test compares them with the tables.
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import typer
+
+from allrounder.cli.echo import PIPE_WIDTH, echo
 
 INDEX_FILE = "index.json"
 SCHEMA_FILE = "schema.json"
@@ -66,6 +71,40 @@ complete_recipe = _completion(lambda: read_index()["lists"]["recipes"])
 complete_study = _completion(lambda: read_index()["lists"]["studies"])
 complete_list = _completion(lambda: read_index()["lists"])
 complete_dataset = _completion(lambda: read_index()["downloads"])
+
+ListTitle = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="LIST", help="Print one list only, such as recipes.", autocompletion=complete_list
+    ),
+]
+
+
+def list_(title: ListTitle = None) -> None:
+    """List recipes, studies, objectives, attacks, models, datasets and more, one line each."""
+    lists = read_index()["lists"]
+    if title is not None:
+        check_choice(title, lists)
+        lists = {title: lists[title]}
+    for name, lines in lists.items():
+        _print_names(name, lines)
+
+
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors that complete and check TOML."""
+    echo(read_schema().rstrip())
+
+
+def _print_names(title: str, lines: Mapping[str, str]) -> None:
+    """Print names with one line each, in two columns."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    indent = 4 + max(map(len, lines), default=0)
+    typer.secho(title, bold=True)
+    for name, line in lines.items():
+        first, *others = textwrap.wrap(line, max(width - indent, 20)) or [""]
+        typer.echo(f"  {typer.style(name.ljust(indent - 4), fg='cyan')}  {first}".rstrip())
+        for other in others:
+            typer.echo(" " * indent + other)
 
 
 def build_index() -> Index:

@@ -14,7 +14,7 @@ from allrounder import errors
 from allrounder.cli.data import app as data_app
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
-from allrounder.cli.list import list_, schema
+from allrounder.cli.index import list_, schema
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
 

@@ -98,10 +98,9 @@ def _check_images(source: str) -> list[str]:
     problems += [] if entry is None else integrity.count_problems(entry, data)
     with ProgressBars(list(splits)) as bars:
         for name, split in splits.items():
-            size = len(split)
-            problems += integrity.find_damaged_images(
-                split, lambda t, n=name, s=size: bars.update(n, t, s, "images")
-            )
+            bar = JobBar(bars, name, "images")
+            bar.begin(len(split), 0)
+            problems += integrity.find_damaged_images(split, bar.step)
     return problems
 
 
@@ -153,11 +152,8 @@ def _print_counts(data: Data) -> dict[str, Split]:
 def print_cache() -> None:
     """Print where the cache is, what it holds, and how to move it."""
     folder = cache.cache_folder()
-    how = (
-        f"set by {cache.CACHE_VARIABLE}"
-        if os.environ.get(cache.CACHE_VARIABLE)
-        else f"set {cache.CACHE_VARIABLE} to move it"
-    )
+    variable = cache.CACHE_VARIABLE
+    how = f"set by {variable}" if os.environ.get(variable) else f"set {variable} to move it"
     echo(f"cache: {folder} ({how})")
     with _as_data_error():
         paths = sorted(folder.iterdir()) if folder.is_dir() else []

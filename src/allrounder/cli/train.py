@@ -53,7 +53,7 @@ def train(
 
 def plan(recipe: RecipeName, sets: Overrides = None, steps: Steps = 3) -> None:
     """Measure a few steps of a recipe and predict its time, memory, disk space and communication."""
-    from allrounder.cli.run_plan import run_plan
+    from allrounder.cli.run_train import run_plan
 
     run_plan(recipe, tuple(sets or ()), steps)
 

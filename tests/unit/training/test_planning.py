@@ -14,7 +14,7 @@ import torch
 
 from allrounder.attacks import Apgd, AutoAttack, Fab, Pgd, Square
 from allrounder.cli.display import format_bytes, format_duration
-from allrounder.cli.run_plan import describe_plan
+from allrounder.cli.run_train import describe_plan
 from allrounder.config.fields import adapter
 from allrounder.data import DATASETS
 from allrounder.data.files.cache import CACHE_VARIABLE

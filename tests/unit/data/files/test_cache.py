@@ -102,7 +102,7 @@ def test_names_are_read_whatever_their_case_and_dashes(text):
     assert match_name(text, ("cifar100", "cifar10")) == "cifar10" and match_name(text, ("mnist",)) is None
 
 
-def test_an_unknown_name_is_told_with_the_nearest():
+def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(
         DataError, match=r'fashon-mnist: no such dataset \(known: mnist, .*did you mean "fashion-mnist"'
     ):
