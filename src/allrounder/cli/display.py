@@ -8,15 +8,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TypeVar, final
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from allrounder.cli.echo import PIPE_WIDTH
@@ -65,13 +58,13 @@ class ProgressBars:
     def __init__(self, names: Sequence[str], overall: str = "", quiet: bool = False):
         """Bars for jobs with these names, in this order; `overall` labels the bar of all jobs."""
         self.console = get_console(quiet)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
+        self.progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("ETA"),
+            progress.TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
         )

@@ -74,9 +74,7 @@ complete_dataset = _completion(lambda: read_index()["downloads"])
 
 ListTitle = Annotated[
     str | None,
-    typer.Argument(
-        metavar="LIST", help="Print one list only, such as recipes.", autocompletion=complete_list
-    ),
+    typer.Argument(metavar="LIST", help="Print one list, such as recipes.", autocompletion=complete_list),
 ]
 
 
