@@ -62,22 +62,28 @@ OodData = Annotated[
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print the numbers only.")]
 
 
-@final
-@dataclass(frozen=True)
-class EvalCommand:
-    """The values of the options of `eval`, under the same names."""
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The options of `doctor`, which are also options of `eval`, under the same names."""
 
-    target: str | None
+    target: str | None = None
+    which: str = "best"
+    model: str | None = None
+    weights: Path | None = None
+    key: str | None = None
+    data: str | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EvalCommand(TargetOptions):
+    """All options of `eval`, under the same names."""
+
     suite: str | None
     threat: list[str] | None
     attack: list[str] | None
     budget: str
     n: int | None
-    which: str
-    model: str | None
-    weights: Path | None
-    key: str | None
-    data: str | None
     seed: int
     batch_size: int | None
     workers: int | None
@@ -136,12 +142,13 @@ def doctor_(
     data: DataName = None,
 ) -> None:
     """Check a network and its images for faults that would make an evaluation meaningless."""
+    options = TargetOptions(**locals())
     from allrounder.cli.target import load_target
     from allrounder.evaluation.evaluate import select_rows
     from allrounder.evaluation.preflight import doctor
     from allrounder.types import device_and_dtype
 
-    loaded = load_target(target, which=which, model=model, weights=weights, key=key, data=data)
+    loaded = load_target(options)
     rows = select_rows(loaded.data.test, 64, 0)
     x = loaded.data.test.fetch(rows).to(*device_and_dtype(loaded.model))
     y = loaded.data.test.labels[rows]

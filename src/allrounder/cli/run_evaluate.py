@@ -39,15 +39,7 @@ MIN_IMAGES_PER_WORKER = 16
 def run_evaluate(command: EvalCommand) -> None:
     """Evaluate, then write and print the results; under torchrun, on every rank."""
     with World.open() as world:
-        target = load_target_on_all_ranks(
-            world,
-            command.target,
-            which=command.which,
-            model=command.model,
-            weights=command.weights,
-            key=command.key,
-            data=command.data,
-        )
+        target = load_target_on_all_ranks(world, command)
         probes = _select_probes(
             target, command.suite, command.threat or (), command.attack or (), command.ood
         )

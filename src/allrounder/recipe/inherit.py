@@ -72,8 +72,8 @@ def merge(base: Table, child: Table, place: str = "") -> Table:
                 raise RecipeError(f"{place}{key}: drop: no such key is inherited")
             del merged[key]
         elif is_table(new):
-            inherited = old if is_table(old) and _same_kind(old, new) else {}
-            merged[key] = merge(inherited, new, f"{place}{key}.")
+            same_kind = is_table(old) and new.get("kind", old.get("kind")) == old.get("kind")
+            merged[key] = merge(cast(Table, old) if same_kind else {}, new, f"{place}{key}.")
         elif _has_names(new):
             members = cast(list[Any], old) if isinstance(old, list) else []
             merged[key] = _merge_members(members, new, f"{place}{key}")
@@ -135,14 +135,11 @@ def _names(entry: Table, place: str) -> list[Any]:
     """Return the names of the members that an entry is laid over; none if it has none."""
     if NAMES not in entry:
         return [entry["name"]] if "name" in entry else []
-    names = cast(list[Any], entry[NAMES])
-    if (
-        not isinstance(entry[NAMES], list)
-        or not all(isinstance(name, str) for name in names)
-        or "name" in entry
-    ):
+    names = entry[NAMES]
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in cast(list[Any], names))
+    if not is_list or "name" in entry:
         raise RecipeError(f"{place}.names: expected a list of names, and no `name` beside it")
-    return names
+    return cast(list[Any], names)
 
 
 def _check_drop(entry: Table, names: list[Any], members: list[Any], where: str) -> None:
@@ -166,10 +163,6 @@ def _has_names(value: Any) -> TypeGuard[list[Table]]:
     return len(tables) == len(members) and any("name" in table or NAMES in table for table in tables)
 
 
-def _same_kind(old: Table, new: Table) -> bool:
-    return new.get("kind", old.get("kind")) == old.get("kind")
-
-
 def _contains(value: Any, path: Sequence[str]) -> bool:
     """Whether a raw table sets the field at a path; members of a list are called by name or number."""
     if not path:
@@ -180,9 +173,8 @@ def _contains(value: Any, path: Sequence[str]) -> bool:
     if not isinstance(value, list):
         return False
     members = cast(list[Any], value)
-    by_name = [
-        member for member in members if is_table(member) and first in (_name(member), *member.get(NAMES, ()))
-    ]
-    if not by_name and first.isdigit():
-        by_name = members[int(first) : int(first) + 1]
-    return any(_contains(member, rest) for member in by_name)
+    tables = [member for member in members if is_table(member)]
+    matches = [table for table in tables if first in (table.get("name"), *table.get(NAMES, ()))]
+    if not matches and first.isdigit():
+        matches = members[int(first) : int(first) + 1]
+    return any(_contains(member, rest) for member in matches)

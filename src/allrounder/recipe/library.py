@@ -78,10 +78,8 @@ def find_recipe(source: str | Path) -> RecipeFile:
     path = Path(source)
     if path.is_file():
         return RecipeFile(path, path.parent, str(path.parent))
-    hint = did_you_mean(str(source), files)
-    raise RecipeError(
-        f"{source}: no such file, and no shipped recipe of that name{hint} (see: allrounder list recipes)"
-    )
+    problem = f"no such file, and no shipped recipe of that name{did_you_mean(str(source), files)}"
+    raise RecipeError(f"{source}: {problem} (see: allrounder list recipes)")
 
 
 def parse_toml(text: str, source: str) -> Table:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allrounder.cli.evaluate import TargetOptions
 from allrounder.cli.target import load_target
 from allrounder.data import Embedded, Npz
 from allrounder.data.base import Data, Split, TensorSplit
@@ -294,7 +295,7 @@ def test_tables_of_such_a_run_mark_the_extra_data(tmp_path: Path):
     few = TensorSplit(data.train.fetch(torch.arange(30)), data.train.labels[:30], 10)
     run = train(value, tmp_path / "run", data=replace(data, train=few))
     (tmp_path / "more.npz").unlink()
-    about = load_target(str(run.folder), which="last", data="embedded").about
+    about = load_target(TargetOptions(target=str(run.folder), which="last", data="embedded")).about
     assert about["extra"] == f"30% of every batch from npz (path {tmp_path / 'more.npz'}, layout auto)"
     label = np.array([0, 1])
     outcome = Outcome(label, {"natural": label, "aa@Linf:0.1": label}, {**about})
