@@ -32,7 +32,7 @@ MAX_SHARE = 0.03
 CALLS_PER_ROUND = 5
 """An augmentation is fast, so it is timed several times per round."""
 FIELDS: dict[str, dict[str, Any]] = {
-    "colour-jitter": {"hue": 0.1},
+    "color-jitter": {"hue": 0.1},
     "chain": {"steps": (ResizedCrop(), ColorJitter(hue=0.1), CutMix())},
 }
 

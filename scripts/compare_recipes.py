@@ -1,8 +1,8 @@
 """Compare the shipped recipes of this working tree with those of a commit: scripts/compare_recipes.py COMMIT.
 
 Each tree resolves its own recipes with its own package. The results must be equal field by field, after keys
-that were renamed and objectives that were merged since b9fa471 are written in the new way. Exits with 1 if a
-recipe differs or is missing here.
+and kinds that were renamed, and objectives that were merged since b9fa471, are written in the new way. Exits
+with 1 if a recipe differs or is missing here.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ RENAMED_KEYS = {"batch": "batch_size", "program": "pipeline"}
 IMPLICIT_DEFAULTS = {"sgd": {"decay_on": "all"}, "crop-flip": {"padding": "zero"}}
 """Defaults that dumps of b9fa471 left out, by the kind of a table."""
 RENAMED_TASK_KEYS = {"smoothing": "label_smoothing", "stream": "augment_stream"}
+RENAMED_KINDS = {
+    "reconstructed": "agr",
+    "guarded": "overfit-guard",
+    "projected": "gradient-projection",
+    "colour-jitter": "color-jitter",
+    "friendly": "early-stop-pgd",
+    "given": "python",
+}
+RENAMED_DECAYS = {"ramp": "warmup", "horizon": "time-constant"}
+"""Kinds of the fields `average` and `decay` only; there is also an objective `ramp`."""
 
 
 def resolve_recipes(tree: Path) -> dict[str, Table]:
@@ -65,7 +75,7 @@ def resolve_commit(commit: str) -> dict[str, Table]:
 
 def modernize(recipe: Table) -> Table:
     """Write a resolved recipe of b9fa471 or later in the new way; new recipes stay as they are."""
-    recipe = {RENAMED_KEYS.get(key, key): value for key, value in recipe.items()}
+    recipe = {RENAMED_KEYS.get(key, key): modernize_kinds(value, key) for key, value in recipe.items()}
     recipe["task"] = [modernize_task(task) for task in recipe["task"]]
     if is_table(recipe.get("pipeline")):
         recipe["pipeline"] = {key: modernize_stages(value) for key, value in recipe["pipeline"].items()}
@@ -84,7 +94,6 @@ def modernize_stages(value: Any) -> Any:
 def modernize_task(task: Table) -> Table:
     """Write a task in the new way."""
     task = {RENAMED_TASK_KEYS.get(key, key): value for key, value in task.items()}
-    task = {key: add_defaults(value) for key, value in task.items()}
     objective = dict(task["objective"])
     match objective["kind"]:
         case "fast":  # one step of PGD
@@ -100,14 +109,17 @@ def modernize_task(task: Table) -> Table:
     return {**task, "objective": {**objective, "kind": "adversarial"}}
 
 
-def add_defaults(value: Any) -> Any:
-    """Add the defaults that old dumps left out, also in nested tables."""
+def modernize_kinds(value: Any, key: str) -> Any:
+    """Rename the kinds of nested tables, and add the defaults that old dumps left out."""
     if isinstance(value, list):
-        return [add_defaults(item) for item in cast(list[Any], value)]
+        return [modernize_kinds(item, key) for item in cast(list[Any], value)]
     if not is_table(value):
         return value
-    nested = {key: add_defaults(item) for key, item in value.items()}
-    return {**IMPLICIT_DEFAULTS.get(str(value.get("kind")), {}), **nested}
+    table = {name: modernize_kinds(item, name) for name, item in value.items()}
+    if "kind" in table:
+        renamed = RENAMED_DECAYS if key in ("average", "decay") else RENAMED_KINDS
+        table["kind"] = renamed.get(table["kind"], table["kind"])
+    return {**IMPLICIT_DEFAULTS.get(str(table.get("kind")), {}), **table}
 
 
 def is_table(value: Any) -> TypeGuard[Table]:

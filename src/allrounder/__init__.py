@@ -8,134 +8,80 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# fmt: off
+# isort: off
 if TYPE_CHECKING:
-    from allrounder.attacks import ATTACKS as ATTACKS
-    from allrounder.attacks import Apgd as Apgd
-    from allrounder.attacks import ApgdTrain as ApgdTrain
-    from allrounder.attacks import Attack as Attack
-    from allrounder.attacks import AutoAttack as AutoAttack
-    from allrounder.attacks import Bpda as Bpda
-    from allrounder.attacks import Cascade as Cascade
-    from allrounder.attacks import CustomLoss as CustomLoss
-    from allrounder.attacks import Cw as Cw
-    from allrounder.attacks import EarlyStopPgd as EarlyStopPgd
-    from allrounder.attacks import Fab as Fab
-    from allrounder.attacks import Mim as Mim
-    from allrounder.attacks import Msd as Msd
-    from allrounder.attacks import Pgd as Pgd
-    from allrounder.attacks import Restarts as Restarts
-    from allrounder.attacks import Square as Square
-    from allrounder.attacks import Transfer as Transfer
-    from allrounder.attacks import WorstOf as WorstOf
-    from allrounder.attacks import craft as craft
-    from allrounder.attacks import perturb as perturb
-    from allrounder.config.schedules import Constant as Constant
-    from allrounder.config.schedules import Cosine as Cosine
-    from allrounder.config.schedules import Cyclic as Cyclic
-    from allrounder.config.schedules import EmaWarmup as EmaWarmup
-    from allrounder.config.schedules import Linear as Linear
-    from allrounder.config.schedules import Step as Step
-    from allrounder.config.schedules import TimeConstant as TimeConstant
-    from allrounder.config.time import Clock as Clock
-    from allrounder.config.time import Time as Time
-    from allrounder.data import DATASETS as DATASETS
-    from allrounder.data import Embedded as Embedded
-    from allrounder.data import Folder as Folder
-    from allrounder.data import ImageNet as ImageNet
-    from allrounder.data import Npz as Npz
-    from allrounder.data import TinyImageNet as TinyImageNet
-    from allrounder.data.augment import Chain as Chain
-    from allrounder.data.augment import ColorJitter as ColorJitter
-    from allrounder.data.augment import CropFlip as CropFlip
-    from allrounder.data.augment import CutMix as CutMix
-    from allrounder.data.augment import Cutout as Cutout
-    from allrounder.data.augment import Mixup as Mixup
-    from allrounder.data.augment import NoAugment as NoAugment
-    from allrounder.data.augment import ResizedCrop as ResizedCrop
+    from allrounder.attacks import (
+        ATTACKS as ATTACKS, Apgd as Apgd, ApgdTrain as ApgdTrain, Attack as Attack, AutoAttack as AutoAttack,
+        Bpda as Bpda, Cascade as Cascade, CustomLoss as CustomLoss, Cw as Cw, EarlyStopPgd as EarlyStopPgd,
+        Fab as Fab, Mim as Mim, Msd as Msd, Pgd as Pgd, Restarts as Restarts, Square as Square,
+        Transfer as Transfer, WorstOf as WorstOf, craft as craft, perturb as perturb,
+    )
+    from allrounder.config.schedules import (
+        Constant as Constant, Cosine as Cosine, Cyclic as Cyclic, EmaWarmup as EmaWarmup, Linear as Linear,
+        Step as Step, TimeConstant as TimeConstant,
+    )
+    from allrounder.config.time import Clock as Clock, Time as Time
+    from allrounder.data import (
+        DATASETS as DATASETS, Embedded as Embedded, Folder as Folder, ImageNet as ImageNet, Npz as Npz,
+        TinyImageNet as TinyImageNet,
+    )
+    from allrounder.data.augment import (
+        Chain as Chain, ColorJitter as ColorJitter, CropFlip as CropFlip, CutMix as CutMix, Cutout as Cutout,
+        Mixup as Mixup, NoAugment as NoAugment, ResizedCrop as ResizedCrop,
+    )
     from allrounder.data.base import Data as Data
     from allrounder.data.extra import Extra as Extra
     from allrounder.data.inputs.coerce import as_data as as_data
     from allrounder.distributed import World as World
-    from allrounder.errors import DataError as DataError
-    from allrounder.errors import Diverged as Diverged
-    from allrounder.errors import Interrupted as Interrupted
-    from allrounder.errors import PreflightError as PreflightError
-    from allrounder.errors import RecipeError as RecipeError
-    from allrounder.errors import RunError as RunError
-    from allrounder.errors import ThreatError as ThreatError
-    from allrounder.errors import WorldError as WorldError
-    from allrounder.evaluation.evaluate import EvalOptions as EvalOptions
-    from allrounder.evaluation.evaluate import evaluate as evaluate
-    from allrounder.evaluation.preflight import Diagnosis as Diagnosis
-    from allrounder.evaluation.preflight import doctor as doctor
-    from allrounder.evaluation.probes import Probe as Probe
-    from allrounder.evaluation.probes import suite as suite
+    from allrounder.errors import (
+        DataError as DataError, Diverged as Diverged, Interrupted as Interrupted,
+        PreflightError as PreflightError, RecipeError as RecipeError, RunError as RunError,
+        ThreatError as ThreatError, WorldError as WorldError,
+    )
+    from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
+    from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
+    from allrounder.evaluation.probes import Probe as Probe, suite as suite
     from allrounder.models import MODELS as MODELS
-    from allrounder.models.resnet import PreActResNet18 as PreActResNet18
-    from allrounder.models.resnet import ResNet18 as ResNet18
-    from allrounder.models.resnet import ResNet34 as ResNet34
-    from allrounder.models.resnet_imagenet import ResNet50 as ResNet50
-    from allrounder.models.resnet_imagenet import WideResNet50 as WideResNet50
+    from allrounder.models.resnet import (
+        PreActResNet18 as PreActResNet18, ResNet18 as ResNet18, ResNet34 as ResNet34,
+    )
+    from allrounder.models.resnet_imagenet import ResNet50 as ResNet50, WideResNet50 as WideResNet50
     from allrounder.models.small_cnn import SmallCnn as SmallCnn
     from allrounder.models.wide_resnet import WideResNet as WideResNet
     from allrounder.nn.gradcam import grad_cam as grad_cam
-    from allrounder.nn.mixing import MIXES as MIXES
-    from allrounder.nn.mixing import Ema as Ema
-    from allrounder.nn.mixing import MixRule as MixRule
-    from allrounder.nn.mixing import Uniform as Uniform
-    from allrounder.objectives import OBJECTIVES as OBJECTIVES
-    from allrounder.objectives import Adversarial as Adversarial
-    from allrounder.objectives import Average as Average
-    from allrounder.objectives import Eat as Eat
-    from allrounder.objectives import Fat as Fat
-    from allrounder.objectives import HalfHalf as HalfHalf
-    from allrounder.objectives import Iat as Iat
-    from allrounder.objectives import LogitPairing as LogitPairing
-    from allrounder.objectives import Mart as Mart
-    from allrounder.objectives import Natural as Natural
-    from allrounder.objectives import Objective as Objective
-    from allrounder.objectives import Part as Part
-    from allrounder.objectives import RobustSelfTraining as RobustSelfTraining
-    from allrounder.objectives import Score as Score
-    from allrounder.objectives import Trades as Trades
-    from allrounder.optim import UPDATES as UPDATES
-    from allrounder.optim import Agr as Agr
-    from allrounder.optim import Awp as Awp
-    from allrounder.optim import CatastrophicOverfittingGuard as CatastrophicOverfittingGuard
-    from allrounder.optim import Descend as Descend
-    from allrounder.optim import GradientProjection as GradientProjection
-    from allrounder.optim import ModeCurve as ModeCurve
-    from allrounder.optim import Update as Update
-    from allrounder.optim.optimizers import Adam as Adam
-    from allrounder.optim.optimizers import AdamW as AdamW
-    from allrounder.optim.optimizers import Sgd as Sgd
+    from allrounder.nn.mixing import MIXES as MIXES, Ema as Ema, MixRule as MixRule, Uniform as Uniform
+    from allrounder.objectives import (
+        OBJECTIVES as OBJECTIVES, Adversarial as Adversarial, Average as Average, Eat as Eat, Fat as Fat,
+        HalfHalf as HalfHalf, Iat as Iat, LogitPairing as LogitPairing, Mart as Mart, Natural as Natural,
+        Objective as Objective, Part as Part, RobustSelfTraining as RobustSelfTraining, Score as Score,
+        Trades as Trades,
+    )
+    from allrounder.optim import (
+        UPDATES as UPDATES, Agr as Agr, Awp as Awp,
+        CatastrophicOverfittingGuard as CatastrophicOverfittingGuard, Descend as Descend,
+        GradientProjection as GradientProjection, ModeCurve as ModeCurve, Update as Update,
+    )
+    from allrounder.optim.optimizers import Adam as Adam, AdamW as AdamW, Sgd as Sgd
     from allrounder.recipe.compute import Compute as Compute
-    from allrounder.recipe.init import FromRun as FromRun
-    from allrounder.recipe.init import Random as Random
-    from allrounder.recipe.init import Soup as Soup
-    from allrounder.recipe.mix import Exchange as Exchange
-    from allrounder.recipe.mix import Mix as Mix
-    from allrounder.recipe.mix import Shares as Shares
-    from allrounder.recipe.pipeline import PIPELINES as PIPELINES
-    from allrounder.recipe.pipeline import ModeConnectivity as ModeConnectivity
-    from allrounder.recipe.pipeline import SelfTraining as SelfTraining
-    from allrounder.recipe.pipeline import Stage as Stage
-    from allrounder.recipe.pipeline import WeightSoup as WeightSoup
-    from allrounder.recipe.recipe import Recipe as Recipe
-    from allrounder.recipe.recipe import Validation as Validation
+    from allrounder.recipe.init import FromRun as FromRun, Random as Random, Soup as Soup
+    from allrounder.recipe.mix import Exchange as Exchange, Mix as Mix, Shares as Shares
+    from allrounder.recipe.pipeline import (
+        PIPELINES as PIPELINES, ModeConnectivity as ModeConnectivity, SelfTraining as SelfTraining,
+        Stage as Stage, WeightSoup as WeightSoup,
+    )
+    from allrounder.recipe.recipe import Recipe as Recipe, Validation as Validation
     from allrounder.recipe.task import Task as Task
     from allrounder.report.outcome import Outcome as Outcome
     from allrounder.report.render import render as render
     from allrounder.rng import Rng as Rng
     from allrounder.system.progress import ProgressEvent as ProgressEvent
-    from allrounder.threats.norms import L1 as L1
-    from allrounder.threats.norms import L2 as L2
-    from allrounder.threats.norms import Linf as Linf
-    from allrounder.threats.threat import AnyOf as AnyOf
-    from allrounder.threats.threat import Threat as Threat
-    from allrounder.training.run import Run as Run
-    from allrounder.training.run import load as load
+    from allrounder.threats.norms import L1 as L1, L2 as L2, Linf as Linf
+    from allrounder.threats.threat import AnyOf as AnyOf, Threat as Threat
+    from allrounder.training.run import Run as Run, load as load
     from allrounder.training.trainer import train as train
+# fmt: on
+# isort: on
 
 _MODULES = {
     # Recipes and training

@@ -19,7 +19,7 @@ WITH_FIELDS = {
     "pgd": {"steps": 4},
     "mim": {"steps": 4},
     "cw": {"steps": 4},
-    "friendly": {"steps": 4, "tau": 3},
+    "early-stop-pgd": {"steps": 4, "tau": 3},
     "restarts": {"attack": Pgd(steps=3), "count": 3},
     "worst-of": {"attack": Pgd(steps=3)},
     "apgd-train": {"steps": 4},

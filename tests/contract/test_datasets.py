@@ -74,7 +74,7 @@ FIELDS: dict[str, Callable[[Path], dict[str, str]]] = {
     "imagenet": lambda root: {"folder": folder(root)["path"]},
     "tiny-imagenet": lambda root: {"folder": folder(root, "images")["path"]},
     "npz": npz,
-    "given": lambda folder: {"name": "own"},
+    "python": lambda folder: {"name": "own"},
     "mnist": lambda folder: official(folder, formats.write_idx, (28, 28)),
     "fashion-mnist": lambda folder: official(folder, formats.write_idx, (28, 28)),
     "cifar10": lambda folder: official(folder, cifar10, (3, 32, 32)),
@@ -89,7 +89,7 @@ def spec(request: pytest.FixtureRequest, tmp_path: Path) -> DataSpec:
     return DATASETS[request.param](**FIELDS[request.param](tmp_path))
 
 
-@pytest.fixture(params=[kind for kind in DATASETS if kind != "given"])
+@pytest.fixture(params=[kind for kind in DATASETS if kind != "python"])
 def loadable(request: pytest.FixtureRequest, tmp_path: Path) -> DataSpec:
     return DATASETS[request.param](**FIELDS[request.param](tmp_path))
 

@@ -31,7 +31,7 @@ METHODS = list(LEARNERS)
 GENERALISTS = [method for method in METHODS if method.startswith("generalist")]
 
 
-class Said(NamedTuple):
+class PaperValues(NamedTuple):
     """One line of the papers' protocol."""
 
     model: str
@@ -51,24 +51,28 @@ class Said(NamedTuple):
 
 
 E, FIFTH = 1 / 255, range(75, 121, 5)
-SAID = {
+PAPER_VALUES = {
     # Generalist++ IV-B, V-B; CVPR appendix A.1
-    "cifar10": Said("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
-    "cifar10-wrn": Said("WideResNet", 120, 0.1, 7e-4, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
-    "cifar100": Said("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
-    "cifar100-wrn": Said("WideResNet", 120, 0.1, 7e-4, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
+    "cifar10": PaperValues("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
+    "cifar10-wrn": PaperValues("WideResNet", 120, 0.1, 7e-4, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
+    "cifar100": PaperValues("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
+    "cifar100-wrn": PaperValues("WideResNet", 120, 0.1, 7e-4, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
     # A.1 and A.3; t' in its place in the run, ADR 0014
-    "cifar100-200": Said("ResNet18", 200, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, range(128, 201, 8)),
+    "cifar100-200": PaperValues(
+        "ResNet18", 200, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, range(128, 201, 8)
+    ),
     # A.2; L2 and the Linf step are ours
-    "mnist": Said("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 0.3, 2.0, 10, 0.03, FIFTH),
-    "svhn": Said("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
+    "mnist": PaperValues("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 0.3, 2.0, 10, 0.03, FIFTH),
+    "svhn": PaperValues("ResNet18", 120, 0.01, 3.5e-3, 5e-4, 8 * E, 128 * E, 10, 2 * E, FIFTH),
     # Generalist++ IV-C
-    "imagenet": Said("ResNet50", 240, 0.01, 1e-4, 2e-4, 4 * E, 64 * E, 3, 1 * E, range(150, 241, 10)),
-    "imagenet-wrn": Said("WideResNet50", 240, 0.1, 1e-4, 2e-4, 4 * E, 64 * E, 3, 1 * E, range(150, 241, 10)),
+    "imagenet": PaperValues("ResNet50", 240, 0.01, 1e-4, 2e-4, 4 * E, 64 * E, 3, 1 * E, range(150, 241, 10)),
+    "imagenet-wrn": PaperValues(
+        "WideResNet50", 240, 0.1, 1e-4, 2e-4, 4 * E, 64 * E, 3, 1 * E, range(150, 241, 10)
+    ),
 }
 NAMES = {
     f"{line.partition('-')[0]}/{method}{line.removeprefix(line.partition('-')[0])}": (line, method)
-    for line in SAID
+    for line in PAPER_VALUES
     for method in METHODS
 }
 TWINS = {
@@ -97,7 +101,7 @@ BASELINES = (
     *("half-half", "trades", "mart", "fat", "iat", "rst", "score", "agr", "part", "awp", "fast"),
     *("avg", "max", "msd", "e-at", "ramp", "rmc", "soup", "at-salman"),
 )
-"""Other methods, which tests of their own hold to what is said of them."""
+"""Other methods, whose values other tests check."""
 STEPS = 6
 """Of an epoch, so that a third of a run of 200 epochs is a whole number of steps."""
 
@@ -133,26 +137,26 @@ def test_these_recipes_are_shipped_and_no_others():
 
 @for_each(NAMES)
 def test_the_protocol_is_that_of_the_papers(name: str):
-    said, recipe = SAID[NAMES[name][0]], Recipe.load(name)
-    assert type(recipe.model).__name__ == said.model
+    paper, recipe = PAPER_VALUES[NAMES[name][0]], Recipe.load(name)
+    assert type(recipe.model).__name__ == paper.model
     assert not isinstance(recipe.model, WideResNet) or (recipe.model.num_blocks(), recipe.model.widen) == (
         5,
         10,
     )
-    assert (recipe.epochs, recipe.batch_size, recipe.pace) == (said.epochs, 128, "epoch")
+    assert (recipe.epochs, recipe.batch_size, recipe.pace) == (paper.epochs, 128, "epoch")
     assert recipe.names == LEARNERS[NAMES[name][1]]
     probes = [(probe.name, probe.threat.norm.name, probe.threat.eps) for probe in recipe.probes]
-    budgets = (("Linf", said.linf), ("L2", said.l2))
+    budgets = (("Linf", paper.linf), ("L2", paper.l2))
     assert probes == [(attack, *budget) for budget in budgets for attack in ("pgd-20", "aa")]
     assert recipe.validation.on == "validation" and recipe.validation.attack == Pgd(steps=20, step=0.25)
 
 
 @for_each(NAMES)
 def test_learners_are_trained_as_in_the_papers(name: str):
-    said, recipe = SAID[NAMES[name][0]], Recipe.load(name)
+    paper, recipe = PAPER_VALUES[NAMES[name][0]], Recipe.load(name)
     for task in recipe.tasks:
         natural = task.name == "natural"
-        decay, first = (said.natural_decay, 0.1) if natural else (said.decay, said.rate)
+        decay, first = (paper.natural_decay, 0.1) if natural else (paper.decay, paper.rate)
         assert task.optimizer == Sgd(momentum=0.9, weight_decay=decay)
         expected = {epoch: first * factor for epoch, factor in FALL.items()}
         assert rates(recipe, task) == pytest.approx(expected)
@@ -163,11 +167,11 @@ def test_learners_are_trained_as_in_the_papers(name: str):
         (threat,) = task.objective.threats()
         attack = task.objective.attack
         assert (threat.norm.name, threat.eps) == (
-            ("Linf", said.linf) if task.name == "linf" else ("L2", said.l2)
+            ("Linf", paper.linf) if task.name == "linf" else ("L2", paper.l2)
         )
-        length = said.linf_step if task.name == "linf" else said.l2 / 4
+        length = paper.linf_step if task.name == "linf" else paper.l2 / 4
         assert attack.step * threat.eps == pytest.approx(length)
-        assert (attack.steps, attack.loss, attack.start) == (said.steps, "ce", "random")
+        assert (attack.steps, attack.loss, attack.start) == (paper.steps, "ce", "random")
         assert task.objective.norm_layers == "eval"
 
 
@@ -195,7 +199,7 @@ def test_digits_are_not_mirrored(name: str):
 
 @for_each(name for name in NAMES if NAMES[name][1] in GENERALISTS)
 def test_learners_are_mixed_as_in_the_papers(name: str):
-    said, recipe = SAID[NAMES[name][0]], Recipe.load(name)
+    paper, recipe = PAPER_VALUES[NAMES[name][0]], Recipe.load(name)
     clock, mix = clock_of(recipe), recipe.effective_mix
     assert [task.average(9, clock) for task in recipe.tasks if task.average] == [0.999] * len(recipe.tasks)
     assert mix.decay(1, clock) == mix.decay(clock.total_steps, clock) == 0.999
@@ -203,7 +207,7 @@ def test_learners_are_mixed_as_in_the_papers(name: str):
     for epoch, lead in SHARE.items():
         expected = {"linf": lead, **{other: (1 - lead) / len(others) for other in others}}
         assert shares(recipe, epoch) == pytest.approx(expected)
-    assert restarts(recipe) == [epoch * STEPS for epoch in said.exchanges]
+    assert restarts(recipe) == [epoch * STEPS for epoch in paper.exchanges]
     assert mix.exchange is not None and (mix.exchange.momentum, mix.exchange.averages) == ("keep", "keep")
 
 

@@ -1,4 +1,4 @@
-"""What every shipped recipe owes, whoever adds it."""
+"""What every shipped recipe must fulfil."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MIXED = [name for name in NAMES if loaded(name).effective_mix.exchange is not No
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Data]]:
     """By recipe: two batches of training images, some to hold out, some to test; read from files."""
-    root, found, read = tmp_path_factory.mktemp("data"), dict[str, Data](), dict[str, Data]()
+    root, by_recipe, read = tmp_path_factory.mktemp("data"), dict[str, Data](), dict[str, Data]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(root))
         for name in NAMES:
@@ -71,8 +71,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Data]]:
                 train = Subset(whole.train, torch.arange(samples.TRAIN))
                 test = Subset(whole.test, torch.arange(samples.TEST))
                 read[kind] = Data(whole.name, train, test, whole.classes)
-            found[name] = read[kind]
-        yield found
+            by_recipe[name] = read[kind]
+        yield by_recipe
 
 
 def small(name: str) -> Recipe:
@@ -108,7 +108,7 @@ def exchanges(recipe: Recipe, clock: Clock) -> list[int]:
 
 
 @for_each(NAMES)
-def test_it_says_in_one_line_what_it_is(name: str):
+def test_its_description_is_one_line(name: str):
     about = loaded(name).about
     assert about.strip() == about != ""
     assert "\n" not in about
@@ -123,7 +123,7 @@ def test_it_is_written_and_read_again(name: str):
 
 
 @for_each(NAMES)
-def test_it_is_selected_and_evaluated_under_what_it_is_trained_for(name: str):
+def test_it_is_selected_and_evaluated_under_its_training_threats(name: str):
     recipe = loaded(name)
     trained = {str(threat) for task in recipe.tasks for threat in task.objective.threats()}
     assert {str(threat) for threat in recipe.selection_threats} == trained

@@ -49,7 +49,7 @@ def recipes(name: str) -> dict[str, Recipe]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_in_one_line_what_it_is(name: str):
+def test_its_description_is_one_line(name: str):
     about = study(name).about
     assert about.strip() == about != ""
     assert "\n" not in about

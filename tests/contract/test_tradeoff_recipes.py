@@ -24,10 +24,10 @@ RISING = Step(at=tuple(map(Time.parse, (0, "125/3%", "75%"))), to=(0, 1, 2))
 METHODS = ("half-half", "trades-1", "trades-6", "mart", "fat", "iat", "score")
 
 
-def said(
+def objective_of(
     method: str, threat: str, step: float, *, steps: int = 10, lam: float = 5, clip: float = 0
 ) -> Objective:
-    """What the sources say of a method."""
+    """The objective of a method with the values of its sources."""
     near, within = Pgd(steps=steps, step=step, start="gaussian"), Threat.parse(threat)
     match method:
         case "half-half":
@@ -47,45 +47,51 @@ def said(
 
 
 NETWORKS = {"": 5, "-wrn": 6}
-"""What is behind a name that tells the network, and MART's lam for it."""
+"""What follows a name that contains the network, and MART's lam for it."""
 COMMON: dict[str, tuple[str, Objective]] = {
     **{
-        f"{data}/{method}{wide}": (f"{data}/at-linf{wide}", said(method, "Linf:8/255", 0.25, lam=lam))
+        f"{data}/{method}{wide}": (
+            f"{data}/at-linf{wide}",
+            objective_of(method, "Linf:8/255", 0.25, lam=lam),
+        )
         for data in ("cifar10", "cifar100")
         for wide, lam in NETWORKS.items()
         for method in METHODS
     },
-    **{f"embedded/{method}": ("embedded/at-linf", said(method, "Linf:0.1", 0.25)) for method in METHODS},
-    "cifar10/trades-matched": ("cifar10/at-linf", said("trades-0.2", "Linf:8/255", 0.25)),
-    "mnist/trades": ("mnist/at-linf", said("trades-6", "Linf:0.3", 0.1)),
-    "mnist/fat": ("mnist/at-linf", said("fat", "Linf:0.3", 0.1)),
-    "svhn/trades": ("svhn/at-linf", said("trades-6", "Linf:8/255", 0.25)),
-    "svhn/fat": ("svhn/at-linf", said("fat", "Linf:8/255", 0.25)),
+    **{
+        f"embedded/{method}": ("embedded/at-linf", objective_of(method, "Linf:0.1", 0.25))
+        for method in METHODS
+    },
+    "cifar10/trades-matched": ("cifar10/at-linf", objective_of("trades-0.2", "Linf:8/255", 0.25)),
+    "mnist/trades": ("mnist/at-linf", objective_of("trades-6", "Linf:0.3", 0.1)),
+    "mnist/fat": ("mnist/at-linf", objective_of("fat", "Linf:0.3", 0.1)),
+    "svhn/trades": ("svhn/at-linf", objective_of("trades-6", "Linf:8/255", 0.25)),
+    "svhn/fat": ("svhn/at-linf", objective_of("fat", "Linf:8/255", 0.25)),
 }
 """By name: the recipe it differs from by nothing but its objective, and the objective."""
 OWN: dict[str, tuple[Objective, type[Any], float, dict[int, float]]] = {
     "cifar10/trades-official": (
-        *(said("trades-6", "Linf:0.031", 7 / 31), WideResNet, 2e-4),
+        *(objective_of("trades-6", "Linf:0.031", 7 / 31), WideResNet, 2e-4),
         {1: 0.1, 74: 0.1, 75: 0.01, 76: 0.01},
     ),
     "cifar10/mart-official": (
-        *(said("mart", "Linf:0.031", 7 / 31), ResNet18, 3.5e-3),
+        *(objective_of("mart", "Linf:0.031", 7 / 31), ResNet18, 3.5e-3),
         {1: 0.01, 74: 0.01, 75: 1e-3, 89: 1e-3, 90: 1e-4, 99: 1e-4, 100: 1e-5, 120: 1e-5},
     ),
     "cifar10/mart-wrn-official": (
-        *(said("mart", "Linf:0.031", 7 / 31, lam=6), WideResNet, 7e-4),
+        *(objective_of("mart", "Linf:0.031", 7 / 31, lam=6), WideResNet, 7e-4),
         {1: 0.1, 74: 0.1, 75: 0.01, 89: 0.01, 90: 0.001},
     ),
     "cifar10/fat-official": (
-        *(said("fat", "Linf:0.031", 7 / 31), WideResNet, 2e-4),
+        *(objective_of("fat", "Linf:0.031", 7 / 31), WideResNet, 2e-4),
         {1: 0.1, 59: 0.1, 60: 0.01, 89: 0.01, 90: 1e-3, 109: 1e-3, 110: 5e-4, 120: 5e-4},
     ),
     "cifar10/iat-official": (
-        *(said("iat", "Linf:8/255", 0.25, steps=7), ResNet18, 2e-4),
+        *(objective_of("iat", "Linf:8/255", 0.25, steps=7), ResNet18, 2e-4),
         {1: 0.1, 99: 0.1, 100: 0.01, 149: 0.01, 150: 0.001, 200: 0.001},
     ),
     "cifar10/score-official": (
-        *(said("score", "Linf:8/255", 0.25, clip=0.3), PreActResNet18, 5e-4),
+        *(objective_of("score", "Linf:8/255", 0.25, clip=0.3), PreActResNet18, 5e-4),
         {1: 0.05, 100: 0.05, 101: 5e-3, 105: 5e-3, 106: 5e-4, 110: 5e-4},
     ),
 }
@@ -94,9 +100,9 @@ OWN: dict[str, tuple[Objective, type[Any], float, dict[int, float]]] = {
 
 def test_these_recipes_are_shipped_and_no_others_of_their_methods():
     kinds = ("half-half", "trades", "mart", "fat", "iat", "score")
-    found = {name for name in shipped_recipes() if name.partition("/")[2].startswith(kinds)}
+    names = {name for name in shipped_recipes() if name.partition("/")[2].startswith(kinds)}
     # Those of 200 epochs are held to these by the tests of the papers' tables.
-    assert {name for name in found if not name.endswith("-200")} == COMMON.keys() | OWN.keys()
+    assert {name for name in names if not name.endswith("-200")} == COMMON.keys() | OWN.keys()
 
 
 @for_each(COMMON)
@@ -126,8 +132,8 @@ def test_the_rate_of_score_falls_in_the_last_step_of_an_epoch_as_released():
     recipe = Recipe.load("cifar10/score-official")
     clock, lr = Clock(recipe.epochs, 6, recipe.pace), recipe.tasks[0].lr
     for epoch, before, after in ((100, 0.05, 5e-3), (105, 5e-3, 5e-4)):
-        found = [lr(clock.schedule_step(t), clock) for t in (6 * epoch - 1, 6 * epoch)]
-        assert found == pytest.approx([before, after])
+        rates = [lr(clock.schedule_step(t), clock) for t in (6 * epoch - 1, 6 * epoch)]
+        assert rates == pytest.approx([before, after])
 
 
 @for_each(name for name in (*COMMON, *OWN) if name.partition("/")[2].startswith("fat"))

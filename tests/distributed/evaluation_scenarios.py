@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from allrounder.cli.evaluate import TargetOptions
 from allrounder.cli.target import load_target_on_all_ranks
 from allrounder.distributed import World
 from allrounder.evaluation import job, runner
@@ -73,7 +74,8 @@ def make_run(folder: Path) -> None:
 def evaluate_run(out: Path, rank: int) -> None:
     """Load a run that only rank 0 can read."""
     with World.open() as world:
-        target = load_target_on_all_ranks(world, str(out / f"run-{rank}"), which="last")
+        options = TargetOptions(target=str(out / f"run-{rank}"), which="last")
+        target = load_target_on_all_ranks(world, options)
         identity = fingerprint_model_and_data(target.model, target.data.test)
         world.assert_equal_across_ranks(
             "the target", {**identity, "threats": target.threats, "name": target.name, **target.about}

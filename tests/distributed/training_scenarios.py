@@ -36,7 +36,7 @@ UNEVEN = recipe(
     HEAD.replace("batch_size = 16", "batch_size = 17")
     + TRAINED.replace("lr = 0.05", 'lr = 0.05\nupdate = { kind = "awp", start = 1 }')
     + NATURAL
-    + L2.replace("lr = 0.05", 'lr = 0.05\nupdate = { kind = "reconstructed", start = 1 }')
+    + L2.replace("lr = 0.05", 'lr = 0.05\nupdate = { kind = "agr", start = 1 }')
     + MIX.replace("curve = 0.6", DIVIDED)
 )
 """Batches of 17, 17 and 2 images, which ranks cannot share evenly, and three cannot share the last; attacks

@@ -87,7 +87,7 @@ SCENARIOS: dict[str, tuple[Recipe, Callable[[], nn.Module]]] = {
             (EXCHANGE, RESETS),
             (
                 "lr = 0.05",
-                "lr = 0.05\naverage = { kind = 'ramp' }\noptimizer = { kind = 'sgd', nesterov = true }",
+                "lr = 0.05\naverage = { kind = 'warmup' }\noptimizer = { kind = 'sgd', nesterov = true }",
             ),
             ("to = [0.1, 0.02] }", "to = [0.1, 0.02] }\naverage = 0.7"),
         ),
@@ -108,7 +108,7 @@ SCENARIOS: dict[str, tuple[Recipe, Callable[[], nn.Module]]] = {
         recipe(
             PAIR,
             (LINF_END, "steps = 2 }, norm_layers = 'train' }\nlr = 0.01\noptimizer = { kind = 'adamw' }"),
-            ("decay = 0.8", "decay = { kind = 'ramp' }"),
+            ("decay = 0.8", "decay = { kind = 'warmup' }"),
         ),
         forgetful,
     ),

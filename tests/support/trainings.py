@@ -25,8 +25,8 @@ epochs = 3
 batch_size = 16
 seed = 5
 checkpoint = 0.7
-data = { kind = "given", name = "blobs" }
-model = { kind = "given", name = "tiny" }
+data = { kind = "python", name = "blobs" }
+model = { kind = "python", name = "tiny" }
 [validation]
 images = 12
 train_images = 6

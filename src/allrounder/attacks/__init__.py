@@ -36,7 +36,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "pgd": Pgd,
     "mim": Mim,
     "cw": Cw,
-    "friendly": EarlyStopPgd,
+    "early-stop-pgd": EarlyStopPgd,
     "msd": Msd,
     "apgd-train": ApgdTrain,
     "restarts": Restarts,

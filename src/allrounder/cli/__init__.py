@@ -1,2 +1,2 @@
-"""The command line: one file per verb. Commands import what needs torch when they run, so that help,
+"""The command line: `NAME.py` declares options, `run_NAME.py` imports torch and does the work, so that help,
 completion, lists and tables start fast."""

@@ -5,48 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option, Typer
 
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.index import complete_dataset, read_index
 
-app = typer.Typer(help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
+app = Typer(help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A dataset, such as CIFAR-10.", autocompletion=complete_dataset)
+    str, Argument(metavar="NAME", help="A dataset, such as CIFAR-10.", autocompletion=complete_dataset)
 ]
 Source = Annotated[
-    Path | None, typer.Option("--from", help="A folder that holds the files, used instead of a download.")
+    Path | None, Option("--from", help="A folder that holds the files, used instead of a download.")
 ]
 NameOrPath = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="NAME_OR_PATH",
         help="A dataset, an .npz file, a folder, or KIND:PATH.",
         autocompletion=complete_dataset,
     ),
 ]
 Images = Annotated[
-    str, typer.Argument(metavar="DATA", help="A dataset by name, or an .npz file; its test images are used.")
+    str, Argument(metavar="DATA", help="A dataset by name, or an .npz file; its test images are used.")
 ]
 Folder = Annotated[
-    Path | None, typer.Option("--out", help="The folder of the files. Default: where eval looks for them.")
+    Path | None, Option("--out", help="The folder of the files. Default: where eval looks for them.")
 ]
+_REPEAT = "repeat for several. Default: all"
 Corruptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--corruption",
-        help=f"A corruption; repeat for several. Default: all {len(read_index()['corruptions'])}.",
-    ),
+    Option("--corruption", help=f"A corruption; {_REPEAT} {len(read_index()['corruptions'])}."),
 ]
 Perturbations = Annotated[
     list[str] | None,
-    typer.Option(
-        "--perturbation",
-        help=f"A perturbation; repeat for several. Default: all {len(read_index()['perturbations'])}.",
-    ),
+    Option("--perturbation", help=f"A perturbation; {_REPEAT} {len(read_index()['perturbations'])}."),
 ]
-Seed = Annotated[int, typer.Option(help="Random seed of the corruptions.")]
+Seed = Annotated[int, Option(help="Random seed of the corruptions.")]
 
 
 @app.command()
@@ -55,31 +50,31 @@ def get(name: Name, source: Source = None) -> None:
 
     Call again to resume an interrupted download.
     """
-    from allrounder.cli.datasets import get_dataset
+    from allrounder.cli.run_data import get_dataset
 
     get_dataset(name, source)
 
 
 @app.command()
-def check(what: NameOrPath) -> None:
+def check(data: NameOrPath) -> None:
     """Verify the checksums of a dataset, decode all its images and count them; exit 1 if anything is wrong.
 
     KIND:PATH says what a folder holds if its content does not show it.
     """
-    from allrounder.cli.datasets import check_dataset
+    from allrounder.cli.run_data import check_dataset
 
-    name, problems = check_dataset(what)
+    name, problems = check_dataset(data)
     for problem in problems:
         echo_error(f"error: {problem}")
     if problems:
-        raise typer.Exit(1)
+        raise Exit(1)
     echo(f"{name}: nothing is wrong")
 
 
 @app.command()
 def where() -> None:
     """Print where the cache is, what it holds, and how to move it."""
-    from allrounder.cli.datasets import print_cache
+    from allrounder.cli.run_data import print_cache
 
     print_cache()
 
@@ -90,7 +85,7 @@ def make_c_(data: Images, corruption: Corruptions = None, folder: Folder = None,
 
     Finished files are kept: call again after an interruption. The files are marked as generated.
     """
-    from allrounder.cli.corruptions import generate_corruptions
+    from allrounder.cli.run_corruptions import generate_corruptions
 
     generate_corruptions(data, corruption, folder, seed)
 
@@ -101,6 +96,6 @@ def make_p_(data: Images, perturbation: Perturbations = None, folder: Folder = N
 
     Finished files are kept: call again after an interruption. The files are marked as generated.
     """
-    from allrounder.cli.corruptions import generate_perturbations
+    from allrounder.cli.run_corruptions import generate_perturbations
 
     generate_perturbations(data, perturbation, folder, seed)

@@ -1,4 +1,4 @@
-"""Tables, and progress bars with an ETA."""
+"""Tables, progress bars with an ETA, and numbers with units."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import final
+from typing import TypeVar, final
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from allrounder.cli.echo import PIPE_WIDTH
 from allrounder.system.progress import ProgressEvent
 
+Bars = TypeVar("Bars", bound="ProgressBars")
+
 
 @cache
-def get_console() -> Console:
-    """Return the console of standard output."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+def get_console(quiet: bool = False) -> Console:
+    """Return the console of standard output; a quiet one prints nothing."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, quiet=quiet)
 
 
 def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -39,33 +34,45 @@ def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     get_console().print(table)
 
 
-def _make_progress(console: Console) -> Progress:
-    """Make bars that show done of total, elapsed time and remaining time."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+def format_duration(seconds: float) -> str:
+    """Format seconds with a unit that fits."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-@final
+def format_bytes(count: int) -> str:
+    """Format a number of bytes with a unit that fits."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {unit}"
+    return f"{count} bytes"
+
+
 class ProgressBars:
     """One bar per job, and one for all of them; outside a terminal, a line per tenth of a job."""
 
-    def __init__(self, names: Sequence[str], overall: str = ""):
+    def __init__(self, names: Sequence[str], overall: str = "", quiet: bool = False):
         """Bars for jobs with these names, in this order; `overall` labels the bar of all jobs."""
-        self.console = get_console()
-        self.progress = _make_progress(self.console)
+        self.console = get_console(quiet)
+        self.progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("ETA"),
+            progress.TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
         self.rows = {name: self.progress.add_task(name, total=None, start=False) for name in names}
         self.overall = self.progress.add_task(f"[bold]{overall}", total=100) if overall else None
         self.tenths: dict[str, int] = {}
 
-    def __enter__(self) -> ProgressBars:
+    def __enter__(self: Bars) -> Bars:
         self.progress.start()
         return self
 
@@ -90,66 +97,50 @@ class ProgressBars:
 
     def log(self, text: str) -> None:
         """Print a line above the bars."""
-        self.progress.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False)
 
 
 @final
-class TrainingBar:
-    """The progress of one training."""
+class JobBar:
+    """The progress of one training in steps, or of one download in kilobytes."""
 
-    def __init__(self, bars: ProgressBars, name: str):
-        """Uses the bar of this name."""
-        self.bars = bars
-        self.name = name
+    def __init__(self, bars: ProgressBars, name: str, unit: str = "", scale: int = 1, prefix: str = "note: "):
+        """Uses the bar of this name; `prefix` starts every message."""
+        self.bars, self.name = bars, name
+        self.unit, self.scale, self.prefix = unit, scale, prefix
         self.total = 1
 
     def begin(self, total: int, done: int) -> None:
-        """Set the number of steps, and how many an earlier session took."""
+        """Set the number of steps or bytes, and how many are from an earlier session."""
         self.total = total
-        self.bars.update(self.name, done, total)
+        self.step(done)
 
     def step(self, t: int) -> None:
-        """Move the bar to step t."""
-        self.bars.update(self.name, t, self.total)
+        """Move the bar to step or byte t."""
+        self.bars.update(self.name, t // self.scale, max(self.total, t) // self.scale, self.unit)
 
     def log(self, text: str) -> None:
-        """Print a note above the bar."""
-        self.bars.log(f"note: {text}")
+        """Print a line above the bar."""
+        self.bars.log(f"{self.prefix}{text}")
 
 
 @final
-class EvaluationBars:
-    """Bars for the running attacks, and a line for every finished one."""
+class EvaluationBars(ProgressBars):
+    """One bar per process for its running attack, and a line for every finished one."""
 
     def __init__(self, workers: int, quiet: bool):
-        """One bar per process; none if `quiet`."""
-        names = [""] if workers == 1 else [f"worker {number}" for number in range(1, workers + 1)]
-        self.bars = None if quiet else ProgressBars(names)
+        """Prints nothing if `quiet`."""
+        super().__init__(
+            [""] if workers == 1 else [f"worker {number}" for number in range(1, workers + 1)], quiet=quiet
+        )
         self.started: dict[tuple[str, str], float] = {}
 
-    def __enter__(self) -> EvaluationBars:
-        if self.bars is not None:
-            self.bars.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bars is not None:
-            self.bars.__exit__(*error)
-
-    def log(self, text: str) -> None:
-        """Print a line above the bars."""
-        if self.bars is not None:
-            self.bars.log(text)
-
-    def update(self, event: ProgressEvent) -> None:
+    def update_attack(self, event: ProgressEvent) -> None:
         """Move the bar of a process; print a line when its attack is done."""
-        if self.bars is None:
-            return
         started = self.started.setdefault((event.name, event.stage), time.monotonic())
-        robust = event.done - event.fooled
-        self.bars.update(event.name, event.done, event.total, f"{event.stage} {event.fooled} fooled")
+        self.update(event.name, event.done, event.total, f"{event.stage} {event.fooled} fooled")
         if event.done == event.total:
             passes = f"{event.forwards} forward and {event.backwards} backward passes"
             cost = f"{time.monotonic() - started:.1f} s" + (f", {passes}" if event.forwards else "")
-            line = f"{event.name} {event.stage}: {event.fooled} fooled, {robust} robust ({cost})"
-            self.bars.log(line.strip())
+            counts = f"{event.fooled} fooled, {event.done - event.fooled} robust"
+            self.log(f"{event.name} {event.stage}: {counts} ({cost})".strip())

@@ -6,92 +6,82 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, final
 
-import typer
+from typer import Argument, Exit, Option
 
 from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice, read_index
 
-
-def _describe_budgets() -> str:
-    return ", ".join(f"{name} {count or 'all'}" for name, count in read_index()["budgets"].items())
-
+INDEX = read_index()
+BUDGETS = ", ".join(f"{name} {count or 'all'}" for name, count in INDEX["budgets"].items())
 
 Target = Annotated[
-    str | None, typer.Argument(metavar="RUN_OR_FILE", help="A run folder, or a weights file with --model.")
+    str | None, Argument(metavar="RUN_OR_FILE", help="A run folder, or a weights file with --model.")
 ]
-Which = Annotated[str, typer.Option(help="Weights of a run: best, last, a learner's name, or NAME@best.")]
+Which = Annotated[str, Option(help="Weights of a run: best, last, a learner's name, or NAME@best.")]
 Model = Annotated[
-    str | None, typer.Option(help='A network by its name, or "package.module:factory".', metavar="NAME")
+    str | None, Option(help='A network by its name, or "package.module:factory".', metavar="NAME")
 ]
 WeightsFile = Annotated[
-    Path | None, typer.Option(help="Its weights: .safetensors, or a .pt state dict (only tensors are read).")
+    Path | None, Option(help="Its weights: .safetensors, or a .pt state dict (only tensors are read).")
 ]
 WeightsKey = Annotated[
-    str | None, typer.Option("--weights-key", help="The state dict to use, if a file holds several.")
+    str | None, Option("--weights-key", help="The state dict to use, if a file holds several.")
 ]
 DataName = Annotated[
-    str | None, typer.Option("--data", help="A dataset by name, an .npz file, or a folder of images.")
+    str | None, Option("--data", help="A dataset by name, an .npz file, or a folder of images.")
 ]
-Seed = Annotated[int, typer.Option(help="Random seed of the attacks and of the choice of images.")]
-SuiteName = Annotated[
-    str | None, typer.Option("--suite", help=f"A set of attacks: {', '.join(read_index()['suites'])}.")
-]
-Threats = Annotated[list[str] | None, typer.Option(help="A threat such as Linf:8/255; repeat for several.")]
+Seed = Annotated[int, Option(help="Random seed of the attacks and of the choice of images.")]
+SuiteName = Annotated[str | None, Option("--suite", help=f"A set of attacks: {', '.join(INDEX['suites'])}.")]
+Threats = Annotated[list[str] | None, Option(help="A threat such as Linf:8/255; repeat for several.")]
 Attacks = Annotated[
-    list[str] | None,
-    typer.Option(help="An attack such as pgd-20, cw or apgd-t; repeat for several. Default: aa."),
+    list[str] | None, Option(help="An attack such as pgd-20, cw or apgd-t; repeat for several. Default: aa.")
 ]
-Budget = Annotated[
-    str, typer.Option(help=f"Number of images: {_describe_budgets()}. Attacks are never shortened.")
-]
-NumImages = Annotated[int | None, typer.Option("--n", min=1, help="Number of images, instead of --budget.")]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Images per forward pass. Default: by image size.")
-]
+Budget = Annotated[str, Option(help=f"Number of images: {BUDGETS}. Attacks are never shortened.")]
+NumImages = Annotated[int | None, Option("--n", min=1, help="Number of images, instead of --budget.")]
+BatchSize = Annotated[int | None, Option(min=1, help="Images per forward pass. Default: by image size.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Processes, each with one thread. Default: as many as pay off.")
+    int | None, Option(min=1, help="Processes, each with one thread. Default: as many as pay off.")
 ]
-Folder = Annotated[
-    Path | None, typer.Option("--out", help="Results folder. Default: the folder eval of the run.")
-]
+Folder = Annotated[Path | None, Option("--out", help="Results folder. Default: the folder eval of the run.")]
 KeepExamples = Annotated[
-    bool, typer.Option("--save-examples", help="Save the adversarial images that fool the network.")
+    bool, Option("--save-examples", help="Save the adversarial images that fool the network.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Continue where the preflight would stop.")]
-Style = Annotated[
-    str | None, typer.Option("--table", help=f"One of {', '.join(read_index()['table_styles'])}.")
-]
+Force = Annotated[bool, Option("--force", help="Continue where the preflight would stop.")]
+Style = Annotated[str | None, Option("--table", help=f"One of {', '.join(INDEX['table_styles'])}.")]
 Ood = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Corrupted images: c (corruptions), c:5 (at severity 5), p (perturbations), fog@c, ...; "
         "separate several by commas. Attacks then run only if they are named.",
         metavar="WHAT",
     ),
 ]
 OodData = Annotated[
-    Path | None,
-    typer.Option(help="A folder with CIFAR-10-C or -P files. Default: the cache, or generated images."),
+    Path | None, Option(help="A folder with CIFAR-10-C or -P files. Default: the cache, or generated images.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the numbers only.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print the numbers only.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The options of `doctor`, which are also options of `eval`, under the same names."""
+
+    target: str | None = None
+    which: str = "best"
+    model: str | None = None
+    weights: Path | None = None
+    key: str | None = None
+    data: str | None = None
 
 
 @final
-@dataclass(frozen=True)
-class EvalCommand:
-    """The options of `eval`."""
+@dataclass(frozen=True, kw_only=True)
+class EvalCommand(TargetOptions):
+    """All options of `eval`, under the same names."""
 
-    target: str | None
-    which: str
-    model: str | None
-    weights: Path | None
-    key: str | None
-    data: str | None
     suite: str | None
-    threats: tuple[str, ...]
-    attacks: tuple[str, ...]
-    ood: str
-    ood_data: Path | None
+    threat: list[str] | None
+    attack: list[str] | None
     budget: str
     n: int | None
     seed: int
@@ -101,6 +91,8 @@ class EvalCommand:
     keep_examples: bool
     force: bool
     style: str | None
+    ood: str
+    ood_data: Path | None
     quiet: bool
 
 
@@ -132,35 +124,13 @@ def eval_(
     Finished attacks are reused. Prints this call's probes; the results folder keeps every probe run on these
     images. Processes started by torchrun share the images; do not combine them with --workers.
     """
-    check_choice(budget, read_index()["budgets"], "--budget")
+    command = EvalCommand(**locals())
+    check_choice(budget, INDEX["budgets"], "--budget")
     if style is not None:
-        check_choice(style, read_index()["table_styles"], "--table")
-    command = EvalCommand(
-        target=target,
-        which=which,
-        model=model,
-        weights=weights,
-        key=key,
-        data=data,
-        suite=suite,
-        threats=tuple(threat or ()),
-        attacks=tuple(attack or ()),
-        ood=ood,
-        ood_data=ood_data,
-        budget=budget,
-        n=n,
-        seed=seed,
-        batch_size=batch_size,
-        workers=workers,
-        folder=folder,
-        keep_examples=keep_examples,
-        force=force,
-        style=style,
-        quiet=quiet,
-    )
-    from allrounder.cli.evaluation import run_evaluation
+        check_choice(style, INDEX["table_styles"], "--table")
+    from allrounder.cli.run_evaluate import run_evaluate
 
-    run_evaluation(command)
+    run_evaluate(command)
 
 
 def doctor_(
@@ -172,12 +142,13 @@ def doctor_(
     data: DataName = None,
 ) -> None:
     """Check a network and its images for faults that would make an evaluation meaningless."""
+    options = TargetOptions(**locals())
     from allrounder.cli.target import load_target
     from allrounder.evaluation.evaluate import select_rows
     from allrounder.evaluation.preflight import doctor
     from allrounder.types import device_and_dtype
 
-    loaded = load_target(target, which=which, model=model, weights=weights, key=key, data=data)
+    loaded = load_target(options)
     rows = select_rows(loaded.data.test, 64, 0)
     x = loaded.data.test.fetch(rows).to(*device_and_dtype(loaded.model))
     y = loaded.data.test.labels[rows]
@@ -186,4 +157,4 @@ def doctor_(
     for line in diagnosis.lines():
         echo(line)
     if not diagnosis.ok:
-        raise typer.Exit(1)
+        raise Exit(1)

@@ -8,12 +8,17 @@ files; a test compares them with the tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import typer
+
+from allrounder.cli.echo import PIPE_WIDTH, echo
 
 INDEX_FILE = "index.json"
 SCHEMA_FILE = "schema.json"
@@ -40,12 +45,12 @@ class Index(TypedDict):
 @cache
 def read_index() -> Index:
     """Read the generated index."""
-    return json.loads(_read(INDEX_FILE))
+    return json.loads(Path(__file__).with_name(INDEX_FILE).read_text(encoding="utf-8"))
 
 
 def read_schema() -> str:
     """Read the generated JSON Schema of recipes."""
-    return _read(SCHEMA_FILE)
+    return Path(__file__).with_name(SCHEMA_FILE).read_text(encoding="utf-8")
 
 
 def check_choice(got: str, choices: Iterable[str], option: str | None = None) -> None:
@@ -58,24 +63,46 @@ def check_choice(got: str, choices: Iterable[str], option: str | None = None) ->
         raise typer.BadParameter(message, param_hint=option)
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    """Complete the name of a shipped recipe."""
-    return _complete(read_index()["lists"]["recipes"], incomplete)
+def _completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
-def complete_study(incomplete: str) -> list[str]:
-    """Complete the name of a shipped study."""
-    return _complete(read_index()["lists"]["studies"], incomplete)
+complete_recipe = _completion(lambda: read_index()["lists"]["recipes"])
+complete_study = _completion(lambda: read_index()["lists"]["studies"])
+complete_list = _completion(lambda: read_index()["lists"])
+complete_dataset = _completion(lambda: read_index()["downloads"])
+
+ListTitle = Annotated[
+    str | None,
+    typer.Argument(metavar="LIST", help="Print one list, such as recipes.", autocompletion=complete_list),
+]
 
 
-def complete_list(incomplete: str) -> list[str]:
-    """Complete the title of a list."""
-    return _complete(read_index()["lists"], incomplete)
+def list_(title: ListTitle = None) -> None:
+    """List recipes, studies, objectives, attacks, models, datasets and more, one line each."""
+    lists = read_index()["lists"]
+    if title is not None:
+        check_choice(title, lists)
+        lists = {title: lists[title]}
+    for name, lines in lists.items():
+        _print_names(name, lines)
 
 
-def complete_dataset(incomplete: str) -> list[str]:
-    """Complete the name of a dataset that can be downloaded."""
-    return _complete(read_index()["downloads"], incomplete)
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors that complete and check TOML."""
+    echo(read_schema().rstrip())
+
+
+def _print_names(title: str, lines: Mapping[str, str]) -> None:
+    """Print names with one line each, in two columns."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    indent = 4 + max(map(len, lines), default=0)
+    typer.secho(title, bold=True)
+    for name, line in lines.items():
+        first, *others = textwrap.wrap(line, max(width - indent, 20)) or [""]
+        typer.echo(f"  {typer.style(name.ljust(indent - 4), fg='cyan')}  {first}".rstrip())
+        for other in others:
+            typer.echo(" " * indent + other)
 
 
 def build_index() -> Index:
@@ -101,32 +128,30 @@ def build_index() -> Index:
     from allrounder.recipe.recipe import Recipe
     from allrounder.report.render import SHIFT_STYLES
 
-    tables: dict[str, dict[str, type[Any]]] = {
-        "attacks": dict(ATTACKS),
-        "searches": dict(SEARCHES),
-        "models": dict(MODELS),
-        "datasets": dict(DATASETS),
-        "optimizers": dict(OPTIMIZERS),
+    tables: dict[str, Mapping[str, type[Any]]] = {
+        "attacks": ATTACKS,
+        "searches": SEARCHES,
+        "models": MODELS,
+        "datasets": DATASETS,
+        "optimizers": OPTIMIZERS,
         "schedules": {**SCHEDULES, **DECAYS},
-        "augmentations": dict(AUGMENTS),
-        "updates": dict(UPDATES),
-        "mixes": dict(MIXES),
-        "inits": dict(INITS),
-        "pipelines": dict(PIPELINES),
+        "augmentations": AUGMENTS,
+        "updates": UPDATES,
+        "mixes": MIXES,
+        "inits": INITS,
+        "pipelines": PIPELINES,
     }
-    objectives = {
-        name: f"{_first_sentence(cls)} ({describe_objective(name)})" for name, cls in OBJECTIVES.items()
-    }
-    return {
-        "lists": {
-            "recipes": {name: Recipe.load(name).about for name in shipped_recipes()},
-            "studies": {name: Study.load(name).about for name in shipped_studies()},
-            "objectives": objectives,
-            **{
-                title: {name: _first_sentence(cls) for name, cls in table.items()}
-                for title, table in tables.items()
-            },
+    lists = {
+        "recipes": {name: Recipe.load(name).about for name in shipped_recipes()},
+        "studies": {name: Study.load(name).about for name in shipped_studies()},
+        "objectives": {
+            k: f"{_first_sentence(cls)} ({describe_objective(k)})" for k, cls in OBJECTIVES.items()
         },
+    }
+    for title, table in tables.items():
+        lists[title] = {name: _first_sentence(cls) for name, cls in table.items()}
+    return {
+        "lists": lists,
         "suites": list(SUITES),
         "budgets": dict(BUDGETS),
         "table_styles": [*STUDY_STYLES, "robustbench", *SHIFT_STYLES],
@@ -148,14 +173,6 @@ def write_index(folder: Path) -> None:
     """Write the index and the schema into a folder."""
     (folder / INDEX_FILE).write_text(json.dumps(build_index(), indent=1) + "\n", encoding="utf-8")
     (folder / SCHEMA_FILE).write_text(build_schema(), encoding="utf-8")
-
-
-def _complete(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _first_sentence(cls: type[Any]) -> str:

@@ -8,30 +8,23 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer
 
+from allrounder import errors
 from allrounder.cli.data import app as data_app
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
-from allrounder.cli.list import list_, schema
-from allrounder.cli.plan import plan
-from allrounder.cli.show import show
+from allrounder.cli.index import list_, schema
 from allrounder.cli.study import compare, demo, sweep, table
-from allrounder.cli.train import train
-from allrounder.errors import (
-    DataError,
-    Diverged,
-    Interrupted,
-    PreflightError,
-    RecipeError,
-    RunError,
-    ThreatError,
-    WorldError,
-)
+from allrounder.cli.train import plan, show, train
 
 EXIT_FAILED, EXIT_USAGE, EXIT_RESUMABLE = 1, 2, 75
+FAILURES = (
+    *(errors.DataError, errors.Diverged, errors.PreflightError),
+    *(errors.RunError, errors.ThreatError, errors.WorldError),
+)
 
-app = typer.Typer(
+app = Typer(
     help="Train image classifiers that are accurate and robust under several norms, and evaluate them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,14 +39,14 @@ def _print_version(asked: bool) -> bool:
         from platform import python_version
 
         echo(f"allrounder {version('allrounder')} (torch {version('torch')}, Python {python_version()})")
-        raise typer.Exit
+        raise Exit
     return asked
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     import logging
@@ -79,12 +72,12 @@ def main() -> None:
     """Run the command line; an error of the user is printed as one message, and sets the exit code."""
     try:
         app(prog_name="allrounder")
-    except Interrupted as stop:
+    except errors.Interrupted as stop:
         echo_error(str(stop))
         sys.exit(EXIT_RESUMABLE)
-    except RecipeError as error:
+    except errors.RecipeError as error:
         echo_error(str(error))
         sys.exit(EXIT_USAGE)
-    except (RunError, ThreatError, WorldError, DataError, Diverged, PreflightError) as error:
+    except FAILURES as error:
         echo_error(f"error: {error}")
         sys.exit(EXIT_FAILED)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from allrounder.cli.echo import echo
 from allrounder.cli.index import STUDY_STYLES, check_choice, complete_recipe, complete_study, read_index
@@ -18,20 +18,18 @@ from allrounder.errors import RunError
 
 StudyName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="STUDY", help="A study file, or the name of a shipped study.", autocompletion=complete_study
     ),
 ]
-Folder = Annotated[
-    Path | None, typer.Option("--out", help="The folder of the study. Default: runs/studies/NAME.")
-]
+Folder = Annotated[Path | None, Option("--out", help="The folder of the study. Default: runs/studies/NAME.")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Trainings at once, each with one thread. Default: one per core.")
+    int | None, Option(min=1, help="Trainings at once, each with one thread. Default: one per core.")
 ]
-LauncherName = Annotated[str, typer.Option(help="local, slurm or ray.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the trainings, and run none.")]
-Only = Annotated[int | None, typer.Option(min=0, help="Run one training only, by its number from 0.")]
-Style = Annotated[str, typer.Option(help=f"One of {', '.join(STUDY_STYLES)}.")]
+LauncherName = Annotated[str, Option(help="local, slurm or ray.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the trainings, and run none.")]
+Only = Annotated[int | None, Option(min=0, help="Run one training only, by its number from 0.")]
+Style = Annotated[str, Option(help=f"One of {', '.join(STUDY_STYLES)}.")]
 
 
 def sweep(
@@ -46,22 +44,18 @@ def sweep(
 
     Finished trainings are skipped and interrupted ones resume. A failed one does not stop the others.
     """
-    from allrounder.cli.studies import run_study
-    from allrounder.experiments.manifest import default_folder
+    from allrounder.cli.run_study import run_study
     from allrounder.experiments.study import Study
 
-    value = Study.load(study)
-    run_study(value, folder or default_folder(value.name), workers, launcher, dry, only)
+    run_study(Study.load(study), folder, workers, launcher, dry, only)
 
 
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RECIPE...", help="Recipes, or one shipped study.", autocompletion=complete_recipe
-        ),
+        Argument(metavar="RECIPE...", help="Recipes, or one shipped study.", autocompletion=complete_recipe),
     ],
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings per recipe, with seeds 0, 1, ...")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Trainings per recipe, with seeds 0, 1, ...")] = 1,
     sets: Overrides = None,
     folder: Folder = None,
     workers: Workers = None,
@@ -69,24 +63,22 @@ def compare(
     dry: DryRun = False,
 ) -> None:
     """Compare recipes in one table, each with one or more seeds."""
-    from allrounder.cli.studies import run_study
-    from allrounder.experiments.manifest import default_folder
+    from allrounder.cli.run_study import run_study
     from allrounder.experiments.study import Study
 
     if len(names) == 1 and names[0] in read_index()["lists"]["studies"]:
-        value = Study.load(names[0])
-        value = replace(
-            value, sets=(*value.sets, *(sets or ())), seeds=tuple(range(max(seeds, len(value.seeds))))
-        )
+        study = Study.load(names[0])
+        num_seeds = max(seeds, len(study.seeds))
+        study = replace(study, sets=(*study.sets, *(sets or ())), seeds=tuple(range(num_seeds)))
     else:
-        value = Study.from_recipes(names, seeds=range(seeds), sets=sets or ())
-    run_study(value, folder or default_folder(value.name), workers, launcher, dry, None)
+        study = Study.from_recipes(names, seeds=range(seeds), sets=sets or ())
+    run_study(study, folder, workers, launcher, dry, None)
 
 
 def table(
     study: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="STUDY_OR_FOLDER", help="A study, or the folder it ran in.", autocompletion=complete_study
         ),
     ],
@@ -102,20 +94,20 @@ def table(
     manifest = Manifest.load(folder)
     results = collect_results(manifest, folder)
     if not results.outcomes:
+        resume = f"allrounder sweep {folder / STUDY_FILE} --out {folder}"
         raise RunError(
-            f"{folder}: no training of {manifest.name} is finished there; continue it with: allrounder sweep "
-            f"{folder / STUDY_FILE} --out {folder}"
+            f"{folder}: no training of {manifest.name} is finished there; continue it with: {resume}"
         )
     echo(render_study(results, style).rstrip())
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="The folder of the runs.")] = Path("runs/demo"),
-    workers: Annotated[int, typer.Option(min=1, help="Trainings at once, each with one thread.")] = 2,
+    folder: Annotated[Path, Option("--out", help="The folder of the runs.")] = Path("runs/demo"),
+    workers: Annotated[int, Option(min=1, help="Trainings at once, each with one thread.")] = 2,
     sets: Overrides = None,
 ) -> None:
     """Train NT, AT and three Generalists on the embedded data, and compare them in one table."""
-    from allrounder.cli.studies import run_study
+    from allrounder.cli.run_study import run_study
     from allrounder.experiments.study import Study
 
     study = replace(Study.load("embedded/demo"), sets=tuple(sets or ()))

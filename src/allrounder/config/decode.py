@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar, cast, get_args
 
 from pydantic import ValidationError
@@ -16,6 +16,8 @@ from allrounder.errors import RecipeError
 
 T = TypeVar("T")
 Table = dict[str, Any]
+Origin = Callable[[Sequence[str]], str | None]
+"""Returns the file that sets the field at a path, for tables that are merged from several files."""
 
 EXTENDS = "extends"
 """The key of a recipe file that names its parents."""
@@ -23,13 +25,13 @@ NAMES = "names"
 """The key of a member of a list that lays it over all inherited members of these names."""
 DROP = "drop"
 """The key of a member of a list that removes the inherited member of this name."""
-_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
 EXTENDS_SCHEMA = {
-    "anyOf": [{"type": "string"}, _TEXT_LIST],
+    "anyOf": [{"type": "string"}, _TEXTS],
     "description": "What this file is laid over: a file beside it or a shipped recipe, or a list of them.",
 }
 NAMES_SCHEMA = {
-    **_TEXT_LIST,
+    **_TEXTS,
     "description": "Instead of `name`: lays this over all inherited members of these names.",
 }
 DROP_SCHEMA = {"const": True, "description": "Removes the inherited member of this name."}
@@ -50,13 +52,8 @@ OWN_ERROR_TYPES = ("value_error", "kind", "cross_field")
 """Errors whose messages come from this package and already include what was given."""
 
 
-def decode(
-    cls: type[T], raw: Table, source: str, origin: Callable[[Sequence[str]], str | None] | None = None
-) -> T:
-    """Decode a whole table to a value; raise one RecipeError that lists all its mistakes.
-
-    `origin` returns the file that sets the field at a path, for tables that are merged from several files.
-    """
+def decode(cls: type[T], raw: Table, source: str, origin: Origin | None = None) -> T:
+    """Decode a whole table to a value; raise one RecipeError that lists all its mistakes."""
     try:
         return adapter(cls).validate_python(raw, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -75,9 +72,8 @@ def apply_override(raw: Table, text: str) -> None:
         target = _child(target, key, text)
     parent = ".".join(keys[:-1])
     if isinstance(target, list):
-        raise RecipeError(
-            f"--set {text}: {parent} is a list; name a key of one of its members, or replace the whole list"
-        )
+        advice = "name a key of one of its members, or replace the whole list"
+        raise RecipeError(f"--set {text}: {parent} is a list; {advice}")
     if not isinstance(target, dict):
         raise RecipeError(f"--set {text}: {parent} is not a table, so it has no {keys[-1]}")
     target[keys[-1]] = _parse_value(value.strip(), text)
@@ -124,19 +120,18 @@ def _resolve_kinds(node: Any) -> Any:
     return {**rest, "anyOf": choices + node["others"]}
 
 
-def _one_ofs(cls: type[Any], seen: set[type[Any]]) -> list[OneOf]:
-    """Return every `OneOf` in the fields of a value class, and in the fields of the classes it names."""
-    one_ofs: list[OneOf] = []
+def _one_ofs(cls: type[Any], seen: set[type[Any]]) -> Iterator[OneOf]:
+    """Yield every `OneOf` in the fields of a value class, and in the fields of the classes it names."""
     if cls in seen:
-        return one_ofs
+        return
     seen.add(cls)
     for part in [part for field in _fields(cls).values() for part in _type_parts(field)]:
         if isinstance(part, OneOf):
-            one_ofs.append(part)
-            one_ofs += [inner for member in part.table().values() for inner in _one_ofs(member, seen)]
+            yield part
+            for member in part.table().values():
+                yield from _one_ofs(member, seen)
         elif isinstance(part, type):
-            one_ofs += _one_ofs(part, seen)
-    return one_ofs
+            yield from _one_ofs(part, seen)
 
 
 def _fields(cls: type[Any] | None) -> dict[str, FieldInfo]:
@@ -185,14 +180,9 @@ def _parse_value(value: str, text: str) -> Any:
     return table["value"]
 
 
-def _format_error(
-    cls: type[Any],
-    raw: Table,
-    error: Mapping[str, Any],
-    origin: Callable[[Sequence[str]], str | None] | None,
-) -> str:
+def _format_error(cls: type[Any], raw: Table, error: Mapping[str, Any], origin: Origin | None) -> str:
     location = cast(Sequence[str | int], error["loc"])
-    words = _path_words(raw, location)
+    words = [_path_word(key, value) for key, value in _walk(raw, location)]
     path = ".".join(words)
     kind = error["type"]
     if kind == "unexpected_keyword_argument":
@@ -225,40 +215,30 @@ def _format_got(raw: object) -> str:
             return ""
 
 
-def _get(raw: Any, key: str | int) -> Any:
-    """Return the member of a raw table or list, None if there is none."""
-    try:
-        return raw[key]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
-def _path_words(raw: Any, location: Sequence[str | int]) -> list[str]:
-    """Return a location as words; members of a list are called by their name if they have one."""
-    words: list[str] = []
-    target = raw
+def _walk(raw: Any, location: Sequence[str | int]) -> Iterator[tuple[str | int, Any]]:
+    """Yield every key of a location with the raw value below it, None if there is none."""
     for key in location:
-        target = _get(target, key)
-        name = target.get("name") if is_table(target) and isinstance(key, int) else None
-        words.append(str(name) if isinstance(name, str) else str(key))
-    return words
+        try:
+            raw = raw[key]
+        except (KeyError, IndexError, TypeError):
+            raw = None
+        yield key, raw
 
 
-def _owner_class(cls: type[Any] | None, raw: Any, location: Sequence[str | int]) -> type[Any] | None:
+def _path_word(key: str | int, value: Any) -> str:
+    """Return a key as a word; members of a list are called by their name if they have one."""
+    name = value.get("name") if is_table(value) and isinstance(key, int) else None
+    return name if isinstance(name, str) else str(key)
+
+
+def _owner_class(cls: type[Any], raw: Any, location: Sequence[str | int]) -> type[Any] | None:
     """Return the value class of the table that contains the last key of a location."""
-    owner = cls
-    target = raw
+    owner: type[Any] | None = cls
     parts: list[Any] = []
-    for key in location[:-1]:
-        target = _get(target, key)
+    for key, value in _walk(raw, location[:-1]):
         parts = _type_parts(_fields(owner).get(key)) if isinstance(key, str) else parts
-        owner = _table_class(parts, target) if is_table(target) else owner
+        if is_table(value):
+            one_of = next((part for part in parts if isinstance(part, OneOf)), None)
+            classes = [part for part in parts if isinstance(part, type) and _fields(part)]
+            owner = one_of.table().get(str(value.get("kind"))) if one_of else next(iter(classes), None)
     return owner
-
-
-def _table_class(parts: list[Any], table: Table) -> type[Any] | None:
-    """Return the value class that a table in a field of the given type is decoded to."""
-    one_of = next((part for part in parts if isinstance(part, OneOf)), None)
-    if one_of is not None:
-        return one_of.table().get(str(table.get("kind")))
-    return next((part for part in parts if isinstance(part, type) and _fields(part)), None)

@@ -46,15 +46,6 @@ class Constant(Schedule):
         return (self.value,)
 
 
-def _check_knots(at: tuple[Time, ...], to: tuple[float, ...]) -> None:
-    if not at or len(at) != len(to):
-        raise ValueError(f"expected one value for every time, got {len(at)} times and {len(to)} values")
-    # Only a recipe knows how epochs and shares of the run compare.
-    comparable = [times for times in pairwise(at) if times[0].unit == times[1].unit]
-    if problem := order_problem(comparable, epochs=1):
-        raise ValueError(problem)
-
-
 def order_problem(neighbours: Iterable[tuple[Time, Time]], epochs: int) -> str | None:
     """Return a message about the first pair of times out of order in a run of `epochs`, or None."""
     for early, late in neighbours:
@@ -63,18 +54,37 @@ def order_problem(neighbours: Iterable[tuple[Time, Time]], epochs: int) -> str |
     return None
 
 
+class PiecewiseSchedule(Schedule):
+    """A schedule with a value for each of several times; subclasses declare the fields."""
+
+    at: tuple[Time, ...]
+    to: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.at or len(self.at) != len(self.to):
+            got = f"{len(self.at)} times and {len(self.to)} values"
+            raise ValueError(f"expected one value for every time, got {got}")
+        # Only a recipe knows how epochs and shares of the run compare.
+        comparable = [times for times in pairwise(self.at) if times[0].unit == times[1].unit]
+        if problem := order_problem(comparable, epochs=1):
+            raise ValueError(problem)
+
+    def bounds(self) -> tuple[float, ...]:
+        return self.to
+
+    def knot_times(self) -> tuple[Time, ...]:
+        return self.at
+
+
 @final
 @frozen_config
-class Linear(Schedule):
+class Linear(PiecewiseSchedule):
     """Piecewise linear between knots; constant before the first knot and after the last one."""
 
     at: tuple[Time, ...]
     """The times of the knots, ascending."""
     to: tuple[FiniteFloat, ...]
     """The value at each knot."""
-
-    def __post_init__(self) -> None:
-        _check_knots(self.at, self.to)
 
     def __call__(self, t: int, clock: Clock) -> float:
         knots = [time.to_steps(clock) for time in self.at]
@@ -85,16 +95,10 @@ class Linear(Schedule):
                 return low + (high - low) * (t - left) / (right - left)
         return self.to[-1]
 
-    def bounds(self) -> tuple[float, ...]:
-        return self.to
-
-    def knot_times(self) -> tuple[Time, ...]:
-        return self.at
-
 
 @final
 @frozen_config
-class Step(Schedule):
+class Step(PiecewiseSchedule):
     """Piecewise constant: each value holds from its time on; with whole epochs, from the epoch of that
     number."""
 
@@ -103,18 +107,9 @@ class Step(Schedule):
     to: tuple[FiniteFloat, ...]
     """The values."""
 
-    def __post_init__(self) -> None:
-        _check_knots(self.at, self.to)
-
     def __call__(self, t: int, clock: Clock) -> float:
         reached = sum(time.to_steps(clock) <= t for time in self.at)
         return self.to[max(reached, 1) - 1]
-
-    def bounds(self) -> tuple[float, ...]:
-        return self.to
-
-    def knot_times(self) -> tuple[Time, ...]:
-        return self.at
 
 
 def _midpoint(t: int, clock: Clock) -> float:
@@ -204,7 +199,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "cyclic": Cyclic,
     "cosine": Cosine,
 }
-DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "ramp": EmaWarmup, "horizon": TimeConstant}
+DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "warmup": EmaWarmup, "time-constant": TimeConstant}
 
 
 def _check_range(expected: str, high: float = 1.0, *, exclusive: bool = False) -> AfterValidator:
@@ -220,13 +215,10 @@ def _check_range(expected: str, high: float = 1.0, *, exclusive: bool = False) -
     return AfterValidator(check)
 
 
-LearningRate = Annotated[
-    Schedule, OneOf(lambda: SCHEDULES, number_type=Constant), _check_range("rates of at least 0", math.inf)
-]
+AnySchedule = Annotated[Schedule, OneOf(lambda: SCHEDULES, number_type=Constant)]
+LearningRate = Annotated[AnySchedule, _check_range("rates of at least 0", math.inf)]
 """A field that holds a learning rate."""
-ShareCurve = Annotated[
-    Schedule, OneOf(lambda: SCHEDULES, number_type=Constant), _check_range("shares in [0, 1]")
-]
+ShareCurve = Annotated[AnySchedule, _check_range("shares in [0, 1]")]
 """A field that holds a share."""
 Decay = Annotated[
     Schedule, OneOf(lambda: DECAYS, number_type=Constant), _check_range("a decay in [0, 1)", exclusive=True)

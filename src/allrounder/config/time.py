@@ -34,14 +34,10 @@ class Time(TextValue):
             return raw
         is_share = isinstance(raw, str) and raw.strip().endswith("%")
         try:
-            if is_share and isinstance(raw, str):
-                amount = parse_fraction(raw.strip()[:-1]) / 100
-            else:
-                amount = parse_fraction(raw)
+            amount = parse_fraction(str(raw).strip()[:-1]) / 100 if is_share else parse_fraction(raw)
         except ValueError:
-            raise ValueError(
-                f'expected a time: epochs (75) or a share of the run ("62.5%"), got {raw!r}'
-            ) from None
+            expected = 'expected a time: epochs (75) or a share of the run ("62.5%")'
+            raise ValueError(f"{expected}, got {raw!r}") from None
         if amount < 0 or (is_share and amount > 1):
             raise ValueError(f"expected a time of at least 0 and at most the whole run, got {raw!r}")
         return cls(amount, "run" if is_share else "epochs")

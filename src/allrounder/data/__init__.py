@@ -16,7 +16,7 @@ DATASETS: dict[str, type[DataSpec]] = {
     "imagenet": ImageNet,
     "tiny-imagenet": TinyImageNet,
     "npz": Npz,
-    "given": InMemory,
+    "python": InMemory,
     "mnist": Mnist,
     "fashion-mnist": FashionMnist,
     "cifar10": Cifar10,

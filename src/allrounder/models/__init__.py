@@ -16,7 +16,7 @@ MODELS: dict[str, type[ModelSpec]] = {
     "wrn": WideResNet,
     "resnet50": ResNet50,
     "wrn-50-2": WideResNet50,
-    "given": CustomModel,
+    "python": CustomModel,
 }
 
 __all__ = ["MODELS", "CustomModel", "ModelSpec"]

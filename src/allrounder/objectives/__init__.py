@@ -53,4 +53,5 @@ def describe_objective(kind: str) -> str:
     required = [field.name for field in fields(cls) if field.default is field.default_factory is MISSING]
     objective: Objective = adapter(cls).validate_python({name: EXAMPLE_THREATS[name] for name in required})
     norms = " ".join(name for name, norm in NORMS.items() if norm in cls.norms) or "no norm"
-    return f"{cls.reference}; {norms}; {objective.passes()} forward/backward passes"
+    parts = (cls.reference, norms, f"{objective.passes()} forward/backward passes")
+    return "; ".join(part for part in parts if part)

@@ -23,7 +23,7 @@ class Adversarial(SingleThreatObjective):
 
     - one step, `{ kind = "pgd", steps = 1, step = 1.25 }`, with norm_layers = "train": Fast-AT. The step is
       longer than the budget: shorter steps are weaker, much longer ones cause catastrophic overfitting, which
-      the update `guarded` detects. Wong, Rice and Kolter, 2020, Fast is better than free: revisiting
+      the update `overfit-guard` detects. Wong, Rice and Kolter, 2020, Fast is better than free: revisiting
       adversarial training.
     - `worst-of` on a union of threats: MAX, the image of largest loss over all threats. Tramer and Boneh,
       2019, Adversarial training and robustness for multiple perturbations.

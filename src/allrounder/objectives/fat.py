@@ -70,7 +70,9 @@ class Fat(SingleThreatObjective):
     threat: Threat
     variant: Literal["at", "trades"] = "at"
     """The training method that uses the early-stopped attack."""
-    attack: Annotated[EarlyStopPgd | None, OneOf(lambda: {"friendly": EarlyStopPgd}, optional=True)] = None
+    attack: Annotated[EarlyStopPgd | None, OneOf(lambda: {"early-stop-pgd": EarlyStopPgd}, optional=True)] = (
+        None
+    )
     """The attack, with tau = 0; by default the one released for the variant."""
     tau: TauSchedule = None
     """Steps after the first misclassification; by default the schedule released for the variant. Its times

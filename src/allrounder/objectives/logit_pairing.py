@@ -27,8 +27,8 @@ class LogitPairing(AttackObjective):
     loss, and S are the images whose x_s is classified correctly. Gradients flow through both sides of the KL.
     There are three training passes, target, source, then x_b, each with its own batch statistics. The trades
     variant has CE(f(x), y) + beta * mean KL(p(x) || p(x_b)) instead of the first term, as the released script
-    for wide networks does, with lam = 2. Together with the update `projected` it is the whole method.
-    Jiang and Singh, 2024, RAMP: boosting adversarial robustness against multiple lp perturbations for
+    for wide networks does, with lam = 2. Together with the update `gradient-projection` it is the whole
+    method. Jiang and Singh, 2024, RAMP: boosting adversarial robustness against multiple lp perturbations for
     universal robustness.
     """
 

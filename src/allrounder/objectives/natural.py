@@ -18,7 +18,7 @@ from allrounder.types import Batch, Context, Loss
 class Natural(Objective):
     """Natural training (NT): loss = CE(f(x), y)."""
 
-    reference: ClassVar[str] = "-"
+    reference: ClassVar[str] = ""
     norms: ClassVar[frozenset[type[Norm]]] = frozenset()
 
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:

@@ -13,9 +13,9 @@ from allrounder.optim.ramp_projection import GradientProjection as GradientProje
 
 UPDATES: dict[str, type[Update]] = {
     "descend": Descend,
-    "reconstructed": Agr,
+    "agr": Agr,
     "awp": Awp,
-    "guarded": CatastrophicOverfittingGuard,
-    "projected": GradientProjection,
+    "overfit-guard": CatastrophicOverfittingGuard,
+    "gradient-projection": GradientProjection,
     "curve": ModeCurve,
 }

@@ -38,12 +38,12 @@ class Compute:
         dtype = self.autocast_dtype
         if dtype is not None and (cause := precision_failure(dtype, device.type)) is not None:
             can_restrict = device.type == "cpu" and ISA_VARIABLE not in os.environ
-            fallback_works = can_restrict and precision_failure(dtype, device.type, FALLBACK_ISA) is None
-            fallback = f", or set {ISA_VARIABLE}={FALLBACK_ISA} in the environment, with which it works here"
+            fix = "set compute.precision to fp32"
+            if can_restrict and precision_failure(dtype, device.type, FALLBACK_ISA) is None:
+                fix += f", or set {ISA_VARIABLE}={FALLBACK_ISA} in the environment, with which it works here"
             raise RecipeError(
                 f"compute.precision: got {self.precision}, but a small test network on {device} {cause}; "
-                "expected it to run forward and backward; set compute.precision to fp32"
-                + (fallback if fallback_works else "")
+                f"expected it to run forward and backward; {fix}"
             )
         unused = self.tf32 and device.type != "cuda"
         return [f"compute.tf32 has no effect on {device.type}"] if unused else []

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard, cast
 
 from allrounder.config.decode import DROP, EXTENDS, NAMES, Table, is_table
 from allrounder.errors import RecipeError
-from allrounder.recipe.library import RecipeFile, find_recipe
+from allrounder.recipe.library import FileKey, RecipeFile, find_recipe
 
 NOT_INHERITED = ("name", "about")
 
@@ -44,7 +44,7 @@ class Chain:
     @classmethod
     def read(cls, source: str | Path) -> Chain:
         """Read a recipe, given its name or path, and everything that it extends."""
-        layers: dict[tuple[str, str | None], Layer] = {}
+        layers: dict[FileKey, Layer] = {}
         _collect(find_recipe(source), layers, ())
         return cls(tuple(layers.values()))
 
@@ -58,9 +58,8 @@ class Chain:
 
     def origin(self, path: Sequence[str]) -> str | None:
         """Return the label of the file that sets a field; None if none does, or if there is only one file."""
-        if len(self.layers) == 1:
-            return None
-        return next((layer.label for layer in reversed(self.layers) if _contains(layer.table, path)), None)
+        layers = self.layers if len(self.layers) > 1 else ()
+        return next((layer.label for layer in reversed(layers) if _contains(layer.table, path)), None)
 
 
 def merge(base: Table, child: Table, place: str = "") -> Table:
@@ -73,8 +72,8 @@ def merge(base: Table, child: Table, place: str = "") -> Table:
                 raise RecipeError(f"{place}{key}: drop: no such key is inherited")
             del merged[key]
         elif is_table(new):
-            inherited = old if is_table(old) and _same_kind(old, new) else {}
-            merged[key] = merge(inherited, new, f"{place}{key}.")
+            same_kind = is_table(old) and new.get("kind", old.get("kind")) == old.get("kind")
+            merged[key] = merge(cast(Table, old) if same_kind else {}, new, f"{place}{key}.")
         elif _has_names(new):
             members = cast(list[Any], old) if isinstance(old, list) else []
             merged[key] = _merge_members(members, new, f"{place}{key}")
@@ -83,9 +82,7 @@ def merge(base: Table, child: Table, place: str = "") -> Table:
     return merged
 
 
-def _collect(
-    file: RecipeFile, layers: dict[tuple[str, str | None], Layer], children: tuple[RecipeFile, ...]
-) -> None:
+def _collect(file: RecipeFile, layers: dict[FileKey, Layer], children: tuple[RecipeFile, ...]) -> None:
     """Add a file to the layers, after everything that it extends."""
     chain = (*children, file)
     if file.key in (child.key for child in children):
@@ -118,15 +115,15 @@ def _merge_members(old: list[Any], entries: list[Table], place: str) -> list[Any
         names = _names(entry, place)
         where = f"{place}.{', '.join(map(str, names))}"
         fields = {key: value for key, value in entry.items() if key not in (NAMES, DROP)}
-        known = [i for i, member in enumerate(members) if _name(member) in names]
+        matches = [i for i, member in enumerate(members) if _name(member) in names]
         if DROP in entry:
             _check_drop(entry, names, members, where)
             members = [member for member in members if _name(member) not in names]
         elif NAMES in entry:
-            for i in known:
+            for i in matches:
                 members[i] = merge(members[i], fields, f"{where}.")
-        elif known and names[0] not in taken:
-            members[known[0]] = merge(members[known[0]], fields, f"{where}.")
+        elif matches and names[0] not in taken:
+            members[matches[0]] = merge(members[matches[0]], fields, f"{where}.")
             taken += names
         else:
             members.append(merge({}, fields, f"{where}."))
@@ -151,8 +148,8 @@ def _check_drop(entry: Table, names: list[Any], members: list[Any], where: str) 
     inherited = [_name(member) for member in members]
     for name in names:
         if name not in inherited:
-            there = ", ".join(map(str, inherited)) or "none"
-            raise RecipeError(f"{where}: drop: nothing inherited is called {name} (there are: {there})")
+            others = ", ".join(map(str, inherited)) or "none"
+            raise RecipeError(f"{where}: drop: nothing inherited is called {name} (there are: {others})")
 
 
 def _name(member: Any) -> Any:
@@ -166,10 +163,6 @@ def _has_names(value: Any) -> TypeGuard[list[Table]]:
     return len(tables) == len(members) and any("name" in table or NAMES in table for table in tables)
 
 
-def _same_kind(old: Table, new: Table) -> bool:
-    return new.get("kind", old.get("kind")) == old.get("kind")
-
-
 def _contains(value: Any, path: Sequence[str]) -> bool:
     """Whether a raw table sets the field at a path; members of a list are called by name or number."""
     if not path:
@@ -180,9 +173,8 @@ def _contains(value: Any, path: Sequence[str]) -> bool:
     if not isinstance(value, list):
         return False
     members = cast(list[Any], value)
-    by_name = [
-        member for member in members if is_table(member) and first in (_name(member), *member.get(NAMES, ()))
-    ]
-    if not by_name and first.isdigit():
-        by_name = members[int(first) : int(first) + 1]
-    return any(_contains(member, rest) for member in by_name)
+    tables = [member for member in members if is_table(member)]
+    matches = [table for table in tables if first in (table.get("name"), *table.get(NAMES, ()))]
+    if not matches and first.isdigit():
+        matches = members[int(first) : int(first) + 1]
+    return any(_contains(member, rest) for member in matches)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, final
 
+from pydantic import Field
 from typing_extensions import override
 
 from allrounder.config.fields import NonEmpty, frozen_config
 
+Which = Annotated[str, Field(description="global, best, last, or a learner's name.")]
 STAGES_DIR = "stages"
 """The folder, inside a pipeline's run folder, that contains the run folders of its stages."""
 
 
-class Init(ABC):  # noqa: B024
+class Init:
     """The initial weights, common to all learners: averages of independently initialised networks are
     useless."""
 
@@ -40,8 +41,7 @@ class FromRun(Init):
 
     run: str
     """Its folder, relative to the working directory."""
-    which: str = "global"
-    """global, best, last, or a learner's name."""
+    which: Which = "global"
 
     @override
     def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
@@ -55,8 +55,7 @@ class Soup(Init):
 
     runs: Annotated[tuple[str, ...], NonEmpty]
     """Their folders."""
-    which: str = "global"
-    """global, best, last, or a learner's name."""
+    which: Which = "global"
 
     @override
     def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:
@@ -74,8 +73,7 @@ class FromStages(Init):
 
     stages: Annotated[tuple[str, ...], NonEmpty]
     """Their names."""
-    which: str = "global"
-    """global, best, last, or a learner's name."""
+    which: Which = "global"
 
     @override
     def sources(self, parent: Path) -> Sequence[tuple[Path, str]]:

@@ -20,6 +20,8 @@ from allrounder.config.fields import did_you_mean
 from allrounder.errors import RecipeError
 
 VARIANTS_FILE = "_variants.toml"
+FileKey = tuple[str, str | None]
+"""Tells a recipe file, or an entry of a file of variants, from others, however its path is written."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class RecipeFile:
         return path if self.entry is None else f"{path} ({self.entry})"
 
     @property
-    def key(self) -> tuple[str, str | None]:
-        """What tells it from other files, however its path is written."""
+    def key(self) -> FileKey:
+        """The path of the file, and the entry."""
         return str(self.file.resolve() if isinstance(self.file, Path) else self.file), self.entry
 
     def read(self) -> Table:
@@ -57,9 +59,8 @@ class RecipeFile:
         file = self.folder / name
         shown = PurePath(self.shown_folder) / name
         if not file.is_file():
-            hint = did_you_mean(name, shipped_recipes())
-            message = f"{shown}: no such file, and no shipped recipe of that name{hint}"
-            raise RecipeError(f"{self.label}: extends: {message}")
+            problem = f"{shown}: no such file, and no shipped recipe of that name"
+            raise RecipeError(f"{self.label}: extends: {problem}{did_you_mean(name, _find_shipped())}")
         folder = file.parent if isinstance(file, Path) else self.folder
         return RecipeFile(file, folder, str(shown.parent))
 
@@ -77,10 +78,8 @@ def find_recipe(source: str | Path) -> RecipeFile:
     path = Path(source)
     if path.is_file():
         return RecipeFile(path, path.parent, str(path.parent))
-    hint = did_you_mean(str(source), files)
-    raise RecipeError(
-        f"{source}: no such file, and no shipped recipe of that name{hint} (see: allrounder list recipes)"
-    )
+    problem = f"no such file, and no shipped recipe of that name{did_you_mean(str(source), files)}"
+    raise RecipeError(f"{source}: {problem} (see: allrounder list recipes)")
 
 
 def parse_toml(text: str, source: str) -> Table:
@@ -96,15 +95,14 @@ def _find_shipped() -> dict[str, RecipeFile]:
     """Return the shipped recipes by name, in the order of the files that they are or would be."""
     root = resources.files("allrounder.recipe") / "recipes"
     recipes: dict[str, RecipeFile] = {}
-    for folder in root.iterdir():
-        if folder.is_dir():
-            for file in folder.iterdir():
-                if file.name.endswith(".toml") and not file.name.startswith("_"):
-                    name = f"{folder.name}/{file.name.removesuffix('.toml')}"
-                    recipes[name] = RecipeFile(file, folder, folder.name)
-            for entry in _read_variants(folder):
-                name = f"{folder.name}/{entry}"
-                recipes[name] = RecipeFile(folder / VARIANTS_FILE, folder, folder.name, entry)
+    for folder in [item for item in root.iterdir() if item.is_dir()]:
+        for file in folder.iterdir():
+            if file.name.endswith(".toml") and not file.name.startswith("_"):
+                name = f"{folder.name}/{file.name.removesuffix('.toml')}"
+                recipes[name] = RecipeFile(file, folder, folder.name)
+        for entry in _read_variants(folder):
+            name = f"{folder.name}/{entry}"
+            recipes[name] = RecipeFile(folder / VARIANTS_FILE, folder, folder.name, entry)
     return dict(sorted(recipes.items(), key=lambda item: f"{item[0]}.toml"))
 
 

@@ -13,8 +13,7 @@ MAX_LISTED = 4
 def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
     """Return warnings about exchanges that never happen, overwrite learners, or come too often."""
     mix = recipe.effective_mix
-    exchange = mix.exchange
-    shares = mix.shares
+    exchange, shares = mix.exchange, mix.shares
     if exchange is None:
         return []
     due = [t for t in range(1, clock.total_steps + 1) if exchange.is_due(t, clock)]
@@ -25,14 +24,14 @@ def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
     overwriting = [t for t in due if shares and mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
     if shares and overwriting:
         every_step = exchange.when == "every-step"
-        epochs = dict.fromkeys(
-            clock.epoch(t) if every_step else t / clock.steps_per_epoch for t in overwriting
-        )
+        times = [clock.epoch(t) if every_step else t / clock.steps_per_epoch for t in overwriting]
+        epochs = list(dict.fromkeys(f"{time:g}" for time in times))
+        if len(epochs) > MAX_LISTED:
+            epochs[3:] = [f"... {epochs[-1]}"]
         others = ", ".join(name for name in recipe.names if name != shares.lead)
         warnings.append(
             f"{len(overwriting)} of {len(due)} exchanges happen while the share of {shares.lead} is 1 "
-            f"(at epoch {_abbreviate([f'{epoch:g}' for epoch in epochs])}): they overwrite {others} with "
-            f"{shares.lead} alone"
+            f"(at epoch {', '.join(epochs)}): they overwrite {others} with {shares.lead} alone"
         )
     averages = [task.average for task in recipe.tasks if task.average is not None]
     learner_time = max((_time_constant(decay, due[0], clock) for decay in averages), default=0.0)
@@ -49,7 +48,3 @@ def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
 def _time_constant(decay: Schedule, t: int, clock: Clock) -> float:
     """Return the time constant of a moving average, in steps."""
     return 1 / (1 - decay(t, clock))
-
-
-def _abbreviate(items: list[str]) -> str:
-    return ", ".join(items) if len(items) <= MAX_LISTED else f"{', '.join(items[:3])}, ... {items[-1]}"

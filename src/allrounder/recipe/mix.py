@@ -8,14 +8,7 @@ from typing import Annotated, Any, Literal, cast, final
 
 from pydantic import model_serializer
 
-from allrounder.config.fields import (
-    OneOf,
-    Share,
-    did_you_mean,
-    frozen_config,
-    kind_of,
-    raise_field_errors,
-)
+from allrounder.config.fields import OneOf, Share, did_you_mean, frozen_config, kind_of, raise_field_errors
 from allrounder.config.schedules import Constant, Decay, Schedule, ShareCurve
 from allrounder.config.time import Clock, Duration, Time
 from allrounder.nn.mixing import MIXES, Ema, MixRule
@@ -42,12 +35,12 @@ class Shares:
     """How the other learners divide the remainder, summing to one; optional if there is only one other."""
 
     def __post_init__(self) -> None:
-        problems: list[tuple[tuple[str], str]] = []
+        messages: list[str] = []
         if self.rest and abs(sum(self.rest.values()) - 1) > 1e-9:
-            problems.append((("rest",), f"expected shares that sum to one, got {sum(self.rest.values()):g}"))
+            messages.append(f"expected shares that sum to one, got {sum(self.rest.values()):g}")
         if self.lead in self.rest:
-            problems.append((("rest",), f'"{self.lead}" is the lead; its share is the curve'))
-        raise_field_errors(self, problems)
+            messages.append(f'"{self.lead}" is the lead; its share is the curve')
+        raise_field_errors(self, [(("rest",), message) for message in messages])
 
     def find_problem(self, names: Sequence[str]) -> tuple[str, str] | None:
         """Return the field that does not fit the learners `names` and why, or None."""
@@ -92,8 +85,7 @@ class Exchange:
 
     def is_due(self, t: int, clock: Clock) -> bool:
         """Whether the learners restart after step t."""
-        start = self.start.to_steps(clock)
-        period = self.period(clock)
+        start, period = self.start.to_steps(clock), self.period(clock)
         if self.when == "epoch-end":
             return t >= start and t % period == 0
         end = clock.epoch(t) * clock.steps_per_epoch

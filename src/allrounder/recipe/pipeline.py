@@ -12,7 +12,6 @@ from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
-from typing_extensions import override
 
 from allrounder.config.fields import FiniteFloat, NonEmpty, PositiveFloat, PositiveInt, Ratio, frozen_config
 from allrounder.config.time import Time
@@ -25,7 +24,11 @@ from allrounder.recipe.task import NAME_PATTERN, Task
 from allrounder.recipe.validation import Validation
 from allrounder.threats.threat import Threat
 
-Problem = tuple[tuple[str | int, ...], str]
+Problems = list[tuple[tuple[str | int, ...], str]]
+"""The paths of fields, and what is wrong with them."""
+Tasks = tuple[Task, ...]
+StageOverrides = list[tuple[str, dict[str, Any]]]
+"""The stages of a pipeline in order, each with the fields in which it differs from the recipe."""
 Which = Literal["last", "best"]
 CURVE_STAGE, FINAL_STAGE = "curve", "final"
 """The names of the last stages."""
@@ -38,19 +41,19 @@ class Stage:
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     """The name of its folder, below `stages` in the run folder."""
-    tasks: Annotated[tuple[Task, ...], NonEmpty, Field(alias="task")]
+    tasks: Annotated[Tasks, NonEmpty, Field(alias="task")]
     mix: Mix | None = None
     length: Annotated[Ratio, Field(gt=0)] = 1.0
     """Its epochs as a multiple of the recipe's, so that a shortened recipe has shortened stages."""
     threats: tuple[Threat, ...] | None = None
     """The threats that its best weights are selected by, instead of `validation.threats`."""
 
-    def overrides(self, epochs: int, validation: Validation) -> dict[str, Any]:
-        """Return the fields in which the stage differs from the recipe."""
+    def overrides(self, epochs: int, validation: Validation) -> tuple[str, dict[str, Any]]:
+        """Return the name of the stage, and the fields in which it differs from the recipe."""
         if self.threats is not None:
             validation = replace(validation, threats=self.threats)
-        stage_epochs = max(1, int(self.length * epochs + 0.5))
-        return {"tasks": self.tasks, "mix": self.mix, "epochs": stage_epochs, "validation": validation}
+        epochs = max(1, int(self.length * epochs + 0.5))
+        return self.name, {"tasks": self.tasks, "mix": self.mix, "epochs": epochs, "validation": validation}
 
 
 class Pipeline(ABC):
@@ -64,24 +67,12 @@ class Pipeline(ABC):
     """Whether it provides the extra images."""
 
     @abstractmethod
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the stages before the last ones, in order."""
+    def stage_overrides(self, tasks: Tasks, epochs: int, validation: Validation) -> StageOverrides:
+        """Return all stages of a recipe with these fields."""
 
     @abstractmethod
-    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
-        """Return the names of the last stages."""
-
-    @abstractmethod
-    def stage_overrides(
-        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
-    ) -> dict[str, dict[str, Any]]:
-        """Return all stages by name, in order, each with the fields in which it differs from the recipe."""
-
-    def problems(
-        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
-    ) -> list[Problem]:
+    def problems(self, tasks: Tasks, mix: Mix | None, validation: Validation, has_extra: bool) -> Problems:
         """Return the fields of the recipe that do not fit this pipeline, and why."""
-        return []
 
 
 @final
@@ -109,29 +100,17 @@ class ModeConnectivity(Pipeline):
     which: Which = "last"
     """Which weights of the end points are used."""
 
-    @override
-    def stages(self) -> tuple[Stage, ...]:
-        return self.end
-
-    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
-        """Return the name of the training that bends the curve."""
-        return (CURVE_STAGE,)
-
-    def stage_overrides(
-        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
-    ) -> dict[str, dict[str, Any]]:
+    def stage_overrides(self, tasks: Tasks, epochs: int, validation: Validation) -> StageOverrides:
         """Return the end points, then the bend, which starts half-way between them."""
-        ends = {stage.name: stage.overrides(epochs, validation) for stage in self.end}
         # The bend itself is not a network on the curve, so it is validated only once, at its end.
         once = replace(validation, every=Time.parse("100%"), train_images=0)
-        init = FromStages(stages=tuple(ends), which=self.which)
-        return ends | {CURVE_STAGE: {"init": init, "validation": once}}
+        init = FromStages(stages=tuple(stage.name for stage in self.end), which=self.which)
+        ends = [stage.overrides(epochs, validation) for stage in self.end]
+        return [*ends, (CURVE_STAGE, {"init": init, "validation": once})]
 
-    def problems(
-        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
-    ) -> list[Problem]:
+    def problems(self, tasks: Tasks, mix: Mix | None, validation: Validation, has_extra: bool) -> Problems:
         """Require one task with the update `curve`, and images and threats to select by."""
-        problems: list[Problem] = []
+        problems: Problems = []
         if len(tasks) > 1 or not all(isinstance(task.update, ModeCurve) for task in tasks):
             message = 'expected one task, with update = { kind = "curve" }, which bends the curve'
             problems.append((("task",), message))
@@ -168,28 +147,16 @@ class WeightSoup(Pipeline):
     which: Which = "last"
     """Which weights of the base the members start from."""
 
-    @override
-    def stages(self) -> tuple[Stage, ...]:
-        return (self.base,)
-
-    @override
-    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
-        return tuple(task.name for task in tasks)
-
-    def stage_overrides(
-        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
-    ) -> dict[str, dict[str, Any]]:
+    def stage_overrides(self, tasks: Tasks, epochs: int, validation: Validation) -> StageOverrides:
         """Return the base, then every member."""
         init = FromStages(stages=(self.base.name,), which=self.which)
-        members = {task.name: {"tasks": (task,), "init": init} for task in tasks}
-        return {self.base.name: self.base.overrides(epochs, validation)} | members
+        members = [(task.name, {"tasks": (task,), "init": init}) for task in tasks]
+        return [self.base.overrides(epochs, validation), *members]
 
-    def problems(
-        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
-    ) -> list[Problem]:
+    def problems(self, tasks: Tasks, mix: Mix | None, validation: Validation, has_extra: bool) -> Problems:
         """Require several members, a share for each or none, and no mix."""
         names = [task.name for task in tasks]
-        problems = which_problems(self.which, validation)
+        problems = _which_problems(self.which, validation)
         if len(tasks) < 2:
             problems.append((("task",), "expected two or more members of the soup, got one"))
         if mix is not None:
@@ -224,32 +191,20 @@ class SelfTraining(Pipeline):
     which: Which = "last"
     """Which weights of the teacher predict the labels."""
 
-    @override
-    def stages(self) -> tuple[Stage, ...]:
-        return (self.teacher,)
-
-    def final_stage_names(self, tasks: tuple[Task, ...]) -> tuple[str, ...]:
-        """Return the name of the training on both sets of images."""
-        return (FINAL_STAGE,)
-
-    def stage_overrides(
-        self, tasks: tuple[Task, ...], epochs: int, validation: Validation
-    ) -> dict[str, dict[str, Any]]:
+    def stage_overrides(self, tasks: Tasks, epochs: int, validation: Validation) -> StageOverrides:
         """Return the teacher, then the recipe with the extra images."""
         extra = Extra(data=InMemory(name=f"labels by {self.teacher.name}"), share=self.share)
-        return {self.teacher.name: self.teacher.overrides(epochs, validation), FINAL_STAGE: {"extra": extra}}
+        return [self.teacher.overrides(epochs, validation), (FINAL_STAGE, {"extra": extra})]
 
-    def problems(
-        self, tasks: tuple[Task, ...], mix: Mix | None, validation: Validation, extra: Extra | None
-    ) -> list[Problem]:
+    def problems(self, tasks: Tasks, mix: Mix | None, validation: Validation, has_extra: bool) -> Problems:
         """Refuse other extra images."""
-        problems = which_problems(self.which, validation)
-        if extra is not None:
+        problems = _which_problems(self.which, validation)
+        if has_extra:
             problems.append((("extra",), "the pipeline provides the extra images; remove it"))
         return problems
 
 
-def which_problems(which: str, validation: Validation) -> list[Problem]:
+def _which_problems(which: str, validation: Validation) -> Problems:
     """Refuse the best weights of a stage if none are selected."""
     if which != "best" or validation.images or validation.on == "test":
         return []

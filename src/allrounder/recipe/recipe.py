@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, final
 
 import tomli_w
 from pydantic import Field, ValidationError
@@ -87,117 +87,90 @@ class Recipe:
 
     def __post_init__(self) -> None:
         problems = [
-            *self._check_names(),
-            *self._check_mix(),
-            *self._check_time_order(),
-            *self._check_extra_share(),
-            *self._check_task_timing(),
-            *self._check_init(),
+            *self._name_problems(),
+            *self._mix_problems(),
+            *self._time_order_problems(),
+            *self._extra_share_problems(),
+            *self._task_problems(),
         ]
-        raise_field_errors(self, problems or self._check_pipeline())
+        raise_field_errors(self, problems or self._pipeline_problems())
 
-    def _check_names(self) -> list[Problem]:
-        return [
-            (("task",), f'two learners are called "{name}"; names must differ')
-            for name in _duplicates(self.names)
-        ]
+    def _name_problems(self) -> Iterator[Problem]:
+        for name in _duplicates(self.names):
+            yield ("task",), f'two learners are called "{name}"; names must differ'
 
-    def _check_mix(self) -> list[Problem]:
+    def _mix_problems(self) -> Iterator[Problem]:
         names = list(self.names)
-        problems: list[Problem] = []
         if self.mix is None:
-            is_needed = len(names) > 1 and not (self.pipeline is not None and self.pipeline.merges_learners)
-            return [(("mix",), f"missing; it must define how {names} are mixed")] if is_needed else []
+            if len(names) > 1 and not (self.pipeline is not None and self.pipeline.merges_learners):
+                yield ("mix",), f"missing; it must define how {names} are mixed"
+            return
         if len(names) == 1 and self.mix.exchange is not None:
-            problems.append((("mix", "exchange"), "an exchange needs at least two learners; there is one"))
+            yield ("mix", "exchange"), "an exchange needs at least two learners; there is one"
         if len(names) > 1 and self.mix.shares is None and self.mix.rule.uses_shares:
-            problems.append((("mix", "shares"), f"missing; it must give the share of each of {names}"))
+            yield ("mix", "shares"), f"missing; it must give the share of each of {names}"
         if self.mix.shares is not None and (problem := self.mix.shares.find_problem(names)):
-            problems.append((("mix", "shares", problem[0]), problem[1]))
-        return problems
+            yield ("mix", "shares", problem[0]), problem[1]
 
-    def _check_time_order(self) -> list[Problem]:
-        """Find schedules whose times, some in epochs and some as shares of the run, are out of order."""
+    def _time_order_problems(self) -> Iterator[Problem]:
+        """Yield schedules whose times, some in epochs and some as shares of the run, are out of order."""
         schedules: list[tuple[FieldPath, Schedule]] = [
             (("task", i, "lr"), task.lr) for i, task in enumerate(self.tasks)
         ]
         if self.mix is not None and self.mix.shares is not None:
             schedules.append((("mix", "shares", "curve"), self.mix.shares.curve))
-        messages = [(path, order_problem(pairwise(s.knot_times()), self.epochs)) for path, s in schedules]
-        return [
-            (path, f"{message}, of {self.epochs} epochs") for path, message in messages if message is not None
-        ]
+        for path, schedule in schedules:
+            if message := order_problem(pairwise(schedule.knot_times()), self.epochs):
+                yield path, f"{message}, of {self.epochs} epochs"
 
-    def _check_extra_share(self) -> list[Problem]:
-        if self.extra is None:
-            return []
-        count = self.extra.num_in_batch(self.batch_size)
-        if 0 < count < self.batch_size:
-            return []
-        message = f"gives {count} extra images per batch of {self.batch_size}, expected at least one of each"
-        return [(("extra", "share"), f"{message} kind; change the share or batch_size")]
+    def _extra_share_problems(self) -> Iterator[Problem]:
+        count = None if self.extra is None else self.extra.num_in_batch(self.batch_size)
+        if count is not None and not 0 < count < self.batch_size:
+            got = f"gives {count} extra images per batch of {self.batch_size}"
+            message = f"{got}, expected at least one of each kind; change the share or batch_size"
+            yield ("extra", "share"), message
 
-    def _check_task_timing(self) -> list[Problem]:
-        """Find what a method needs and a run of this length, or with this optimiser, cannot give."""
-        return [
-            (("task", i, *path), message)
-            for i, task in enumerate(self.tasks)
-            for path, message in task.problems(self.epochs)
-        ]
-
-    def _check_init(self) -> list[Problem]:
-        """Find updates that need the weights of earlier runs, and objectives that need extra images, which
-        the recipe does not provide."""
-        problems: list[Problem] = []
+    def _task_problems(self) -> Iterator[Problem]:
+        """Yield what methods need and the recipe does not give: epochs, earlier runs, or extra images."""
         num_runs = len(self.init.sources(Path()))
         has_extra = self.extra is not None or (self.pipeline is not None and self.pipeline.provides_extra)
         for i, task in enumerate(self.tasks):
+            for path, message in task.problems(self.epochs):
+                yield ("task", i, *path), message
             needed = task.update.num_init_runs
             if needed is not None and needed != num_runs and self.pipeline is None:
-                message = f"starts from {num_runs} runs; the update of {task.name} needs {needed}"
-                problems.append((("init",), message))
-            problem = None if has_extra else task.objective.problem_without_extra()
-            if problem is not None:
-                problems.append((("task", i, "objective", problem[0]), problem[1]))
-        return problems
+                yield ("init",), f"starts from {num_runs} runs; the update of {task.name} needs {needed}"
+            if not has_extra and (problem := task.objective.problem_without_extra()):
+                yield ("task", i, "objective", problem[0]), problem[1]
 
-    def _check_pipeline(self) -> list[Problem]:
-        """Find what is wrong with the stages of a pipeline, in a recipe that is otherwise correct."""
+    def _pipeline_problems(self) -> list[Problem]:
+        """Return what is wrong with the stages of a pipeline, in a recipe that is otherwise correct."""
         if self.pipeline is None:
             return []
-        problems = self.pipeline.problems(self.tasks, self.mix, self.validation, self.extra)
-        names = [
-            *(stage.name for stage in self.pipeline.stages()),
-            *self.pipeline.final_stage_names(self.tasks),
-        ]
-        for name in _duplicates(names):
+        problems = self.pipeline.problems(self.tasks, self.mix, self.validation, self.extra is not None)
+        stages = self.pipeline.stage_overrides(self.tasks, self.epochs, self.validation)
+        for name in _duplicates([name for name, _ in stages]):
             problems.append((("pipeline",), f'two stages are called "{name}"; names must differ'))
-        for name in () if problems else self.stage_overrides():
+        for name, overrides in [] if problems else stages:
             try:
-                self.stage_recipe(name)
+                self._override(name, overrides)
             except ValidationError as error:
                 problems += [(("pipeline", name, *item["loc"]), str(item["msg"])) for item in error.errors()]
         return problems
 
-    def stage_overrides(self) -> dict[str, dict[str, Any]]:
-        """Return the stages of a pipeline by name, each with the fields in which it differs from the recipe.
-
-        A plain recipe is its only stage, named "".
-        """
-        if self.pipeline is None:
-            return {"": {}}
-        return self.pipeline.stage_overrides(self.tasks, self.epochs, self.validation)
+    def _override(self, name: str, overrides: Table) -> Recipe:
+        return replace(self, **{"pipeline": None, "name": f"{self.name}, {name}".strip(" ,"), **overrides})
 
     def stage_recipe(self, name: str) -> Recipe:
         """Return one stage of a pipeline as a plain recipe."""
-        full_name = f"{self.name}, {name}".strip(" ,")
-        return replace(self, **{"pipeline": None, "name": full_name, **self.stage_overrides()[name]})
+        return self.stage_recipes()[name]
 
     def stage_recipes(self) -> dict[str, Recipe]:
-        """Return every stage of a pipeline by name, in order; a plain recipe is its only one."""
+        """Return every stage of a pipeline by name, in order; a plain recipe is its only one, named ""."""
         if self.pipeline is None:
             return {"": self}
-        return {name: self.stage_recipe(name) for name in self.stage_overrides()}
+        stages = self.pipeline.stage_overrides(self.tasks, self.epochs, self.validation)
+        return {name: self._override(name, overrides) for name, overrides in stages}
 
     def passes(self) -> Passes:
         """Return an upper bound on the passes of one step of all learners; of a pipeline's last stage."""

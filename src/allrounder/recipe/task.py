@@ -56,9 +56,8 @@ class Task:
 
     def problems(self, epochs: int) -> list[tuple[tuple[str, str], str]]:
         """Return the fields of the objective or update that cannot work in a run of `epochs`, and why."""
-        of_objective = self.objective.problems(epochs)
-        of_update = self.update.problems(self.objective, self.optimizer, epochs)
-        return [
-            *((("objective", field), message) for field, message in of_objective),
-            *((("update", field), message) for field, message in of_update),
-        ]
+        sources = {
+            "objective": self.objective.problems(epochs),
+            "update": self.update.problems(self.objective, self.optimizer, epochs),
+        }
+        return [((key, field), text) for key, problems in sources.items() for field, text in problems]

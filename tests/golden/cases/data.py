@@ -40,7 +40,7 @@ AUGMENTATIONS: dict[str, dict[str, object]] = {
     "crop": {"kind": "crop-flip", "pad": 2, "flip": False},
     "resized-crop": {"kind": "resized-crop"},
     "cutout": {"kind": "cutout", "size": 5},
-    "colour-jitter": {"kind": "colour-jitter", "hue": 0.1},
+    "colour-jitter": {"kind": "color-jitter", "hue": 0.1},
     "mixup": {"kind": "mixup", "alpha": 0.7, "chance": 0.8},
     "cutmix": {"kind": "cutmix", "chance": 0.8},
     "chain": {

@@ -72,7 +72,7 @@ EXTRA = "extra={ data = { kind = 'embedded' }, share = 0.3 }"
 OPTIONS: dict[str, tuple[str, ...]] = {
     "optimizers": (ADAM, ADAMW, NESTEROV),
     "recalibrate": ("mix.buffers='recalibrate'", ADAM),
-    "resets": (AVERAGE, RESETS, "mix.decay={ kind = 'ramp' }"),
+    "resets": (AVERAGE, RESETS, "mix.decay={ kind = 'warmup' }"),
     "every-step": (AVERAGE, EVERY_STEP, "pace='epoch'", "mix.decay=0.9"),
     "streams": ("task.linf.augment_stream='own'", "task.l2.label_smoothing=0.1", "seed=3"),
     "mixup": ("task.linf.augment={ kind = 'mixup' }", "task.l2.augment={ kind = 'cutmix' }"),
@@ -83,9 +83,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "updates": (
         "task.linf.update={ kind = 'awp', start = 1 }",
-        "task.l2.update={ kind = 'reconstructed', start = 1 }",
+        "task.l2.update={ kind = 'agr', start = 1 }",
     ),
-    "guard": ("task.linf.update={ kind = 'guarded', fall = 0.01 }", "task.linf.lr=0.5", AVERAGE),
+    "guard": ("task.linf.update={ kind = 'overfit-guard', fall = 0.01 }", "task.linf.lr=0.5", AVERAGE),
     "network": ("model={ kind = 'wrn', width = 8, depth = 10, widen = 1 }", "epochs=1"),
 }
 """Fields that few shipped recipes use, on the triple Generalist."""

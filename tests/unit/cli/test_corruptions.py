@@ -85,24 +85,24 @@ def test_tables_of_corruptions_can_be_asked_for(ask: Ask):
     answer = ask(*few, "--table", "corruptions")
     assert answer.code == 0, answer.err
     assert "| severity 1 |" in answer.out and "| fog |" in answer.out
-    sheet = list(csv.reader(io.StringIO(ask(*few, "--table", "corruptions-csv").out)))
-    assert sheet[0][1:6] == ["fog"] * 5 and sheet[1][1:6] == list("12345")
+    table = list(csv.reader(io.StringIO(ask(*few, "--table", "corruptions-csv").out)))
+    assert table[0][1:6] == ["fog"] * 5 and table[1][1:6] == list("12345")
     nothing = ask(*few, "--table", "perturbations")
     assert nothing.code == 1 and "has no perturbations" in flat(nothing.err)
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (("--ood", "frog@c"), 2, 'did you mean "fog"'),
         (("--ood", "q"), 2, "expected c, c:5, p"),
         (("--ood", "c", "--ood-data", "nowhere"), 1, "nowhere: no set found"),
     ],
 )
-def test_what_cannot_be_done_is_one_message(ask: Ask, options: tuple[str, ...], code: int, said: str):
+def test_an_invalid_request_prints_one_message(ask: Ask, options: tuple[str, ...], code: int, message: str):
     answer = ask(*options, "--force", "--workers", "1")
     assert answer.code == code
-    assert said in flat(answer.err) and "Traceback" not in answer.err
+    assert message in flat(answer.err) and "Traceback" not in answer.err
 
 
 def test_a_set_is_made_where_eval_finds_it(make: Command, files: dict[str, Path], cache: Path, ask: Ask):
@@ -151,7 +151,7 @@ def test_every_option_is_explained(make: Command):
         assert "--out" in answer.out and "--seed" in answer.out
 
 
-def test_the_command_is_told_in_the_help(allrounder: Command):
+def test_the_help_names_the_command(allrounder: Command):
     answer = allrounder("eval", "--help")
     assert "--ood" in answer.out and "--ood-data" in answer.out
     assert sys.argv[0] == "allrounder"

@@ -91,7 +91,7 @@ def test_an_archive_is_fetched_and_unpacked(allrounder: Command, server: Server,
     assert again.code == 0 and "already there, unpacked" in again.out and len(server.requests) == 1
 
 
-def test_a_failed_download_says_what_to_put_where_for_every_file_that_is_left(
+def test_a_failed_download_prints_instructions_for_every_missing_file(
     allrounder: Command, server: Server, cache: Path
 ):
     server.behaviors = {IDX_FILES[1]: "missing"}
@@ -107,7 +107,7 @@ def test_a_failed_download_says_what_to_put_where_for_every_file_that_is_left(
 
 
 @pytest.mark.parametrize("verb", ["get", "check"])
-def test_an_unknown_name_is_told_with_the_nearest(allrounder: Command, cache: Path, verb: str):
+def test_an_unknown_name_is_refused_with_the_nearest(allrounder: Command, cache: Path, verb: str):
     answer = allrounder("data", verb, "cifar11")
     assert answer.code == 1 and 'did you mean "cifar10"?' in flat(answer.err)
     assert "no such dataset (known: " in flat(answer.err) and not cache.exists()
@@ -128,12 +128,12 @@ def test_a_changed_file_is_found(allrounder: Command, cache: Path):
     assert f"{IDX_FILES[3]}: is a web page" in answer.err and "begins with 3c68746d" in answer.err
 
 
-def test_what_is_not_there_is_told_with_the_command_that_gets_it(allrounder: Command, cache: Path):
+def test_missing_data_is_reported_with_the_command_that_downloads_it(allrounder: Command, cache: Path):
     for name, file in (("cifar10", "cifar-10-binary.tar.gz"), ("cifar10-c", "CIFAR-10-C.tar")):
         answer = allrounder("data", "check", name)
         assert answer.code == 1
-        said = f"{cache / name}: has no {file}; put it there, or get it with: allrounder data get {name}"
-        assert said in flat(answer.err)
+        message = f"{cache / name}: has no {file}; put it there, or get it with: allrounder data get {name}"
+        assert message in flat(answer.err)
 
 
 def test_embedded_data_files_and_folders_are_checked_too(allrounder: Command, cache: Path, tmp_path: Path):
@@ -147,18 +147,18 @@ def test_embedded_data_files_and_folders_are_checked_too(allrounder: Command, ca
     alone = allrounder("data", "check", str(tmp_path / "test.npz"))
     assert alone.code == 0 and "test test: 20 images" in alone.out and "train" not in alone.out
     (tmp_path / "own.npz").write_bytes(b"PK")
-    broken = allrounder("data", "check", str(tmp_path / "own.npz"))
-    assert broken.code == 1 and "not an .npz file, or one cut short" in flat(broken.err)
+    damaged = allrounder("data", "check", str(tmp_path / "own.npz"))
+    assert damaged.code == 1 and "not an .npz file, or one cut short" in flat(damaged.err)
     for name, raw in formats.cifar10_binary(*COLOUR).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(raw)
     folder = allrounder("data", "check", str(tmp_path / "cifar-10-batches-bin"))
     assert folder.code == 1 and "cifar10 train: 40 images 3x32x32, 10 classes" in folder.out
-    for said in (
+    for message in (
         "has 40 training images, the published set 50000",
         "has 20 test images, the published set 10000",
     ):
-        assert f"error: cifar10: {said}" in flat(folder.err)
+        assert f"error: cifar10: {message}" in flat(folder.err)
     (tmp_path / "empty").mkdir()
     empty = allrounder("data", "check", str(tmp_path / "empty"))
     assert empty.code == 1 and "empty: has no folders, expected one for each class" in flat(empty.err)
@@ -178,7 +178,7 @@ def test_a_folder_is_recognised_by_checksums_first(
     assert answer.code == 0 and "fashion-mnist train: 40 images" in answer.out
 
 
-def test_where_says_what_is_there(allrounder: Command, server: Server, cache: Path):
+def test_where_lists_the_content_of_the_cache(allrounder: Command, server: Server, cache: Path):
     empty = allrounder("data", "where")
     assert empty.code == 0 and f"cache: {cache} (set by ALLROUNDER_DATA)" in empty.out
     assert (
@@ -196,7 +196,7 @@ def test_where_says_what_is_there(allrounder: Command, server: Server, cache: Pa
     assert (
         "4 files, " in lines["mnist"] and "complete" in lines["mnist"] and "incomplete" not in lines["mnist"]
     )
-    assert "1 files, 0.0 MB" in lines["svhn"] and "unfinished" in lines["svhn"]
+    assert "1 files, 20 kB" in lines["svhn"] and "unfinished" in lines["svhn"]
     assert "1 files, 5 bytes" in lines["faces"] and "not a known dataset" in lines["faces"]
     assert "cifar10" not in lines and "downloads: fashion-mnist, cifar10, " in answer.out
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from allrounder.cli import evaluation
+from allrounder.cli import run_evaluate
 from allrounder.evaluation.probes import SUITES, Probe
 from allrounder.evaluation.store import RESULTS_FOLDER
 from allrounder.recipe.recipe import Recipe
@@ -68,12 +68,12 @@ def ask(allrounder: Command, files: dict[str, Path], monkeypatch: pytest.MonkeyP
 
 
 def lines(folder: Path) -> dict[str, float]:
-    """Every page with the time it was written."""
+    """Every file with the time it was written."""
     return {str(path): path.stat().st_mtime_ns for path in (folder / RESULTS_FOLDER).rglob("*.safetensors")}
 
 
 def shown(answer: Answer) -> list[str]:
-    """What was printed, without what tells of progress."""
+    """What was printed, without progress."""
     return answer.out[answer.out.index("\u250f") :].splitlines()
 
 
@@ -81,15 +81,15 @@ def test_a_run_is_evaluated_under_its_threats_into_its_own_folder(allrounder: Co
     first = allrounder("eval", str(run), *PGD)
     assert first.code == 0, first.err
     folder = run / "eval" / "best"
-    found = Outcome.load(folder / OUTCOME_FILE)
-    assert list(found.predicted) == ["natural", "pgd-2@Linf:0.1", "pgd-2@L2:1.5"]
-    assert found.facts["recipe"] == Run(run).recipe.fingerprint()
-    assert (found.facts["weights"], found.facts["selected_on"]) == ("best", "validation")
-    assert (found.facts["budget"], found.facts["images"], found.facts["threads"]) == ("standard", 6, 1)
-    for attack, threat in found.columns():
-        assert format_percent(found.accuracy(attack, threat)) in first.out
-    told = ("embedded/nt: 6 images of 6", "pgd-2@L2:1.5: ", "Weights 'best' selected on", "pgd-2 worst")
-    assert all(text in first.out for text in told)
+    outcome = Outcome.load(folder / OUTCOME_FILE)
+    assert list(outcome.predicted) == ["natural", "pgd-2@Linf:0.1", "pgd-2@L2:1.5"]
+    assert outcome.facts["recipe"] == Run(run).recipe.fingerprint()
+    assert (outcome.facts["weights"], outcome.facts["selected_on"]) == ("best", "validation")
+    assert (outcome.facts["budget"], outcome.facts["images"], outcome.facts["threads"]) == ("standard", 6, 1)
+    for attack, threat in outcome.columns():
+        assert format_percent(outcome.accuracy(attack, threat)) in first.out
+    expected = ("embedded/nt: 6 images of 6", "pgd-2@L2:1.5: ", "Weights 'best' selected on", "pgd-2 worst")
+    assert all(text in first.out for text in expected)
     assert first.out.rstrip().replace("\n", "").endswith(f"results: {folder}/")
     assert "| model |" in (folder / "table.md").read_text(encoding="utf-8")
     before, whole = lines(folder), (folder / OUTCOME_FILE).read_bytes()
@@ -108,10 +108,10 @@ def test_threats_attacks_and_images_may_be_chosen_for_a_run(allrounder: Command,
         "eval", str(run), "--out", str(tmp_path / "eval"), *options, "--n", "3", "--seed", "5"
     )
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
+    outcome = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
     names = [f"{attack}@{threat}" for attack in ("pgd-1", "cw-1") for threat in ("L1:2", "Linf:8/255")]
-    assert list(found.predicted) == ["natural", *names]
-    assert (len(found), found.facts["seed"], found.facts["budget"]) == (3, 5, "3 images")
+    assert list(outcome.predicted) == ["natural", *names]
+    assert (len(outcome), outcome.facts["seed"], outcome.facts["budget"]) == (3, 5, "3 images")
     other = allrounder("eval", str(run), "--out", str(tmp_path / "eval"), *options, "--seed", "6")
     assert other.code == 1
     assert "holds an evaluation with seed = 5, this one has 6" in flat(other.err)
@@ -121,21 +121,24 @@ def test_threats_attacks_and_images_may_be_chosen_for_a_run(allrounder: Command,
 def test_a_suite_gives_the_columns_of_a_table(ask: Ask, tmp_path: Path):
     answer = ask(*LINF, "--suite", "papers-plus", "--attack", "cw-1", "--n", "12", "--out", str(tmp_path))
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / OUTCOME_FILE)
-    assert list(found.predicted) == ["natural", *(f"{a}@Linf:0.05" for a in (*SUITES["papers-plus"], "cw-1"))]
+    outcome = Outcome.load(tmp_path / OUTCOME_FILE)
+    assert list(outcome.predicted) == [
+        "natural",
+        *(f"{a}@Linf:0.05" for a in (*SUITES["papers-plus"], "cw-1")),
+    ]
     after = ", ".join(f"{format_percent(share)} after {stage}" for stage, share in zip(
-        ("apgd-ce", "apgd-t", "fab-t", "square"), found.accuracy_by_stage("aa@Linf:0.05"), strict=True
+        ("apgd-ce", "apgd-t", "fab-t", "square"), outcome.accuracy_by_stage("aa@Linf:0.05"), strict=True
     ))  # fmt: skip
     assert f"aa@Linf:0.05: {after}" in answer.out.replace("\n", "")
     default = ask(*LINF, "--n", "12", "--out", str(tmp_path))
     assert default.code == 0 and "aa@Linf:0.05" in default.out and "pgd-20" not in default.out
     assert "also hold 2 probes of earlier calls" in flat(default.out)
-    assert Outcome.load(tmp_path / OUTCOME_FILE).predicted.keys() == found.predicted.keys()
+    assert Outcome.load(tmp_path / OUTCOME_FILE).predicted.keys() == outcome.predicted.keys()
     assert "pgd-20@Linf:0.05" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--suite", "paper-plus"), "unknown suite 'paper-plus' .* did you mean \"papers-plus\""),
         (("--attack", "pdg-20"), "unknown attack 'pdg-20' .* did you mean \"pgd\""),
@@ -154,10 +157,10 @@ def test_a_suite_gives_the_columns_of_a_table(ask: Ask, tmp_path: Path):
         (("--steps", "3"), "No such option"),
     ],
 )
-def test_mistakes_of_usage_are_found_before_anything_is_done(ask: Ask, words: tuple[str, ...], said: str):
+def test_mistakes_of_usage_are_found_before_anything_is_done(ask: Ask, words: tuple[str, ...], message: str):
     answer = ask(*LINF, *PGD, *words)
     assert answer.code == 2 and answer.out == ""
-    assert re.search(said, flat(answer.err)), flat(answer.err)
+    assert re.search(message, flat(answer.err)), flat(answer.err)
 
 
 def test_somebodys_network_has_no_threats(ask: Ask):
@@ -171,23 +174,23 @@ def test_tables_have_styles(ask: Ask, style: str, tmp_path: Path):
     out = ("--out", str(tmp_path / "eval"))
     answer = ask(*LINF, *PGD, *out, "--table", style, "--quiet")
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
+    outcome = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
     name = "tests.support.networks:tiny weights.safetensors"
     if style != "json":  # its facts come back in another order
-        assert answer.out.strip() == found.table(style, {"name": name}).strip()
+        assert answer.out.strip() == outcome.table(style, {"name": name}).strip()
     match style:
         case "csv":
             (row,) = csv.DictReader(io.StringIO(answer.out.strip()))
-            assert float(row["pgd-2@Linf:0.05"]) == found.accuracy("pgd-2")
+            assert float(row["pgd-2@Linf:0.05"]) == outcome.accuracy("pgd-2")
         case "json":
-            assert json.loads(answer.out) == json.loads(found.table(style, {"name": name}))
+            assert json.loads(answer.out) == json.loads(outcome.table(style, {"name": name}))
         case _:
-            assert format_percent(found.accuracy("pgd-2")) in answer.out
+            assert format_percent(outcome.accuracy("pgd-2")) in answer.out
     loud = ask(*LINF, *PGD, *out, "--table", style)
     assert answer.out.strip() in loud.out and "results: " in loud.out and "results: " not in answer.out
 
 
-def test_what_robustbench_wants_to_know_is_told(ask: Ask, tmp_path: Path):
+def test_the_robustbench_style_requires_its_fields(ask: Ask, tmp_path: Path):
     answer = ask(*LINF, *PGD, "--table", "robustbench", "--out", str(tmp_path))
     assert answer.code == 1 and "Traceback" not in answer.err
     assert "robustbench: got no aa" in flat(answer.err) and "in Python, Outcome.load" in flat(answer.err)
@@ -195,7 +198,7 @@ def test_what_robustbench_wants_to_know_is_told(ask: Ask, tmp_path: Path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_evaluation_says_that_it_can_go_on(ask: Ask, number: signal.Signals, tmp_path: Path):
+def test_an_interrupted_evaluation_prints_how_to_resume(ask: Ask, number: signal.Signals, tmp_path: Path):
     out = ("--out", str(tmp_path / "eval"))
     with struck(
         Point("allrounder.evaluation.runner:ResultWriter.write"), lambda: os.kill(os.getpid(), number)
@@ -217,16 +220,16 @@ def test_a_folder_that_is_no_evaluation_is_left_alone(ask: Ask, tmp_path: Path):
 
 def test_processes_are_started_where_they_pay(monkeypatch: pytest.MonkeyPatch):
     def cores(number: int) -> None:
-        monkeypatch.setattr(evaluation.os, "sched_getaffinity", lambda who: set(range(number)))
+        monkeypatch.setattr(run_evaluate.os, "sched_getaffinity", lambda who: set(range(number)))
 
     pgd, square = (tuple([Probe.parse(f"{name}@Linf:0.1")]) for name in ("pgd-2", "square"))
     cores(8)
-    assert evaluation.default_workers(trained_network(), pgd, 1000) == 1
-    assert [evaluation.default_workers(trained_network(), square, n) for n in (3, 31, 32, 1000)] == [
+    assert run_evaluate.default_processes(trained_network(), pgd, 1000) == 1
+    assert [run_evaluate.default_processes(trained_network(), square, n) for n in (3, 31, 32, 1000)] == [
         1,
         1,
         2,
         8,
     ]
     cores(1)
-    assert evaluation.default_workers(trained_network(), square, 1000) == 1
+    assert run_evaluate.default_processes(trained_network(), square, 1000) == 1

@@ -101,18 +101,8 @@ OPTIONS = {
     "compare": {"--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
     "table": {"--out", "--style"},
     "eval": {
-        *(
-            "--suite",
-            "--threat",
-            "--attack",
-            "--budget",
-            "--n",
-            "--seed",
-            "--batch-size",
-            "--workers",
-            "--out",
-        ),
-        *("--which", "--model", "--weights", "--weights-key", "--data"),
+        *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--batch-size", "--workers"),
+        *("--out", "--which", "--model", "--weights", "--weights-key", "--data"),
         *("--save-examples", "--force", "--table", "--quiet", "-q", "--ood", "--ood-data"),
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data"},
@@ -131,12 +121,12 @@ FROZEN = (
 
 def commands() -> dict[str, Any]:
     root: Any = typer.main.get_command(cli.app)
-    found = {"": root, **root.commands}
+    top_level = {"": root, **root.commands}
     groups = {
-        name: command.commands for name, command in found.items() if name and hasattr(command, "commands")
+        name: command.commands for name, command in top_level.items() if name and hasattr(command, "commands")
     }
     within = {f"{group} {name}": verb for group, verbs in groups.items() for name, verb in verbs.items()}
-    return {**found, **within}
+    return {**top_level, **within}
 
 
 def options(command: Any) -> set[str]:
@@ -158,13 +148,13 @@ def test_every_command_explains_all_its_options(allrounder: Command):
         assert all((getattr(p, "help", "") or "").strip() for p in command.params)
 
 
-def test_no_command_is_a_question_for_help(allrounder: Command):
+def test_no_command_prints_the_help(allrounder: Command):
     answer = allrounder()
     assert answer.code == 2
     assert "Usage: allrounder" in answer.out + answer.err
 
 
-def test_the_version_names_what_numbers_depend_on(allrounder: Command):
+def test_the_version_includes_that_of_torch(allrounder: Command):
     answer = allrounder("--version")
     assert answer.code == 0
     assert answer.out.startswith("allrounder 0.") and torch.__version__ in answer.out
@@ -189,7 +179,7 @@ def test_objectives_are_listed_with_reference_norms_and_passes(allrounder: Comma
     assert "(Madry et al., 2018; Linf L2 L1; 11/11 forward/backward passes)" in listed
 
 
-def test_recipes_are_listed_with_what_they_are_about(allrounder: Command):
+def test_recipes_are_listed_with_their_descriptions(allrounder: Command):
     answer = allrounder("list", "recipes")
     assert answer.code == 0
     rows = [row for row in answer.out.splitlines() if row.startswith("  ") and row[2] != " "]
@@ -238,7 +228,7 @@ def test_show_prints_the_files_of_a_recipe(allrounder: Command, tmp_path: Path):
     )
 
 
-def test_show_prints_advice_as_comments(allrounder: Command):
+def test_show_prints_warnings_as_comments(allrounder: Command):
     late = ("--set", "mix.exchange={ start = 300, every = 1 }")
     answer = allrounder("show", "embedded/generalist-t", *late)
     assert "# note: no exchange ever happens: it starts at 300, every 1, of " in answer.out
@@ -248,7 +238,7 @@ def test_show_prints_advice_as_comments(allrounder: Command):
     assert Recipe.loads(answer.out) == Recipe.load("embedded/generalist-t", [early[1], early[3]])
 
 
-def test_show_does_without_data_that_cannot_be_read(allrounder: Command, tmp_path: Path):
+def test_show_works_without_the_data(allrounder: Command, tmp_path: Path):
     missing = f'data={{ kind = "npz", path = "{tmp_path / "no.npz"}" }}'
     answer = allrounder("show", "embedded/nt", "--set", missing)
     assert answer.code == 0
@@ -283,7 +273,7 @@ def test_an_unknown_recipe_is_a_mistake_of_usage_with_the_nearest_name(allrounde
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("epochs=many", "epochs: expected a whole number, got 'many'"),
         ("task.natural.objective.kind=ntural", 'did you mean "natural"?'),
@@ -292,10 +282,10 @@ def test_an_unknown_recipe_is_a_mistake_of_usage_with_the_nearest_name(allrounde
     ],
 )
 @pytest.mark.parametrize("verb", ["train", "show"])
-def test_a_wrong_override_is_a_mistake_of_usage(allrounder: Command, verb: str, text: str, said: str):
+def test_a_wrong_override_is_a_mistake_of_usage(allrounder: Command, verb: str, text: str, message: str):
     answer = allrounder(verb, "embedded/nt", "--set", text)
     assert answer.code == 2
-    assert said in flat(answer.err)
+    assert message in flat(answer.err)
     assert answer.out == ""
 
 
@@ -334,19 +324,19 @@ def test_a_tiny_training_leaves_a_run_folder(allrounder: Command, small: list[st
     assert Run(out).recipe == run.recipe
 
 
-def test_workers_are_processes_that_get_the_same_command(
+def test_workers_are_processes_with_the_same_command(
     allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    asked: list[Any] = []
-    monkeypatch.setattr("allrounder.cli.training.launch_processes", lambda *given: asked.append(given) or 75)
+    calls: list[Any] = []
+    monkeypatch.setattr("allrounder.cli.run_train.launch_processes", lambda *call: calls.append(call) or 75)
     words = ("embedded/nt", "--out", str(tmp_path / "run"), "--set", "epochs=1", "--resume")
     assert allrounder("train", *words, "--workers", "3").code == 75, "the code is passed on"
-    told = ["train", *words[:3], "--threads", str(torch.get_num_threads()), *words[3:]]
-    assert asked == [(told, 3)]
+    expected = ["train", *words[:3], "--threads", str(torch.get_num_threads()), *words[3:]]
+    assert calls == [(expected, 3)]
     assert not (tmp_path / "run").exists(), "all is left to them"
 
 
-def test_a_folder_that_is_no_run_is_left_alone(allrounder: Command, small: list[str], tmp_path: Path):
+def test_a_folder_that_is_not_a_run_stays_unchanged(allrounder: Command, small: list[str], tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     answer = allrounder("train", "embedded/nt", "--out", str(tmp_path / "mine"), *small)
@@ -396,7 +386,7 @@ def test_errors_of_the_user_are_one_message_and_a_code(
     assert answer.out == ""
 
 
-def test_an_error_of_ours_is_not_hidden(allrounder: Command, monkeypatch: pytest.MonkeyPatch):
+def test_an_internal_error_is_not_hidden(allrounder: Command, monkeypatch: pytest.MonkeyPatch):
     def fail(**settings: object) -> None:
         raise ZeroDivisionError("ours")
 
@@ -406,21 +396,21 @@ def test_an_error_of_ours_is_not_hidden(allrounder: Command, monkeypatch: pytest
 
 
 def test_the_demonstration_is_a_study(allrounder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    asked: list[Any] = []
+    arguments: list[Any] = []
     monkeypatch.setattr(
-        "allrounder.cli.studies.run_study", lambda *given, **more: asked.extend([*given, more])
+        "allrounder.cli.run_study.run_study", lambda *values, **more: arguments.extend([*values, more])
     )
     answer = allrounder("demo", "--out", str(tmp_path), "--workers", "3", "--set", "epochs=1")
     assert answer.code == 0, answer.err
-    study, folder, workers, launcher, more = asked
+    study, folder, workers, launcher, more = arguments
     assert (study.sets, folder, workers, launcher) == (("epochs=1",), tmp_path, 3, "local")
     assert study.labels()[0] == "NT" and len(study.trials()) == 6 and more == {"dry": False, "only": None}
 
 
 def test_the_package_runs_as_a_module():
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "allrounder", "show", "nothing"], capture_output=True, text=True, check=False
     )
-    assert found.returncode == 2
-    assert found.stdout == ""
-    assert "no such file, and no shipped recipe" in flat(found.stderr)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert "no such file, and no shipped recipe" in flat(process.stderr)

@@ -54,21 +54,8 @@ print(json.dumps([call(words, settings) for words, settings in json.loads(sys.ar
 """
 Call = tuple[list[str], dict[str, str]]
 VERBS = [
-    *(
-        "train",
-        "list",
-        "show",
-        "plan",
-        "schema",
-        "demo",
-        "eval",
-        "doctor",
-        "sweep",
-        "compare",
-        "table",
-        "data",
-    ),
-    *("data get", "data check", "data where", "data make-c", "data make-p"),
+    *("train", "list", "show", "plan", "schema", "demo", "eval", "doctor", "sweep", "compare", "table"),
+    *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 
 

@@ -43,28 +43,28 @@ def test_a_study_is_run_and_tabled_and_nothing_is_done_twice(allrounder: Command
     assert alone.out.startswith("row,seed,natural")
 
 
-def test_what_would_be_done_is_said_and_not_done(allrounder: Command, file: str, tmp_path: Path):
+def test_a_dry_run_prints_the_trainings_and_runs_none(allrounder: Command, file: str, tmp_path: Path):
     out = tmp_path / "out"
-    told = allrounder("sweep", file, "--out", str(out), "--dry-run", "--launcher", "slurm")
-    assert told.code == 0 and "#SBATCH --array=0-1" in told.out and not out.exists()
+    answer = allrounder("sweep", file, "--out", str(out), "--dry-run", "--launcher", "slurm")
+    assert answer.code == 0 and "#SBATCH --array=0-1" in answer.out and not out.exists()
 
 
 def test_one_training_alone(allrounder: Command, file: str, tmp_path: Path):
     out = tmp_path / "out"
-    told = allrounder("sweep", file, "--out", str(out), "--only", "1", "--workers", "1")
-    assert told.code == 0 and [path.name for path in out.iterdir() if path.is_dir()] == ["fast"]
+    answer = allrounder("sweep", file, "--out", str(out), "--only", "1", "--workers", "1")
+    assert answer.code == 0 and [path.name for path in out.iterdir() if path.is_dir()] == ["fast"]
     assert "MISSING: slow, seed 0" in allrounder("table", str(out)).out
 
 
 def test_recipes_are_compared(allrounder: Command, study: Study, tmp_path: Path):
-    told = allrounder("compare", study.base, "--seeds", "2", "--set", "epochs=1", "--dry-run")
-    assert told.code == 0 and "comparison: 2 trainings" in told.out
+    answer = allrounder("compare", study.base, "--seeds", "2", "--set", "epochs=1", "--dry-run")
+    assert answer.code == 0 and "comparison: 2 trainings" in answer.out
     shipped = allrounder("compare", "embedded/demo", "--seeds", "3", "--set", "epochs=1", "--dry-run")
     assert "embedded/demo: 18 trainings" in shipped.out
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["sweep", "nothing.toml"], 2, "no such file, and no shipped study"),
         (["sweep", "FILE", "--launcher", "moon"], 2, "moon: expected one of local, slurm, ray"),
@@ -81,14 +81,14 @@ def test_recipes_are_compared(allrounder: Command, study: Study, tmp_path: Path)
     ],
 )
 def test_mistakes_are_explained(
-    words: list[str], code: int, said: str, allrounder: Command, file: str, tmp_path: Path
+    words: list[str], code: int, message: str, allrounder: Command, file: str, tmp_path: Path
 ):
     places = {"FILE": file, "OUT": str(tmp_path / "out")}
     answer = allrounder(*(places.get(word, word) for word in words))
-    assert answer.code == code and said in flat(answer.err)
+    assert answer.code == code and message in flat(answer.err)
 
 
-def test_a_table_without_a_finished_training_says_how_to_continue(
+def test_a_table_without_a_finished_training_prints_how_to_continue(
     allrounder: Command, study: Study, tmp_path: Path
 ):
     out = tmp_path / "out"

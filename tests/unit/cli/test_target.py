@@ -1,4 +1,4 @@
-"""What the command line can be asked to examine: runs, and networks, weights and images of others."""
+"""What the command line can examine: runs, and networks, weights and images of others."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def probabilities() -> nn.Module:
 def test_somebodys_weights_may_be_in_a_file_of_either_kind(ask: Ask, weights: str, tmp_path: Path):
     answer = ask(*LINF, *PGD, "--out", str(tmp_path / "eval"), "--save-examples", weights=weights)
     assert answer.code == 0, answer.err
-    found = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
+    outcome = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
     plain = Probe.parse("pgd-2@Linf:0.05")
     expected = evaluate(trained_network(), images(), probes=[plain])
-    assert np.array_equal(found.predicted[str(plain)], expected.predicted[str(plain)])
-    assert found.facts["name"] == f"tests.support.networks:tiny {weights}"
+    assert np.array_equal(outcome.predicted[str(plain)], expected.predicted[str(plain)])
+    assert outcome.facts["name"] == f"tests.support.networks:tiny {weights}"
     assert (tmp_path / "eval" / "examples" / "pgd-2@Linf-0.05.safetensors").is_file()
 
 
@@ -67,7 +67,7 @@ def test_a_file_with_code_in_it_is_refused(ask: Ask):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((), "no network given; give a run folder, or --model NAME --weights FILE --data NAME"),
         (("nowhere",), "nowhere: not a run folder; give a run folder"),
@@ -81,15 +81,15 @@ def test_a_file_with_code_in_it_is_refused(ask: Ask):
     ],
 )
 @pytest.mark.parametrize("verb", ["eval", "doctor"])
-def test_what_cannot_be_examined_is_explained(
-    allrounder: Command, run: Path, verb: str, words: tuple[str, ...], said: str
+def test_an_invalid_target_is_refused_with_a_reason(
+    allrounder: Command, run: Path, verb: str, words: tuple[str, ...], message: str
 ):
     answer = allrounder(verb, *(str(run) if word == "RUN" else word for word in words))
     assert answer.code == 1 and answer.out == "" and "Traceback" not in answer.err
-    assert said in flat(answer.err)
+    assert message in flat(answer.err)
 
 
-def test_the_doctor_says_by_its_code_whether_an_evaluation_would_mean_something(
+def test_the_exit_code_of_the_doctor_is_1_if_it_finds_a_fault(
     ask: Ask, allrounder: Command, run: Path, files: dict[str, Path]
 ):
     well = ask(verb="doctor")
@@ -124,8 +124,8 @@ def test_workers_find_a_factory_in_the_current_folder(files: dict[str, Path], tm
     settings: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(root)}}
     for workers in ("1", "2"):
         out = ("--workers", workers, "--out", workers)
-        found = subprocess.run(
+        process = subprocess.run(
             [script, *words, *out], capture_output=True, text=True, check=False, **settings
         )
-        assert found.returncode == 0, found.stderr
+        assert process.returncode == 0, process.stderr
     assert (tmp_path / "1" / OUTCOME_FILE).read_bytes() == (tmp_path / "2" / OUTCOME_FILE).read_bytes()

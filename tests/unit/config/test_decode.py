@@ -104,7 +104,7 @@ def test_a_whole_table_is_decoded():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "worker.ann.tool.teteh=1",
@@ -114,10 +114,7 @@ def test_a_whole_table_is_decoded():
             "worker.bob.tool.tools.1.tools.0.dull=1",
             "worker.bob.tool.tools.1.tools.0.dull: unknown key (Saw has: teeth, sharp)",
         ),
-        (
-            "worker.ann.salary=1",
-            "worker.ann.salary: unknown key (Worker has: name, tool, wage, day, pair)",
-        ),
+        ("worker.ann.salary=1", "worker.ann.salary: unknown key (Worker has: name, tool, wage, day, pair)"),
         ("opnes=1", 'opnes: unknown key (Firm has: worker, opens, boss); did you mean "opens"?'),
         ("worker.ann.tool.teeth=five", "worker.ann.tool.teeth: expected a whole number, got 'five'"),
         ("worker.ann.tool.teeth=true", "worker.ann.tool.teeth: expected a whole number, got True"),
@@ -143,17 +140,17 @@ def test_a_whole_table_is_decoded():
         ("worker.ann.tool=saw", "worker.ann.tool: expected a table with a kind (saw, bag), got 'saw'"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_what_was_got_and_what_is_expected(text: str, said: str):
-    assert said in complaints(text)
+def test_a_mistake_is_reported_with_its_path_value_and_expectation(text: str, message: str):
+    assert message in complaints(text)
 
 
 def test_a_mistake_between_fields_of_the_outermost_table_has_no_place():
     assert complaints('boss={name="ann", tool={kind="saw", teeth=5}}') == ["the boss works"]
 
 
-def test_all_mistakes_are_told_at_once():
-    said = complaints("opnes=1", "opens=-1", "worker.bob.wage=7", "worker.ann.tool.teteh=1", "boss=1")
-    assert [line.split(":")[0] for line in said] == [
+def test_all_mistakes_are_reported_together():
+    lines = complaints("opnes=1", "opens=-1", "worker.bob.wage=7", "worker.ann.tool.teteh=1", "boss=1")
+    assert [line.split(":")[0] for line in lines] == [
         "worker.ann.tool.teteh",
         "worker.bob.wage",
         "opens",
@@ -170,7 +167,7 @@ def test_a_list_whose_members_are_all_wrong_is_not_called_empty():
 
 
 @pytest.mark.parametrize(
-    ("text", "path", "found"),
+    ("text", "path", "value"),
     [
         ("opens=3", ("opens",), 3),
         ("opens = 3 ", ("opens",), 3),
@@ -194,12 +191,12 @@ def test_a_list_whose_members_are_all_wrong_is_not_called_empty():
         ("worker.ann.name=cid", ("worker", 0, "name"), "cid"),
     ],
 )
-def test_an_override_reaches_its_place(text: str, path: tuple[str | int, ...], found: object):
+def test_an_override_reaches_its_place(text: str, path: tuple[str | int, ...], value: object):
     place: Any = after(text)
     for part in path:
         place = place[part]
-    assert place == found
-    assert type(place) is type(found)
+    assert place == value
+    assert type(place) is type(value)
 
 
 def test_an_override_changes_nothing_else():
@@ -209,7 +206,7 @@ def test_an_override_changes_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("opens", "--set opens: expected a.b=value, such as"),
         ("=3", "--set =3: expected a.b=value"),
@@ -233,11 +230,11 @@ def test_an_override_changes_nothing_else():
         ("opens=3\n[boss]", "several lines"),
     ],
 )
-def test_a_malformed_override_is_refused(text: str, said: str | None):
-    if said is None:
+def test_a_malformed_override_is_refused(text: str, message: str | None):
+    if message is None:
         assert complaints(text)  # the table it would make is no wage
         return
-    with pytest.raises(RecipeError, match=re.escape(said)):
+    with pytest.raises(RecipeError, match=re.escape(message)):
         after(text)
 
 
@@ -308,11 +305,11 @@ def schema() -> Table:
 
 def _nodes(node: Any) -> list[Table]:
     if isinstance(node, list):
-        return [found for item in cast(list[Any], node) for found in _nodes(item)]
+        return [inner for item in cast(list[Any], node) for inner in _nodes(item)]
     if not isinstance(node, dict):
         return []
     table = cast(Table, node)
-    return [table, *(found for item in table.values() for found in _nodes(item))]
+    return [table, *(inner for item in table.values() for inner in _nodes(item))]
 
 
 def test_every_reference_of_the_schema_resolves_and_every_definition_is_used(schema: Table):
@@ -341,9 +338,9 @@ def test_the_schema_enumerates_kinds_with_their_fields(schema: Table):
     assert pgd["properties"]["step"]["description"].startswith("Length of a step")
 
 
-def test_classes_of_one_kind_have_definitions_of_their_own(schema: Table):
-    given = [entry for name, entry in schema["$defs"].items() if name.endswith(".given")]
-    assert len({entry["description"] for entry in given}) == 2
+def test_classes_of_one_kind_have_separate_definitions(schema: Table):
+    entries = [entry for name, entry in schema["$defs"].items() if name.endswith(".python")]
+    assert len({entry["description"] for entry in entries}) == 2
 
 
 def test_the_schema_holds_no_marker_and_no_default(schema: Table):

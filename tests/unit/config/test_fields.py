@@ -201,7 +201,7 @@ def test_nothing_is_written_as_false_where_it_is_allowed(nothing: object):
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         ({"kind": "bxo"}, r'has unknown kind "bxo" \(known: dot, box\); did you mean "box"\?'),
         ({"kind": 3}, r'has unknown kind "3" \(known: dot, box\)'),
@@ -213,8 +213,8 @@ def test_nothing_is_written_as_false_where_it_is_allowed(nothing: object):
         ({"kind": "box", "inner": {"kind": "dot", "vlaue": 1}}, "shape.inner.vlaue"),
     ],
 )
-def test_a_wrong_kind_is_refused_with_what_is_known(raw: object, said: str):
-    with pytest.raises(ValidationError, match=said):
+def test_an_unknown_kind_is_refused_with_the_known_ones(raw: object, message: str):
+    with pytest.raises(ValidationError, match=message):
         read(Holder, shape=raw)
 
 
@@ -253,15 +253,15 @@ def test_fractions_are_read_exactly(raw: object, exact: Fraction):
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         ("8/0", "'8/0' divides by zero"),
         *[(raw, "expected a number or a fraction such as 8/255") for raw in ("", "x", "8/", "1/2/3", "nan")],
         *[(raw, "expected a number or a fraction such as 8/255") for raw in (True, None, [1], float("inf"))],
     ],
 )
-def test_what_is_no_fraction_is_refused(raw: object, said: str):
-    with pytest.raises(ValueError, match=said):
+def test_an_invalid_fraction_is_refused(raw: object, message: str):
+    with pytest.raises(ValueError, match=message):
         parse_fraction(raw)
 
 

@@ -36,7 +36,7 @@ def test_whole_epochs_and_shares_of_the_run_become_whole_steps():
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", -0.5, "101%", "1/0", True, None, "%", float("nan"), [1]])
-def test_what_is_no_time_is_refused(text: object):
+def test_an_invalid_time_is_refused(text: object):
     with pytest.raises(ValueError, match="expected a time"):
         Time.parse(text)
 
@@ -72,7 +72,7 @@ def test_steps_hold_from_their_time_on():
     assert values == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
 
 
-def test_a_cycle_rises_to_its_peak_and_falls_to_its_foot():
+def test_a_cycle_rises_to_its_peak_and_falls_to_zero():
     clock = Clock(1, 100, "step")
     cycle = Cyclic(peak=0.2)
     assert cycle(50, clock) == 0.2
@@ -80,7 +80,7 @@ def test_a_cycle_rises_to_its_peak_and_falls_to_its_foot():
     assert cycle(100, clock) == 0.0
 
 
-def test_a_cosine_starts_and_ends_where_it_says():
+def test_a_cosine_starts_and_ends_at_its_values():
     clock = Clock(1, 1000, "step")
     cosine = Cosine(start=0.1, end=0.01, warmup=Time.parse("10%"))
     assert cosine(50, clock) == pytest.approx(0.05)
@@ -95,13 +95,13 @@ def test_curves_that_end_in_zero_do_not_waste_the_last_epoch():
     assert Cyclic(peak=0.2)(clock.schedule_step(10), clock) == pytest.approx(0.2)
 
 
-def test_the_released_ramp_starts_as_published():
-    ramp = EmaWarmup()
-    assert [ramp(t, CLOCK) for t in (1, 2, 3)] == pytest.approx([0.1, 2 / 11, 0.25])
-    assert ramp(8990, CLOCK) < 0.999 == ramp(8991, CLOCK)
+def test_the_released_warmup_has_its_published_values():
+    warmup = EmaWarmup()
+    assert [warmup(t, CLOCK) for t in (1, 2, 3)] == pytest.approx([0.1, 2 / 11, 0.25])
+    assert warmup(8990, CLOCK) < 0.999 == warmup(8991, CLOCK)
 
 
-def test_a_horizon_of_the_papers_decay_is_their_decay():
+def test_the_time_constant_of_the_papers_gives_their_decay():
     assert TimeConstant(over=Time.parse("1000/391"))(1, CLOCK) == pytest.approx(0.999)
     assert TimeConstant(over=Time.parse("0.001%"))(1, CLOCK) == 0.0
     with pytest.raises(ValueError, match="above 0"):
@@ -128,15 +128,15 @@ def test_a_linear_schedule_passes_through_its_knots(knots: list[tuple[int, float
 
 
 @pytest.mark.parametrize(
-    ("at", "to", "said"),
+    ("at", "to", "message"),
     [
         ([], [], "one value for every time"),
         ([1, 2], [1.0], "one value for every"),
         ([2, 1], [1, 2], "ascending"),
     ],
 )
-def test_knots_that_make_no_curve_are_refused(at: list[object], to: list[float], said: str):
-    with pytest.raises(ValueError, match=said):
+def test_knots_that_make_no_curve_are_refused(at: list[object], to: list[float], message: str):
+    with pytest.raises(ValueError, match=message):
         linear(at, to)
 
 
@@ -148,8 +148,8 @@ def test_every_schedule_is_written_and_read_again(table: dict[str, type]):
         "step": Step(at=(Time.parse(3),), to=(0.5,)),
         "cyclic": Cyclic(peak=0.2),
         "cosine": Cosine(start=0.1),
-        "ramp": EmaWarmup(),
-        "horizon": TimeConstant(over=Time.parse("2%")),
+        "warmup": EmaWarmup(),
+        "time-constant": TimeConstant(over=Time.parse("2%")),
     }
     for name, cls in table.items():
         plain = adapter(cls).dump_python(made[name], mode="json")

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allrounder.cli.evaluate import TargetOptions
 from allrounder.cli.target import load_target
 from allrounder.data import Embedded, Npz
 from allrounder.data.base import Data, Split, TensorSplit
@@ -30,7 +31,7 @@ from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import blobs
 from tests.support.trainings import PAIR, SOLO, go, recipe, remains
 
-MORE = 'extra = { share = 0.7, data = { kind = "given", name = "blobs" } }\nepochs = 3'
+MORE = 'extra = { share = 0.7, data = { kind = "python", name = "blobs" } }\nepochs = 3'
 WITH = (("epochs = 3", MORE),)
 
 
@@ -221,7 +222,7 @@ def test_resumed_run_with_extra_images_is_identical(tmp_path: Path):
         go(value, tmp_path / "run", data=other, resume=True)
     run = go(value, tmp_path / "run", data=with_extra(), resume=True)
     assert remains(run.folder) == remains(whole.folder)
-    assert run.weights("best")[1]["extra"] == "70% of every batch from given (name blobs)"
+    assert run.weights("best")[1]["extra"] == "70% of every batch from python (name blobs)"
 
 
 class Preparing:
@@ -294,7 +295,7 @@ def test_tables_of_such_a_run_mark_the_extra_data(tmp_path: Path):
     few = TensorSplit(data.train.fetch(torch.arange(30)), data.train.labels[:30], 10)
     run = train(value, tmp_path / "run", data=replace(data, train=few))
     (tmp_path / "more.npz").unlink()
-    about = load_target(str(run.folder), which="last", data="embedded").about
+    about = load_target(TargetOptions(target=str(run.folder), which="last", data="embedded")).about
     assert about["extra"] == f"30% of every batch from npz (path {tmp_path / 'more.npz'}, layout auto)"
     label = np.array([0, 1])
     outcome = Outcome(label, {"natural": label, "aa@Linf:0.1": label}, {**about})

@@ -61,7 +61,7 @@ def test_architectures_are_found_in_any_spelling(name, spec):
     ("name", "message"),
     [
         ("resnet81", r'resnet81: no such network \(known: .*wrn-DEPTH-WIDEN\); did you mean "resnet18"'),
-        ("given", r'given: no such network .*name a custom one as "package.module:factory"'),
+        ("python", r'python: no such network .*name a custom one as "package.module:factory"'),
         ("wrn-33-10", r"wrn-33-10: no such network: depth 33 gives .* use 28 or 34"),
         ("wrn-28-0", r"wrn-28-0: no such network: .*greater than or equal to 1"),
     ],

@@ -149,9 +149,9 @@ def test_the_log_has_both_losses():
 @pytest.mark.parametrize(
     ("task", "update", "message"),
     [
-        (LINF, "{ kind = 'reconstructed', start = 3 }", "never comes in a run of 3 epochs"),
-        (LINF, "{ kind = 'reconstructed', start = '100%' }", "never comes"),
-        (NATURAL, "{ kind = 'reconstructed' }", "nothing to reconstruct"),
+        (LINF, "{ kind = 'agr', start = 3 }", "never comes in a run of 3 epochs"),
+        (LINF, "{ kind = 'agr', start = '100%' }", "never comes"),
+        (NATURAL, "{ kind = 'agr' }", "nothing to reconstruct"),
     ],
 )
 def test_invalid_settings_are_refused_at_load(task: str, update: str, message: str):

@@ -158,6 +158,6 @@ def test_the_probe_adds_passes_at_the_end_of_an_epoch():
 
 def test_an_objective_without_threats_is_refused():
     with pytest.raises(RecipeError, match=r"no threat, .*; use descend"):
-        Recipe.loads(f"{HEAD}{NATURAL}\nupdate = {{ kind = 'guarded' }}\n")
+        Recipe.loads(f"{HEAD}{NATURAL}\nupdate = {{ kind = 'overfit-guard' }}\n")
     assert CatastrophicOverfittingGuard().problems(Natural(), Sgd(), 3)
     assert not CatastrophicOverfittingGuard().problems(FAST, Sgd(), 3)

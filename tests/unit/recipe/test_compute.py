@@ -1,4 +1,4 @@
-"""The precision of a training: a machine is asked whether it can before a training begins."""
+"""The precision of a training: the machine is tested before a training begins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BF16 = ("epochs = 3", 'epochs = 3\ncompute = { precision = "bf16" }')
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Let the child run another program; what was found out about this machine is asked anew after."""
+    """Let the child run another program; the result of the test of this machine is dropped afterwards."""
     probe.precision_failure.cache_clear()
     monkeypatch.delenv(probe.ISA_VARIABLE, raising=False)
     yield lambda program: monkeypatch.setattr(probe, "PROBE_SCRIPT", program)
@@ -34,10 +34,10 @@ def test_a_child_that_dies_is_a_refusal_with_signal_and_remedy(pretend: Callable
     pretend(dies)
     with pytest.raises(RecipeError) as refused:
         Compute(precision="bf16").check_device(CPU)
-    said = str(refused.value)
-    assert said.startswith("compute.precision: got bf16, but a small test network on cpu was killed by")
-    assert signal.SIGILL.name in said and "set compute.precision to fp32" in said
-    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE" in said, "with it the child lives, so it is offered"
+    message = str(refused.value)
+    assert message.startswith("compute.precision: got bf16, but a small test network on cpu was killed by")
+    assert signal.SIGILL.name in message and "set compute.precision to fp32" in message
+    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE" in message, "with it the child lives, so it is offered"
 
 
 def test_a_remedy_that_does_not_help_is_not_offered(pretend: Callable[[str], None]):
@@ -54,11 +54,11 @@ def test_a_child_that_hangs_is_a_refusal(pretend: Callable[[str], None], monkeyp
 
 
 def test_the_machine_is_asked_once(pretend: Callable[[str], None], tmp_path: Path):
-    counted = f"open({str(tmp_path / 'asked')!r}, 'a').write('x')"
+    counted = f"open({str(tmp_path / 'calls')!r}, 'a').write('x')"
     pretend(counted)
     for _ in range(3):
         assert Compute(precision="bf16").check_device(CPU) == []
-    assert (tmp_path / "asked").read_text() == "x"
+    assert (tmp_path / "calls").read_text() == "x"
 
 
 def test_a_refused_training_leaves_no_folder(pretend: Callable[[str], None], tmp_path: Path):
@@ -74,7 +74,7 @@ def test_fp16_is_refused():
         Recipe.load("embedded/at-linf", ["compute.precision=fp16"])
 
 
-def test_what_has_no_effect_is_said():
+def test_a_setting_without_effect_gives_a_warning():
     assert Compute(tf32=True).check_device(CPU) == ["compute.tf32 has no effect on cpu"]
     assert Compute().check_device(CPU) == Compute(tf32=True).check_device(torch.device("cuda")) == []
 

@@ -295,7 +295,7 @@ def test_a_cycle_is_refused_with_its_chain(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("child", "said"),
+    ("child", "message"),
     [
         ('extends = "none.toml"', r"child\.toml: extends: .*none\.toml: no such file, and no shipped recipe"),
         ('extends = "cifar10/generalst-t"', 'no shipped recipe .*; did you mean "cifar10/generalist-t"?'),
@@ -309,9 +309,9 @@ def test_a_cycle_is_refused_with_its_chain(tmp_path: Path):
         ('extends = "bad.toml"', r"bad\.toml: not TOML: "),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, child: str, said: str):
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, child: str, message: str):
     write(tmp_path, child=child, bad="[[")
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         Recipe.load(tmp_path / "child.toml")
 
 
@@ -339,7 +339,7 @@ def test_a_mistake_is_reported_with_the_file_that_makes_it(tmp_path: Path):
     }
 
 
-def test_what_is_missing_or_in_a_single_file_is_reported_without_a_file(tmp_path: Path):
+def test_a_missing_field_or_a_single_file_is_reported_without_a_file(tmp_path: Path):
     with pytest.raises(RecipeError, match=r"epochs: expected a whole number, got 'x'$"):
         load(tmp_path, child=TWO.replace("epochs = 10", 'epochs = "x"'))
     with pytest.raises(RecipeError, match=r"data: missing; it is required$"):
@@ -387,7 +387,7 @@ def test_a_file_of_variants_that_repeats_a_file_is_refused(tmp_path: Path):
         library._read_variants(tmp_path)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_variants_are_read_anew_for_every_recipe():
+def test_recipes_do_not_share_the_tables_of_variants():
     first = find_recipe("cifar100/nt-200").read()
     first["epochs"] = 0
     assert find_recipe("cifar100/nt-200").read()["epochs"] == 200

@@ -69,8 +69,8 @@ def test_exchanges_at_every_step_are_dated_by_their_epochs():
 
 @pytest.mark.parametrize("when", ["epoch-end", "every-step"])
 def test_advice_takes_work_in_proportion_to_the_steps(when: str, monkeypatch: pytest.MonkeyPatch):
-    asked: list[None] = []
+    calls: list[None] = []
     steps = Time.to_steps
-    monkeypatch.setattr(Time, "to_steps", lambda self, clock: asked.append(None) or steps(self, clock))
+    monkeypatch.setattr(Time, "to_steps", lambda self, clock: calls.append(None) or steps(self, clock))
     remarks((EXCHANGE, f"exchange = {{ start = 5, every = 5, when = '{when}' }}"), clock=Clock(20, 100))
-    assert len(asked) <= 10 * 2000
+    assert len(calls) <= 10 * 2000

@@ -28,27 +28,27 @@ def shares(curve: list[float], rest: dict[str, float]) -> Shares:
 def test_shares_lie_in_the_simplex(curve: list[float], rest: list[float], t: int, pace: str):
     names = [f"b{i}" for i in range(len(rest))]
     value = shares(curve, {name: part / sum(rest) for name, part in zip(names, rest, strict=True)})
-    found = value.at(t, Clock(10, 10, pace), ["a", *names])  # pyright: ignore[reportArgumentType]
-    assert list(found) == ["a", *names]
-    assert all(0 <= share <= 1 for share in found.values())
-    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
+    at_step = value.at(t, Clock(10, 10, pace), ["a", *names])  # pyright: ignore[reportArgumentType]
+    assert list(at_step) == ["a", *names]
+    assert all(0 <= share <= 1 for share in at_step.values())
+    assert sum(at_step.values()) == pytest.approx(1, abs=1e-12)
 
 
-def test_the_second_share_of_three_is_b_of_what_the_first_leaves():
-    found = shares([1, 0], {"b": 0.3, "c": 0.7}).at(50, Clock(10, 10), ["a", "b", "c"])
-    assert found == pytest.approx({"a": 0.5, "b": 0.15, "c": 0.35})
+def test_the_second_share_of_three_is_b_of_the_remainder():
+    at_step = shares([1, 0], {"b": 0.3, "c": 0.7}).at(50, Clock(10, 10), ["a", "b", "c"])
+    assert at_step == pytest.approx({"a": 0.5, "b": 0.15, "c": 0.35})
 
 
 @pytest.mark.parametrize(
-    ("rest", "said"),
+    ("rest", "message"),
     [
         ({"b": 0.6, "c": 0.6}, "sum to one"),
         ({"b": 1.5}, "less than or equal to 1"),
         ({"a": 1.0}, "is the lead"),
     ],
 )
-def test_shares_that_cannot_sum_to_one_are_refused(rest: dict[str, float], said: str):
-    with pytest.raises(ValueError, match=said):
+def test_shares_that_cannot_sum_to_one_are_refused(rest: dict[str, float], message: str):
+    with pytest.raises(ValueError, match=message):
         shares([1], rest)
 
 
@@ -119,6 +119,6 @@ def test_a_rule_without_moving_average_has_decay_zero_and_equal_shares():
         ({"shares": shares([1, 0], {})}, 'the rule "uniform" weighs all learners alike; remove the shares'),
     ],
 )
-def test_what_a_rule_does_not_use_is_refused(fields: dict[str, Any], message: str):
+def test_fields_that_a_rule_does_not_use_are_refused(fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Mix(rule=Uniform(), **fields)

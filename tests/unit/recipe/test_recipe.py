@@ -76,7 +76,7 @@ def complaints(*sets: str, drop: str = "") -> list[str]:
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
-def test_the_recipe_that_the_mistakes_are_made_in_is_whole():
+def test_the_recipe_without_mistakes_loads():
     assert edited().names == ("linf", "natural")
 
 
@@ -85,7 +85,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
 
 
 @pytest.mark.parametrize(
-    ("path", "written", "said"),
+    ("path", "written", "message"),
     [
         # keys
         (f"{PGD}.stpes", "20", 'unknown key (Pgd has: steps, step, loss, start, eot); did you mean "steps"?'),
@@ -116,11 +116,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("task", "{}", "expected a list, got a table"),
         ("probes", "pgd-20@Linf:8/255", "expected a list, got 'pgd-20@Linf:8/255'"),
         # kinds
-        (
-            PGD,
-            "{kind='pdg'}",
-            f'has unknown kind "pdg" (known: {", ".join(ATTACKS)}); did you mean "pgd"?',
-        ),
+        (PGD, "{kind='pdg'}", f'has unknown kind "pdg" (known: {", ".join(ATTACKS)}); did you mean "pgd"?'),
         (
             "task.natural.objective",
             "{kind='ntural'}",
@@ -195,12 +191,12 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("validation.on", "train", "expected 'validation' or 'test', got 'train'"),
     ],
 )
-def test_a_mistake_is_refused_at_its_path(path: str, written: str, said: str):
-    assert [line for line in complaints(f"{path}={written}") if line.startswith(f"{path}: {said}")]
+def test_a_mistake_is_refused_at_its_path(path: str, written: str, message: str):
+    assert [line for line in complaints(f"{path}={written}") if line.startswith(f"{path}: {message}")]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("task.linf.name=natural", 'task: two learners are called "natural"; names must differ'),
         (
@@ -225,12 +221,12 @@ def test_a_mistake_is_refused_at_its_path(path: str, written: str, said: str):
         ("validation.threats=['L3:1']", "validation.threats.0: threat 'L3:1': unknown norm 'L3'"),
     ],
 )
-def test_a_mistake_inside_is_refused_at_its_own_path(text: str, said: str):
-    assert [line for line in complaints(text) if line.startswith(said)]
+def test_a_mistake_inside_a_table_is_refused_at_its_path(text: str, message: str):
+    assert [line for line in complaints(text) if line.startswith(message)]
 
 
 @pytest.mark.parametrize(
-    ("drop", "said"),
+    ("drop", "message"),
     [
         ("epochs", "epochs: missing; it is required"),
         ("data", "data: missing; it is required"),
@@ -242,11 +238,11 @@ def test_a_mistake_inside_is_refused_at_its_own_path(text: str, said: str):
         ("mix.shares", "mix.shares: missing; it must give the share of each of ['linf', 'natural']"),
     ],
 )
-def test_what_is_missing_is_named(drop: str, said: str):
-    assert complaints(drop=drop) == [said]
+def test_a_missing_field_is_named(drop: str, message: str):
+    assert complaints(drop=drop) == [message]
 
 
-def test_three_learners_must_say_how_they_divide_the_rest():
+def test_three_learners_need_shares_of_the_rest():
     tasks = ", ".join(f'{{ name = "{name}", objective = {{ kind = "natural" }}, lr = 1 }}' for name in "abc")
     assert complaints(f"task=[{tasks}]", "mix.shares={ lead = 'a', curve = 1 }") == [
         "mix.shares.rest: missing; give each of ['b', 'c'] its part of what the lead leaves"
@@ -262,7 +258,7 @@ def test_a_mix_without_shares_and_decay_must_have_none():
     assert mix.rule == Uniform() and mix.shares is None
 
 
-def test_a_single_learner_exchanges_with_nobody_and_shares_with_nobody():
+def test_a_single_learner_needs_no_exchange_and_no_shares():
     alone = 'task=[{ name = "linf", objective = { kind = "natural" }, lr = 1 }]'
     assert complaints(alone) == [
         "mix.exchange: an exchange needs at least two learners; there is one",
@@ -284,7 +280,7 @@ def test_an_attack_that_does_not_know_the_norm_is_refused(monkeypatch: pytest.Mo
             raise AssertionError
 
     monkeypatch.setitem(ATTACKS, "round", Round)
-    said = "Round() works in L2, got the threat Linf:8/255; change one of them"
+    message = "Round() works in L2, got the threat Linf:8/255; change one of them"
     attack = "{ kind = 'round' }"
     for change in (
         f"task.linf.objective.attack={attack}",
@@ -293,12 +289,12 @@ def test_an_attack_that_does_not_know_the_norm_is_refused(monkeypatch: pytest.Mo
     ):
         (line,) = complaints(change)
         place = "validation" if change.startswith("validation") else "task.linf.objective"
-        assert line.startswith(f"{place}: ") and line.endswith(said)
+        assert line.startswith(f"{place}: ") and line.endswith(message)
     assert edited(f"task.linf.objective.attack={attack}", "task.linf.objective.threat=L2:1")
 
 
 def test_several_mistakes_are_reported_together_with_their_paths():
-    said = complaints(
+    lines = complaints(
         "task.linf.objective.attack.stpes=3",
         "task.natural.lr=-1",
         "task.natural.objective.kind=ntural",
@@ -307,7 +303,7 @@ def test_several_mistakes_are_reported_together_with_their_paths():
         "probes=['x']",
         "epoch=3",
     )
-    assert [line.split(": ")[0] for line in said] == [
+    assert [line.split(": ")[0] for line in lines] == [
         "task.linf.objective.attack.stpes",
         "task.natural.objective",
         "task.natural.lr",
@@ -320,14 +316,14 @@ def test_several_mistakes_are_reported_together_with_their_paths():
 
 def test_several_mistakes_between_fields_are_reported_together():
     curve = "task.natural.lr={kind='linear', at=['90%', 1], to=[1, 1]}"
-    said = complaints(curve, "task.linf.name=natural", "mix.shares.lead=l2")
-    assert [line.split(": ")[0] for line in said] == ["task", "mix.shares.lead", "task.natural.lr"]
+    lines = complaints(curve, "task.linf.name=natural", "mix.shares.lead=l2")
+    assert [line.split(": ")[0] for line in lines] == ["task", "mix.shares.lead", "task.natural.lr"]
 
 
 def test_more_validation_images_than_there_are_stop_the_training(tmp_path: Path):
     recipe = edited("validation.images=60", "epochs=1")
-    said = r"validation.images: .*got 60 of 60 training images, expected 1 to 59"
-    with pytest.raises(RecipeError, match=said):
+    message = r"validation.images: .*got 60 of 60 training images, expected 1 to 59"
+    with pytest.raises(RecipeError, match=message):
         train(recipe, tmp_path / "run", model=tiny, data=blobs(60))
 
 
@@ -354,14 +350,14 @@ def test_more_validation_images_than_there_are_stop_the_training(tmp_path: Path)
         (lambda: replace(edited(), tasks=()), "tasks"),
     ],
 )
-def test_constructors_refuse_the_same_and_name_the_field(make: Callable[[], object], field: str):
+def test_constructors_name_the_invalid_field(make: Callable[[], object], field: str):
     with pytest.raises(ValidationError) as caught:
         make()
     assert field in [str(part) for error in caught.value.errors() for part in error["loc"]]
     assert field in str(caught.value)
 
 
-def test_python_may_write_what_a_recipe_may_write():
+def test_python_accepts_the_texts_and_numbers_of_recipes():
     made = Task(
         name="a",
         objective=Adversarial(threat="L2:1/2"),  # pyright: ignore[reportArgumentType]
@@ -374,14 +370,14 @@ def test_python_may_write_what_a_recipe_may_write():
     assert made.objective.threat == Threat.parse("L2:1/2")
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path: Path):
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path):
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match=r"x\.toml: cannot be read: .*utf-8"):
         Recipe.load(tmp_path / "x.toml")
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("embedded/generalst-t", 'no shipped recipe of that name; did you mean "embedded/generalist-t"?'),
         ("no/such.toml", "no/such.toml: no such file, and no shipped recipe of that name"),
@@ -389,12 +385,12 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path):
         ("embedded/_base", "embedded/_base: no such file"),
     ],
 )
-def test_a_recipe_that_does_not_exist_is_named(name: str, said: str):
-    with pytest.raises(RecipeError, match=re.escape(said)):
+def test_a_recipe_that_does_not_exist_is_named(name: str, message: str):
+    with pytest.raises(RecipeError, match=re.escape(message)):
         Recipe.load(name)
 
 
-def test_text_that_is_no_toml_is_a_recipe_error():
+def test_invalid_toml_is_a_recipe_error():
     with pytest.raises(RecipeError, match="here: not TOML"):
         Recipe.loads("epochs =", "here")
 
@@ -459,7 +455,9 @@ EVERY_ATTACK = st.one_of(
 BELOW_ONE = UNIT.filter(lambda share: share < 1)
 SPANS = TIMES.filter(lambda time: Time.parse(time).amount > 0)
 DECAYS = st.one_of(
-    BELOW_ONE, kinds(ramp={"limit": BELOW_ONE}), SPANS.map(lambda time: {"kind": "horizon", "over": time})
+    BELOW_ONE,
+    kinds(warmup={"limit": BELOW_ONE}),
+    SPANS.map(lambda time: {"kind": "time-constant", "over": time}),
 )
 
 
@@ -644,7 +642,7 @@ def test_any_other_change_changes_the_fingerprint(text: str):
         ('folder", path = "x', "workers = 3"),
     ],
 )
-def test_what_decides_no_result_is_not_in_the_fingerprint(kind: str, field: str):
+def test_fields_that_cannot_change_results_are_not_in_the_fingerprint(kind: str, field: str):
     one, two = (
         Recipe.load("embedded/at-linf", [f'data={{ kind = "{kind}"{more} }}']) for more in ("", f", {field}")
     )
@@ -662,7 +660,7 @@ def test_where_images_of_your_own_are_is_in_the_fingerprint():
         assert one.fingerprint() != two.fingerprint()
 
 
-def test_equal_recipes_have_equal_fingerprints_in_whatever_order_they_are_written():
+def test_the_order_of_keys_does_not_change_the_fingerprint():
     tasks = ", ".join(f'{{ name = "{name}", objective = {{ kind = "natural" }}, lr = 1 }}' for name in "abc")
     one, two = (
         edited(f"task=[{tasks}]", f"mix.shares={{ lead = 'a', curve = 1, rest = {rest} }}")
@@ -683,5 +681,5 @@ def test_the_fingerprint_is_the_same_in_every_process():
     )
     env = {**os.environ, "PYTHONHASHSEED": "12345"}
     words = [sys.executable, "-c", code, *names]
-    found = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == {name: Recipe.load(name).fingerprint() for name in names}
+    process = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert json.loads(process.stdout) == {name: Recipe.load(name).fingerprint() for name in names}

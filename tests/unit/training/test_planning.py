@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from allrounder.attacks import Apgd, AutoAttack, Fab, Pgd, Square
-from allrounder.cli.planning import describe_plan, format_bytes, format_duration
+from allrounder.cli.display import format_bytes, format_duration
+from allrounder.cli.run_train import describe_plan
 from allrounder.config.fields import adapter
 from allrounder.data import DATASETS
 from allrounder.data.files.cache import CACHE_VARIABLE

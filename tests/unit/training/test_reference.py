@@ -25,8 +25,8 @@ COMMON = """
 epochs = 6
 batch_size = 16
 seed = 5
-data = { kind = "given", name = "blobs" }
-model = { kind = "given", name = "unfoldable" }
+data = { kind = "python", name = "blobs" }
+model = { kind = "python", name = "unfoldable" }
 validation = { images = 0 }
 """
 
@@ -63,10 +63,10 @@ shares.rest = {{ natural = 0.4, l2 = 0.6 }}
 exchange = {{ start = "50%", every = 2 }}
 """
 RELEASED = f"""{COMMON}
-{TASK % ("linf", LINF, 3.5e-3, LR)}average = {{ kind = "ramp" }}
-{TASK % ("natural", NATURAL, 5e-4, LR)}average = {{ kind = "ramp" }}
+{TASK % ("linf", LINF, 3.5e-3, LR)}average = {{ kind = "warmup" }}
+{TASK % ("natural", NATURAL, 5e-4, LR)}average = {{ kind = "warmup" }}
 [mix]
-decay = {{ kind = "ramp" }}
+decay = {{ kind = "warmup" }}
 shares.lead = "linf"
 shares.curve = {{ kind = "linear", at = [0, "100/3%", "200/3%", "100%"], to = [1, 1, 1, 0.4] }}
 exchange = {{ start = "62.5%", every = 2, when = "every-step" }}

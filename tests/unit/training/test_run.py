@@ -384,7 +384,7 @@ def test_a_loaded_network_has_the_saved_weights_and_is_ready_to_use(which: str, 
 def test_a_network_of_the_package_is_built_again(tmp_path: Path):
     value = recipe(
         SOLO,
-        ('{ kind = "given", name = "tiny" }', '{ kind = "small-cnn", width = 2 }'),
+        ('{ kind = "python", name = "tiny" }', '{ kind = "small-cnn", width = 2 }'),
         ("epochs = 3", "epochs = 1"),
     )
     run = train(value, tmp_path / "run", data=blobs(48))

@@ -11,7 +11,7 @@ AUGMENTS: dict[str, type[Augment]] = {
     "crop-flip": CropFlip,
     "resized-crop": ResizedCrop,
     "cutout": Cutout,
-    "colour-jitter": ColorJitter,
+    "color-jitter": ColorJitter,
     "mixup": Mixup,
     "cutmix": CutMix,
     "chain": Chain,

@@ -44,7 +44,7 @@ class ColorJitter(ImageAugment):
         n, c = x.shape[:2]
         if c not in (1, 3):
             raise ValueError(
-                f"colour-jitter: got images with {c} channels, expected 1 (grey) or 3 (red, green, blue); "
+                f"color-jitter: got images with {c} channels, expected 1 (grey) or 3 (red, green, blue); "
                 "choose another augmentation"
             )
         u = rng.uniform(torch.empty(n, 4, dtype=torch.float64))

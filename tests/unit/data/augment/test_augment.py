@@ -25,7 +25,7 @@ from tests.reference import augment as reference
 
 FIELDS: dict[str, dict[str, Any]] = {
     "cutout": {"size": 3},
-    "colour-jitter": {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.4},
+    "color-jitter": {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.4},
     "chain": {"steps": (ResizedCrop(), ColorJitter(), CropFlip(pad=1))},
 }
 EVERY = {kind: cls(**FIELDS.get(kind, {})) for kind, cls in AUGMENTS.items()}
@@ -90,7 +90,7 @@ def test_cutout_equals_reference(n, c, h, w, size, seed):
 
 
 @given(**SHAPES, spread=st.tuples(*[st.floats(0, 2)] * 3), hue=st.floats(0, 0.5), seed=st.integers(0, 99))
-def test_colour_jitter_equals_reference(n, c, h, w, spread, hue, seed):
+def test_color_jitter_equals_reference(n, c, h, w, spread, hue, seed):
     x, rng = images(n, c, h, w), Rng(seed)
     brightness, contrast, saturation = spread
     augment = ColorJitter(brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)

@@ -54,5 +54,5 @@ def ranked(kind: str, labels: formats.Digits) -> list[int]:
 
 
 def test_every_published_kind_is_tested():
-    own = {"embedded", "folder", "npz", "given"}
+    own = {"embedded", "folder", "npz", "python"}
     assert set(DATASETS) - own == {*samples.REAL, "tiny-imagenet"}, "tiny-imagenet has a test of its own"

@@ -1,4 +1,4 @@
-"""Download, check and locate datasets for the commands data get, data check and data where."""
+"""The work of `allrounder data get`, `data check` and `data where`."""
 
 from __future__ import annotations
 
@@ -7,131 +7,117 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast, final
+from typing import cast
 
-from allrounder.cli.display import ProgressBars, print_numbers
+from allrounder.cli.display import JobBar, ProgressBars, format_bytes, print_numbers
 from allrounder.cli.echo import echo
 from allrounder.config.fields import kind_of
 from allrounder.data import DATASETS
 from allrounder.data.base import Data, Split
-from allrounder.data.files.cache import (
-    CACHE_VARIABLE,
-    cache_folder,
-    dataset_folder,
-    find_published,
-    manual_instructions,
-    match_name,
-    missing_error,
-    verify,
-)
+from allrounder.data.files import cache, integrity
 from allrounder.data.files.catalog import PUBLISHED, PublishedDataset, PublishedFile
 from allrounder.data.files.download import DownloadError, copy_verified, download_file, unpack
-from allrounder.data.files.integrity import (
-    array_problems,
-    count_problems,
-    find_damaged_images,
-    has_files,
-    missing_members,
-)
 from allrounder.data.inputs.by_name import load_full_data, resolve_dataset
 from allrounder.errors import DataError, RunError
 
 
 def get_dataset(name: str, source: Path | None) -> None:
-    """Download a dataset into the cache, or copy it from a folder, and verify it."""
+    """Download a dataset into the cache, or copy it from a folder, and cache.verify it."""
     with _as_data_error():
         kind, entry = _find_published(name)
-        folder = dataset_folder(kind)
+        folder = cache.dataset_folder(kind)
         echo(f"{kind}: {entry.about}; into {folder}")
-        if entry.unpacked is not None and has_files(folder / entry.unpacked):
-            if missing := missing_members(entry, folder / entry.unpacked):
-                raise DataError(
-                    f"{folder / entry.unpacked}: is incomplete, it has no {', '.join(missing)}; move it away "
-                    "and call again"
-                )
+        if entry.unpacked is not None and integrity.has_files(inner := folder / entry.unpacked):
+            if missing := integrity.missing_members(entry, inner):
+                absent = ", ".join(missing)
+                raise DataError(f"{inner}: is incomplete, it has no {absent}; move it away and call again")
             echo(f"{entry.unpacked}: already there, unpacked")
             return
         with ProgressBars([file.name for file in entry.files]) as bars:
             for number, file in enumerate(entry.files, 1):
+                bar = JobBar(bars, file.name, "KB", scale=1000, prefix="")
                 try:
-                    bars.log(_get_file(file, folder, source, DownloadBar(bars, file.name)))
+                    bar.log(_get_file(file, folder, source, bar))
                 except DownloadError as error:
-                    missing = [other for other in entry.files[number:] if verify(folder / other.name, other)]
-                    instructions = [manual_instructions(other, folder) for other in missing]
-                    raise DataError("; ".join([str(error), *instructions])) from error
+                    others = [
+                        other for other in entry.files[number:] if cache.verify(folder / other.name, other)
+                    ]
+                    advice = [cache.manual_instructions(other, folder) for other in others]
+                    raise DataError("; ".join([str(error), *advice])) from error
         if entry.unpacked is not None:
             echo(f"{entry.files[0].name}: unpacking into {folder / entry.unpacked}")
             unpack(entry.files[0], folder, entry.unpacked)
 
 
 def _find_published(name: str) -> tuple[str, PublishedDataset]:
-    kind = match_name(name, DATASETS)
+    kind = cache.match_name(name, DATASETS)
     if kind is None or kind in PUBLISHED:
-        return find_published(name)
+        return cache.find_published(name)
     if kind == "imagenet":
         raise DataError(
             f"{kind}: cannot be downloaded here; register at image-net.org and put its folders train and val "
-            f"into {dataset_folder(kind)}"
+            f"into {cache.dataset_folder(kind)}"
         )
     raise DataError(f"{kind}: there is nothing to download; known: {', '.join(PUBLISHED)}")
 
 
-def _get_file(file: PublishedFile, folder: Path, source: Path | None, bar: DownloadBar) -> str:
+def _get_file(file: PublishedFile, folder: Path, source: Path | None, bar: JobBar) -> str:
     checked = _describe_checksum(file)
-    if verify(folder / file.name, file) is None:
+    if cache.verify(folder / file.name, file) is None:
         return f"{file.name}: already there, {checked}"
     if source is not None:
         copy_verified(source / file.name, file, folder, bar)
     else:
         bar.log(f"{file.name}: from {file.urls[0]}")
         download_file(file, folder, bar)
-    return f"{file.name}: {_format_bytes((folder / file.name).stat().st_size)}, {checked}"
+    return f"{file.name}: {format_bytes((folder / file.name).stat().st_size)}, {checked}"
 
 
-def check_dataset(what: str) -> tuple[str, list[str]]:
+def check_dataset(source: str) -> tuple[str, list[str]]:
     """Check a dataset; return its name and everything that is wrong with it."""
-    kind, _, place = what.partition(":")
-    arrays = match_name(kind, [name for name in PUBLISHED if name not in DATASETS])
+    kind, _, place = source.partition(":")
+    arrays = cache.match_name(kind, [name for name in PUBLISHED if name not in DATASETS])
     with _as_data_error():
-        problems = _check_images(what) if arrays is None else _check_arrays(arrays, place or None)
-    return match_name(what, (*PUBLISHED, *DATASETS)) or what, problems
+        problems = _check_images(source) if arrays is None else _check_arrays(arrays, place or None)
+    return cache.match_name(source, (*PUBLISHED, *DATASETS)) or source, problems
 
 
-def _check_images(what: str) -> list[str]:
+def _check_images(source: str) -> list[str]:
     """Verify, read, count and decode a dataset; return what is wrong with it."""
-    dataset = resolve_dataset(what)
+    dataset = resolve_dataset(source)
     kind = None if isinstance(dataset, Path) else kind_of(dataset, DATASETS)
     entry = PUBLISHED.get(kind or "")
     problems: list[str] = []
     if entry is not None and kind is not None:
-        problems += _verify_files(entry, dataset_folder(kind, getattr(dataset, "folder", None)))
+        problems += _verify_files(entry, cache.dataset_folder(kind, getattr(dataset, "folder", None)))
     try:
         data = load_full_data(dataset)
     except (ValueError, OSError, RuntimeError) as error:
         return [*problems, str(error)]
     splits = _print_counts(data)
-    problems += [] if entry is None else count_problems(entry, data)
+    problems += [] if entry is None else integrity.count_problems(entry, data)
     with ProgressBars(list(splits)) as bars:
         for name, split in splits.items():
-            size = len(split)
-            problems += find_damaged_images(split, lambda t, n=name, s=size: bars.update(n, t, s, "images"))
+            bar = JobBar(bars, name, "images")
+            bar.begin(len(split), 0)
+            problems += integrity.find_damaged_images(split, bar.step)
     return problems
 
 
 def _check_arrays(kind: str, place: str | None) -> list[str]:
     """Verify a dataset that is an unpacked archive of arrays; return what is wrong with it."""
     entry = PUBLISHED[kind]
-    folder = dataset_folder(kind, place)
+    folder = cache.dataset_folder(kind, place)
     problems = _verify_files(entry, folder)
     inner = folder / (entry.unpacked or "")
     if not inner.is_dir() and any((folder / name).is_file() for name in entry.members):
         inner = folder  # the path names the unpacked folder itself
     if inner.is_dir():
         echo(f"{inner}: {_describe_folder(inner)}, no published checksum of single files")
-        return [*problems, *array_problems(entry, inner)]
+        return [*problems, *integrity.array_problems(entry, inner)]
     names = [file.name for file in entry.files]
     if not all((folder / name).is_file() for name in names):
-        raise missing_error(kind, folder, names)
+        raise cache.missing_error(kind, folder, names)
     return problems or [f"{folder / names[0]}: is not unpacked; unpack it with: allrounder data get {kind}"]
 
 
@@ -145,8 +131,8 @@ def _verify_files(entry: PublishedDataset, folder: Path) -> list[str]:
     for file in entry.all_files:
         path = folder / file.name
         if path.is_file():
-            problem = verify(path, file)
-            echo(f"{path}: {_format_bytes(path.stat().st_size)}, {problem or _describe_checksum(file)}")
+            problem = cache.verify(path, file)
+            echo(f"{path}: {format_bytes(path.stat().st_size)}, {problem or _describe_checksum(file)}")
             problems += [] if problem is None else [f"{path}: {problem}"]
     return problems
 
@@ -157,8 +143,7 @@ def _print_counts(data: Data) -> dict[str, Split]:
     shape = "x".join(map(str, data.shape))
     for name, split in splits.items():
         echo(f"{data.name} {name}: {len(split)} images {shape}, {len(data.classes)} classes")
-    labels = [cast(list[int], split.labels.tolist()) for split in splits.values()]
-    counts = [Counter(numbers) for numbers in labels]
+    counts = [Counter(cast(list[int], split.labels.tolist())) for split in splits.values()]
     rows = [(name, *(str(count[k]) for count in counts)) for k, name in enumerate(data.classes)]
     print_numbers(("class", *splits), rows)
     return splits
@@ -166,20 +151,17 @@ def _print_counts(data: Data) -> dict[str, Split]:
 
 def print_cache() -> None:
     """Print where the cache is, what it holds, and how to move it."""
-    folder = cache_folder()
-    how = f"set by {CACHE_VARIABLE}" if os.environ.get(CACHE_VARIABLE) else f"set {CACHE_VARIABLE} to move it"
+    folder = cache.cache_folder()
+    variable = cache.CACHE_VARIABLE
+    how = f"set by {variable}" if os.environ.get(variable) else f"set {variable} to move it"
     echo(f"cache: {folder} ({how})")
     with _as_data_error():
-        present = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        rows = [
-            (path.name, _describe_folder(path), _describe_state(path))
-            for path in present
-            if any(path.iterdir())
-        ]
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        present = [path for path in paths if path.is_dir() and any(path.iterdir())]
+        rows = [(path.name, _describe_folder(path), _describe_state(path)) for path in present]
     if rows:
         print_numbers(("dataset", "content", "state"), rows)
-    missing = [name for name in PUBLISHED if name not in {row[0] for row in rows}]
-    if missing:
+    if missing := [name for name in PUBLISHED if name not in {row[0] for row in rows}]:
         echo(f"allrounder data get NAME downloads: {', '.join(missing)}")
 
 
@@ -191,7 +173,7 @@ def _describe_state(folder: Path) -> str:
         return "not a known dataset"
     if entry.unpacked is not None:
         inner = folder / entry.unpacked
-        complete = has_files(inner) and not missing_members(entry, inner)
+        complete = integrity.has_files(inner) and not integrity.missing_members(entry, inner)
     else:
         complete = all((folder / file.name).is_file() for file in entry.files)
     return "complete" if complete else "incomplete"
@@ -199,11 +181,7 @@ def _describe_state(folder: Path) -> str:
 
 def _describe_folder(folder: Path) -> str:
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return f"{len(sizes)} files, {_format_bytes(sum(sizes))}"
-
-
-def _format_bytes(count: int) -> str:
-    return f"{count} bytes" if count < 10_000 else f"{count / 1e6:.1f} MB"
+    return f"{len(sizes)} files, {format_bytes(sum(sizes))}"
 
 
 @contextmanager
@@ -215,27 +193,3 @@ def _as_data_error() -> Generator[None]:
         raise
     except (ValueError, OSError, RunError) as error:
         raise DataError(str(error)) from error
-
-
-@final
-class DownloadBar:
-    """The progress of a download, in kilobytes."""
-
-    def __init__(self, bars: ProgressBars, name: str):
-        """Uses the bar with the name of the file."""
-        self.bars = bars
-        self.name = name
-        self.total = 0
-
-    def begin(self, total: int, done: int) -> None:
-        """Set the number of bytes, and how many an earlier call downloaded."""
-        self.total = total
-        self.step(done)
-
-    def step(self, t: int) -> None:
-        """Move the bar to `t` bytes."""
-        self.bars.update(self.name, t // 1000, max(self.total, t) // 1000, "KB")
-
-    def log(self, text: str) -> None:
-        """Print a line above the bar."""
-        self.bars.log(text)

@@ -1,4 +1,4 @@
-"""Generate sets of corrupted images for the commands data make-c and data make-p."""
+"""The work of `allrounder data make-c` and `data make-p`: generate sets of corrupted images."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from allrounder.system.progress import ProgressEvent
 
 def generate_corruptions(data: str, names: Sequence[str] | None, folder: Path | None, seed: int) -> None:
     """Corrupt the test images of a dataset into files with the layout of CIFAR-10-C."""
-    corruptions = tuple(names or CORRUPTIONS)
-    _generate(data, folder, "c", len(corruptions), partial(make_set, kind="c", names=corruptions, seed=seed))
+    names = tuple(names or CORRUPTIONS)
+    _generate(data, folder, "c", len(names), partial(make_set, kind="c", names=names, seed=seed))
 
 
 def generate_perturbations(data: str, names: Sequence[str] | None, folder: Path | None, seed: int) -> None:
     """Make perturbation sequences of the test images of a dataset, with the layout of CIFAR-10-P."""
-    perturbations = tuple(names or PERTURBATIONS)
-    _generate(
-        data, folder, "p", len(perturbations), partial(make_set, kind="p", names=perturbations, seed=seed)
-    )
+    names = tuple(names or PERTURBATIONS)
+    _generate(data, folder, "p", len(names), partial(make_set, kind="p", names=names, seed=seed))
 
 
 def _generate(data: str, folder: Path | None, kind: str, files: int, make: Callable[..., Path]) -> None:

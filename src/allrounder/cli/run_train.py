@@ -1,17 +1,57 @@
-"""What `allrounder plan` does: measure every stage of a recipe and describe its cost."""
+"""The work of `allrounder train` and `allrounder plan`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 
-from allrounder.cli.display import ProgressBars, TrainingBar
+import torch
+
+from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_duration
 from allrounder.cli.echo import echo
+from allrounder.distributed import default_threads, launch_processes
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.planning import Plan, SuiteCost, plan
+from allrounder.training.run import Run
+from allrounder.training.trainer import train
 
 
-def print_plan(source: str, overrides: Sequence[str], steps: int) -> None:
+def run_train(
+    source: str, overrides: Sequence[str], out: Path | None, resume: bool, threads: int | None, workers: int
+) -> int:
+    """Train a recipe in this process, or start workers; print the best result and return the exit code."""
+    recipe = Recipe.load(source, overrides)
+    threads = threads or default_threads()
+    name = recipe.name.replace("/", "-")
+    folder = out or Path("runs") / f"{name}-{recipe.fingerprint()}"
+    if workers > 1:
+        options = [word for text in overrides for word in ("--set", text)] + ["--resume"] * resume
+        words = ["train", source, "--out", str(folder), "--threads", str(threads), *options]
+        return launch_processes(words, workers)
+    torch.set_num_threads(threads)
+    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
+        train(recipe, folder, resume=resume)
+        return 0
+    with ProgressBars([name]) as bars:
+        run = train(recipe, folder, resume=resume, progress=JobBar(bars, name))
+    _print_run(run)
+    return 0
+
+
+def _print_run(run: Run) -> None:
+    events = [event for event in run.metrics() if event["event"] == "validation"]
+    if events:
+        best = max(events, key=lambda event: event["score"])
+        accuracies = {"natural": best["natural"], **best["robust"]}
+        text = ", ".join(f"{name} {100 * accuracy:.1f}%" for name, accuracy in accuracies.items())
+        images = "the TEST set" if best["selected_on"] == "test" else "validation images"
+        echo(f"best global weights: epoch {best['epoch']}, {text} (selected on {images})")
+    echo(f"run folder: {run.folder}")
+
+
+def run_plan(source: str, overrides: Sequence[str], steps: int) -> None:
     """Measure the stages of a recipe and print what they take."""
     recipe = Recipe.load(source, overrides)
     name = recipe.name.replace("/", "-")
@@ -19,7 +59,7 @@ def print_plan(source: str, overrides: Sequence[str], steps: int) -> None:
     total = 0.0
     for stage, stage_recipe in stages.items():
         with ProgressBars([name]) as bars:
-            measured = plan(stage_recipe, steps=steps, progress=TrainingBar(bars, name))
+            measured = plan(stage_recipe, steps=steps, progress=JobBar(bars, name))
         if stage:
             echo(f"stage {stage}:")
         for line in describe_plan(measured, datetime.now()):
@@ -41,10 +81,9 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     yield f"step: {format_duration(plan.step_seconds)}, of which {fetch} to fetch the batch"
     yield f"epoch: {format_duration(plan.epoch_seconds)} for {plan.steps_per_epoch} steps"
     validations = f"{plan.validations} validations of at most {format_duration(plan.validation.seconds)} each"
-    checkpoints = f"{plan.checkpoints} checkpoints"
-    end = (now + timedelta(seconds=plan.seconds)).strftime("%Y-%m-%d %H:%M")
-    yield f"training: {format_duration(plan.seconds)} for {plan.epochs} epochs, {validations}, {checkpoints}"
-    yield f"  started now, it would finish at {end}"
+    duration = format_duration(plan.seconds)
+    yield f"training: {duration} for {plan.epochs} epochs, {validations}, {plan.checkpoints} checkpoints"
+    yield f"  started now, it would finish at {now + timedelta(seconds=plan.seconds):%Y-%m-%d %H:%M}"
     activations = format_bytes(plan.activations)
     yield f"memory: {format_bytes(plan.memory)} at the peak, of which {activations} activations and buffers"
     write = format_duration(plan.checkpoint_seconds)
@@ -60,23 +99,3 @@ def _describe_suite(cost: SuiteCost) -> str:
         return f"the recipe names no probes; natural accuracy takes {format_duration(cost.seconds)}"
     per_image = f"{cost.passes} forward/backward passes per image, {cost.images} images"
     return f"at most {format_duration(cost.seconds)}, {per_image}"
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds with a unit that fits."""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def format_bytes(count: int) -> str:
-    """Format a number of bytes with a unit that fits."""
-    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
-        if count >= 10**power:
-            return f"{count / 10**power:.3g} {unit}"
-    return f"{count} bytes"

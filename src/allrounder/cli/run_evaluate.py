@@ -1,4 +1,4 @@
-"""What `allrounder eval` does: load the target, run the probes, write the tables, print the numbers."""
+"""The work of `allrounder eval`: load the target, run the probes, write the tables, print the numbers."""
 
 from __future__ import annotations
 
@@ -34,28 +34,29 @@ MIN_IMAGES_PER_WORKER = 16
 """Images that make another process worthwhile."""
 
 
-def run_evaluation(command: EvalCommand) -> None:
+def run_evaluate(command: EvalCommand) -> None:
     """Evaluate, then write and print the results; under torchrun, on every rank."""
     with World.open() as world:
-        target = load_target_on_all_ranks(
-            world,
-            command.target,
-            which=command.which,
-            model=command.model,
-            weights=command.weights,
-            key=command.key,
-            data=command.data,
+        target = load_target_on_all_ranks(world, command)
+        probes = _select_probes(
+            target, command.suite, command.threat or (), command.attack or (), command.ood
         )
-        probes = probes_from_options(target, command.suite, command.threats, command.attacks, command.ood)
-        folder = _results_folder(command.folder or target.folder, command.keep_examples)
+        folder = command.folder or target.folder
+        if command.keep_examples and folder is None:
+            raise typer.BadParameter(
+                "there is no folder to save in; give --out", param_hint="--save-examples"
+            )
         images = len(select_rows(target.data.test, command.n or BUDGETS[command.budget], command.seed))
         if command.model is not None:
             sys.path.insert(0, str(Path.cwd()))  # worker processes import the module of a factory from here
-        requested = command.workers or (1 if world.size > 1 else None)
-        workers = _num_workers(requested, target.model, probes, images, command.ood)
+        workers = command.workers or (1 if world.size > 1 else None)
+        workers = workers or default_processes(target.model, probes, images, command.ood)
+        if workers == 1 and device_and_dtype(target.model)[0].type == "cpu":
+            torch.set_num_threads(1)  # as worker processes do, so that their number does not change results
         earlier = read_outcome(folder / OUTCOME_FILE) if folder and world.is_main else None
         with EvaluationBars(workers, command.quiet or not world.is_main) as bars:
-            bars.log(f"{target.name}: {images} images of {len(target.data.test)}{_describe_world(world)}")
+            ranks = f", in {world.size} processes; the bar is that of rank 0" if world.size > 1 else ""
+            bars.log(f"{target.name}: {images} images of {len(target.data.test)}{ranks}")
             outcome = evaluate(
                 target.model,
                 target.data,
@@ -66,7 +67,7 @@ def run_evaluation(command: EvalCommand) -> None:
                 seed=command.seed,
                 out=folder,
                 workers=workers,
-                progress=bars.update,
+                progress=bars.update_attack,
                 options=EvalOptions(
                     batch_size=command.batch_size,
                     check="note" if command.force else "stop",
@@ -76,14 +77,20 @@ def run_evaluation(command: EvalCommand) -> None:
                     world=world,
                 ),
             )
-        if world.is_main:
-            _report(outcome, folder, earlier, target.name, command.style, command.quiet)
+        if not world.is_main:
+            return
+        stored = outcome if folder is None else read_outcome(folder / OUTCOME_FILE) or outcome
+        if folder is not None:
+            _write_tables(folder, target.name, stored)
+        _print_outcome(outcome, target.name, command.style)
+        if folder is not None and not command.quiet:
+            _print_files(folder, earlier, stored, outcome)
 
 
-def probes_from_options(
-    target: EvalTarget, suite_name: str | None, threats: Sequence[str], attacks: Sequence[str], ood: str = ""
+def _select_probes(
+    target: EvalTarget, suite_name: str | None, threats: Sequence[str], attacks: Sequence[str], ood: str
 ) -> tuple[Probe, ...]:
-    """Select the probes: a suite or attacks, under the threats of the options or those of the run.
+    """Select a suite or attacks, under the threats of the options or those of the run.
 
     If the options name corrupted images and no attack, there are no probes.
     """
@@ -102,7 +109,7 @@ def probes_from_options(
         raise typer.BadParameter(str(error)) from None
 
 
-def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str = "") -> int:
+def default_processes(model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str = "") -> int:
     """One process per core if the probes search or the images are corrupted, because then starting processes
     pays off; one process on an accelerator."""
     searches = any(stage.attack.stops_at_success for probe in probes for stage in probe_stages(probe))
@@ -111,37 +118,7 @@ def default_workers(model: nn.Module, probes: tuple[Probe, ...], images: int, oo
     return max(1, min(len(os.sched_getaffinity(0)), images // MIN_IMAGES_PER_WORKER))
 
 
-def _num_workers(
-    requested: int | None, model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str
-) -> int:
-    workers = requested or default_workers(model, probes, images, ood)
-    if workers == 1 and device_and_dtype(model)[0].type == "cpu":
-        torch.set_num_threads(1)  # as worker processes do, so that their number does not change results
-    return workers
-
-
-def _results_folder(folder: Path | None, keep_examples: bool) -> Path | None:
-    if keep_examples and folder is None:
-        raise typer.BadParameter("there is no folder to save in; give --out", param_hint="--save-examples")
-    return folder
-
-
-def _describe_world(world: World) -> str:
-    return f", in {world.size} processes; the bar is that of rank 0" if world.size > 1 else ""
-
-
-def _report(
-    outcome: Outcome, folder: Path | None, earlier: Outcome | None, name: str, style: str | None, quiet: bool
-) -> None:
-    """Write the tables of the results folder, if there is one, and print this call's numbers."""
-    if folder is not None:
-        write_tables(folder, name, read_outcome(folder / OUTCOME_FILE) or outcome)
-    print_outcome(outcome, name, style)
-    if folder is not None and not quiet:
-        _report_files(folder, earlier, outcome)
-
-
-def write_tables(folder: Path, name: str, outcome: Outcome) -> None:
+def _write_tables(folder: Path, name: str, outcome: Outcome) -> None:
     """Write the table of an evaluation, and those of corruptions and perturbations if there are any."""
     write_text(folder / "table.md", render({name: outcome}))
     for kind, metrics in (("corruptions", outcome.corruptions()), ("perturbations", outcome.perturbations())):
@@ -151,13 +128,11 @@ def write_tables(folder: Path, name: str, outcome: Outcome) -> None:
             (folder / f"{kind}.md").unlink(missing_ok=True)  # written for other images
 
 
-def _report_files(folder: Path, earlier: Outcome | None, printed: Outcome) -> None:
+def _print_files(folder: Path, earlier: Outcome | None, stored: Outcome, printed: Outcome) -> None:
     """Print where the results are, and how they differ from what was printed and from earlier ones."""
-    stored = read_outcome(folder / OUTCOME_FILE) or printed
     if more := len(stored.predicted) - len(printed.predicted):
         echo(f"{OUTCOME_FILE} and table.md also hold {more} probes of earlier calls")
-    gone = 0 if earlier is None else len(earlier.predicted.keys() - stored.predicted.keys())
-    if gone and earlier is not None:
+    if earlier is not None and (gone := len(earlier.predicted.keys() - stored.predicted.keys())):
         same_rows = earlier.facts["rows"] == stored.facts["rows"]
         reason = "of another set" if same_rows else f"on {len(earlier)} images"
         kept = "their results are kept, evaluate them again to get them back"
@@ -165,7 +140,7 @@ def _report_files(folder: Path, earlier: Outcome | None, printed: Outcome) -> No
     echo(f"results: {folder}/")
 
 
-def print_outcome(outcome: Outcome, name: str, style: str | None) -> None:
+def _print_outcome(outcome: Outcome, name: str, style: str | None) -> None:
     """Print the accuracies with their intervals, the accuracy after every stage, and the footnotes."""
     if style is not None:
         about = {"name": name, **outcome.facts.get("robustbench", {})}

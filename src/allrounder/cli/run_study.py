@@ -1,4 +1,4 @@
-"""What `allrounder sweep`, `compare` and `demo` do: run the trainings of a study and print its table."""
+"""The work of `allrounder sweep`, `compare` and `demo`: run the trainings of a study and print its table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice
 from allrounder.errors import Interrupted, RunError
 from allrounder.experiments.launchers import SLURM_SCRIPT, Launcher, run_on_ray, slurm_script, submit_to_slurm
-from allrounder.experiments.manifest import collect_results
+from allrounder.experiments.manifest import collect_results, default_folder
 from allrounder.experiments.runner import TotalProgress, make_jobs, make_manifest, open_study
 from allrounder.experiments.study import Study, Trial
-from allrounder.report.study import StudyResults, render_study
+from allrounder.report.study import render_study
 from allrounder.report.tables import format_rows
 from allrounder.system.files import write_text
 from allrounder.system.processes import Job, run_jobs
@@ -29,15 +29,15 @@ MAX_BARS = 12
 
 
 def run_study(
-    study: Study, folder: Path, workers: int | None, launcher: str, dry: bool, only: int | None
+    study: Study, out: Path | None, workers: int | None, launcher: str, dry: bool, only: int | None
 ) -> None:
     """Run the unfinished trainings of a study and print its table."""
+    folder = out or default_folder(study.name)
     check_choice(launcher, get_args(Launcher), "--launcher")
     trials = study.trials()
     if only is not None and only >= len(trials):
-        raise typer.BadParameter(
-            f"{only}: the study has {len(trials)} trainings, numbered from 0", param_hint="--only"
-        )
+        problem = f"{only}: the study has {len(trials)} trainings, numbered from 0"
+        raise typer.BadParameter(problem, param_hint="--only")
     if dry:
         _print_dry_run(study, trials, folder, launcher)
         return
@@ -50,7 +50,7 @@ def run_study(
         echo(submit_to_slurm(folder / SLURM_SCRIPT))
         return
     try:
-        run_with_bars(selected, jobs, cast(Launcher, launcher), workers or len(os.sched_getaffinity(0)))
+        _run_with_bars(selected, jobs, cast(Launcher, launcher), workers or len(os.sched_getaffinity(0)))
     except (RunError, Interrupted):
         with suppress(RunError):  # the first error is the cause
             _print_table(study, folder, only)
@@ -59,14 +59,20 @@ def run_study(
 
 
 def _print_table(study: Study, folder: Path, only: int | None) -> None:
+    """Print the table of a study, and save it beside the runs."""
     if only is not None:  # the other trainings may still run, as tasks of a cluster
         return
     results = collect_results(make_manifest(study), folder)
     if results.outcomes:
-        print_results(results, folder)
+        write_text(folder / "table.md", render_study(results))
+        table = results.to_table("text")
+        print_numbers(table.header, format_rows(table, "text"))
+        for line in table.notes:
+            echo(line)
+        echo(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
 
 
-def run_with_bars(trials: Sequence[Trial], jobs: dict[str, Job], launcher: Launcher, workers: int) -> None:
+def _run_with_bars(trials: Sequence[Trial], jobs: dict[str, Job], launcher: Launcher, workers: int) -> None:
     """Run jobs and show their progress: a bar per training if there are few, and one for all."""
     total = TotalProgress(trials)
     has_bars = len(trials) <= MAX_BARS
@@ -85,16 +91,6 @@ def run_with_bars(trials: Sequence[Trial], jobs: dict[str, Job], launcher: Launc
             run_on_ray(jobs, update)
         else:
             run_jobs(jobs, workers, update)
-
-
-def print_results(results: StudyResults, folder: Path) -> None:
-    """Print the table of a study, and save it beside the runs."""
-    write_text(folder / "table.md", render_study(results))
-    table = results.to_table("text")
-    print_numbers(table.header, format_rows(table, "text"))
-    for line in table.notes:
-        echo(line)
-    echo(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
 
 
 def _print_dry_run(study: Study, trials: Sequence[Trial], folder: Path, launcher: str) -> None:
