@@ -64,7 +64,7 @@ class GradientProjection(Update):
         if isinstance(optimizer, Sgd):
             return []
         got = type(optimizer).__name__.lower()
-        message = f'gradient-projection trains a natural copy by sgd, got {got}; set optimizer.kind to sgd'
+        message = f"gradient-projection trains a natural copy by sgd, got {got}; set optimizer.kind to sgd"
         return [("kind", message)]
 
     def apply(self, step: TrainingStep) -> Loss:

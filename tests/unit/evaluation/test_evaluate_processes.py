@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -155,7 +156,7 @@ def test_pickle_check_does_not_copy_tensors():
 
     model = trained_network()
     model.register_buffer("big", torch.zeros(3).as_subclass(Refusing))
-    pool._PickleCheck().dump(model)
+    pool._PickleCheck(io.BytesIO()).dump(model)
     with pytest.raises(AssertionError, match="copied"):
         pickle.dumps(model)
 
