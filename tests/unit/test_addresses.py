@@ -47,7 +47,6 @@ LITERALS = """
 'moves'
 'noise', *
 'order'
-'order', *
 'partner'
 'perturbation', *
 'probe', *, *

@@ -27,12 +27,18 @@ def measure_peak_memory(device: torch.device) -> Generator[list[int]]:
         yield peak
         peak[0] = torch.cuda.max_memory_allocated(device) - before
         return
-    before = _resident_bytes()
+    lowest = _resident_bytes()  # falls when the system takes back pages that the process does not use
     done = threading.Event()
+
+    def measure() -> None:
+        nonlocal lowest
+        resident = _resident_bytes()
+        lowest = min(lowest, resident)
+        peak[0] = max(peak[0], resident - lowest)
 
     def poll() -> None:
         while not done.wait(POLL_SECONDS):
-            peak[0] = max(peak[0], _resident_bytes() - before)
+            measure()
 
     poller = threading.Thread(target=poll, daemon=True)
     poller.start()
@@ -41,7 +47,7 @@ def measure_peak_memory(device: torch.device) -> Generator[list[int]]:
     finally:
         done.set()
         poller.join()
-        peak[0] = max(peak[0], _resident_bytes() - before)
+        measure()
 
 
 def _resident_bytes() -> int:

@@ -496,7 +496,7 @@ AUGMENTS = kinds(
     },
     resized_crop={"scale": st.lists(st.floats(0.01, 1), min_size=2, max_size=2).map(sorted)},
     cutout={"size": st.integers(0, 40)},
-    colour_jitter={"contrast": UNIT, "hue": st.floats(0, 0.5)},
+    color_jitter={"contrast": UNIT, "hue": st.floats(0, 0.5)},
     mixup={"alpha": POSITIVE, "chance": UNIT},
     none={},
 )

@@ -137,7 +137,7 @@ def test_the_counts_and_bytes_of_a_plan_are_those_of_the_run(tmp_path: Path):
 def test_a_plan_counts_the_passes_of_the_overfitting_guard(monkeypatch: pytest.MonkeyPatch):
     times = PassTimes(batch_size=10, forward=1.0, backward=2.0)
     monkeypatch.setattr(PassTimes, "measure", lambda *_: times)
-    guard = "update = { kind = 'guarded', probe = { kind = 'pgd', steps = 5 } }"
+    guard = "update = { kind = 'overfit-guard', probe = { kind = 'pgd', steps = 5 } }"
     guarded = recipe(PAIR, ("lr = 0.05", f"lr = 0.05\n{guard}"))
     costs = plan(guarded, steps=1, model=tiny, data=blobs(48))
     linf, natural = costs.learners
