@@ -31,3 +31,12 @@ def test_the_code_of_the_guide_runs(page: str, blocks: int, tmp_path: Path, monk
         # Empty lines in front, so that an error points at the line of the page.
         source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
         exec(compile(source, str(GUIDE / page), "exec"), names)
+
+
+def test_the_architecture_guide_names_existing_files():
+    text = (GUIDE / "architecture.md").read_text(encoding="utf-8")
+    repository = GUIDE.parents[1]
+    files = [path.relative_to(repository).as_posix() for path in repository.glob("[st]*/**/*.py")]
+    named = set(re.findall(r"[a-z_][a-z_/]*\.py", text))
+    assert len(named) > 40
+    assert not [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)]
