@@ -31,8 +31,9 @@ class Batches:
             )
         self.split = split
         self.batch_size = batch_size
+        self.rng = rng
         self._labels = split.labels
-        self._epochs = _ShuffledPasses(len(split), len(split), rng.fold_in("order"))
+        self._orders: dict[int, Tensor] = {}
 
     @property
     def steps(self) -> int:
@@ -48,11 +49,15 @@ class Batches:
         if isinstance(self.split, Prefetchable):
             for later in range(step, step + PREFETCH_BATCHES):
                 self.split.prefetch(self._index(epoch + later // self.steps, later % self.steps + 1))
+        near = range(epoch, epoch + PREFETCH_BATCHES + 1)
+        self._orders = {key: order for key, order in self._orders.items() if key in near}
         return batch
 
     def _index(self, epoch: int, step: int) -> Tensor:
+        if epoch not in self._orders:
+            self._orders[epoch] = self.rng.fold_in("order", epoch).permutation(len(self.split))
         first = (step - 1) * self.batch_size
-        return self._epochs.at(epoch)[first : None if step == self.steps else first + self.batch_size]
+        return self._orders[epoch][first : None if step == self.steps else first + self.batch_size]
 
 
 @final
