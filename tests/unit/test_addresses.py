@@ -47,6 +47,7 @@ LITERALS = """
 'moves'
 'noise', *
 'order'
+'order', *
 'partner'
 'perturbation', *
 'probe', *, *
