@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from allrounder.data.inputs.coerce import as_data as as_data
     from allrounder.distributed import World as World
     from allrounder.errors import (
-        DataError as DataError, Diverged as Diverged, Interrupted as Interrupted,
+        AllrounderError as AllrounderError, DataError as DataError, Diverged as Diverged, Interrupted as Interrupted,
         PreflightError as PreflightError, RecipeError as RecipeError, RunError as RunError,
         ThreatError as ThreatError, WorldError as WorldError,
     )
@@ -130,7 +130,7 @@ _MODULES = {
     "models.wide_resnet": "WideResNet",
     # Shared
     "distributed": "World",
-    "errors": "DataError Diverged Interrupted PreflightError RecipeError RunError ThreatError WorldError",
+    "errors": "AllrounderError DataError Diverged Interrupted PreflightError RecipeError RunError ThreatError WorldError",
     "rng": "Rng",
     "system.progress": "ProgressEvent",
 }

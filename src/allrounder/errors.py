@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 
-class RecipeError(ValueError):
+class AllrounderError(Exception):
+    """The base of all errors of this package."""
+
+
+class RecipeError(AllrounderError, ValueError):
     """A recipe, or an override of one, that cannot be run."""
 
 
-class DataError(ValueError):
+class DataError(AllrounderError, ValueError):
     """A dataset whose files cannot be downloaded, written or read, or differ from what was published."""
 
 
-class ThreatError(RuntimeError):
+class ThreatError(AllrounderError, RuntimeError):
     """An attack returned images outside the ball or the box, or images that are not finite."""
 
 
-class WorldError(RuntimeError):
+class WorldError(AllrounderError, RuntimeError):
     """The processes of a run do not match, or one of them failed."""
 
 
-class RunError(RuntimeError):
+class RunError(AllrounderError, RuntimeError):
     """A run folder that cannot be read or written."""
 
 
-class Diverged(FloatingPointError):
+class Diverged(AllrounderError, FloatingPointError):
     """A loss, or the weights after a step, are not finite; earlier checkpoints are intact."""
 
 
-class Interrupted(RuntimeError):
+class Interrupted(AllrounderError, RuntimeError):
     """A signal stopped the run; its state was saved, and it can be resumed."""
 
 
-class PreflightError(ValueError):
+class PreflightError(AllrounderError, ValueError):
     """The evaluation of these images, labels or this network would be meaningless."""

@@ -19,10 +19,6 @@ from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
 
 EXIT_FAILED, EXIT_USAGE, EXIT_RESUMABLE = 1, 2, 75
-FAILURES = (
-    *(errors.DataError, errors.Diverged, errors.PreflightError),
-    *(errors.RunError, errors.ThreatError, errors.WorldError),
-)
 
 app = Typer(
     help="Train image classifiers that are accurate and robust under several norms, and evaluate them.",
@@ -78,6 +74,6 @@ def main() -> None:
     except errors.RecipeError as error:
         echo_error(str(error))
         sys.exit(EXIT_USAGE)
-    except FAILURES as error:
+    except errors.AllrounderError as error:
         echo_error(f"error: {error}")
         sys.exit(EXIT_FAILED)
