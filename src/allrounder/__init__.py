@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from allrounder.data.inputs.coerce import as_data as as_data
     from allrounder.distributed import World as World
     from allrounder.errors import (
-        AllrounderError as AllrounderError, DataError as DataError, Diverged as Diverged, Interrupted as Interrupted,
-        PreflightError as PreflightError, RecipeError as RecipeError, RunError as RunError,
+        AllrounderError as AllrounderError, DataError as DataError, Diverged as Diverged,
+        Interrupted as Interrupted, PreflightError as PreflightError, RecipeError as RecipeError, RunError as RunError,
         ThreatError as ThreatError, WorldError as WorldError,
     )
     from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
@@ -130,7 +130,8 @@ _MODULES = {
     "models.wide_resnet": "WideResNet",
     # Shared
     "distributed": "World",
-    "errors": "AllrounderError DataError Diverged Interrupted PreflightError RecipeError RunError ThreatError WorldError",
+    "errors": "AllrounderError DataError"
+    " Diverged Interrupted PreflightError RecipeError RunError ThreatError WorldError",
     "rng": "Rng",
     "system.progress": "ProgressEvent",
 }
