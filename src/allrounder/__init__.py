@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from allrounder.distributed import World as World
     from allrounder.errors import (
         AllrounderError as AllrounderError, DataError as DataError, Diverged as Diverged,
-        Interrupted as Interrupted, PreflightError as PreflightError, RecipeError as RecipeError, RunError as RunError,
-        ThreatError as ThreatError, WorldError as WorldError,
+        Interrupted as Interrupted, PreflightError as PreflightError, RecipeError as RecipeError,
+        RunError as RunError, ThreatError as ThreatError, WorldError as WorldError,
     )
     from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
