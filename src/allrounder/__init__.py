@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from allrounder.errors import (
         AllrounderError as AllrounderError, DataError as DataError, Diverged as Diverged,
         Interrupted as Interrupted, PreflightError as PreflightError, RecipeError as RecipeError,
-        RunError as RunError, ThreatError as ThreatError, WorldError as WorldError,
+        RunError as RunError, StorageError as StorageError, ThreatError as ThreatError,
+        WorldError as WorldError,
     )
     from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
@@ -131,7 +132,7 @@ _MODULES = {
     # Shared
     "distributed": "World",
     "errors": "AllrounderError DataError"
-    " Diverged Interrupted PreflightError RecipeError RunError ThreatError WorldError",
+    " Diverged Interrupted PreflightError RecipeError RunError StorageError ThreatError WorldError",
     "rng": "Rng",
     "system.progress": "ProgressEvent",
 }

@@ -6,6 +6,9 @@ from __future__ import annotations
 class AllrounderError(Exception):
     """The base of all errors of this package."""
 
+    resumable: bool = False
+    """Whether the same call continues the work later; the command line then exits with code 75."""
+
 
 class RecipeError(AllrounderError, ValueError):
     """A recipe, or an override of one, that cannot be run."""
@@ -24,7 +27,15 @@ class WorldError(AllrounderError, RuntimeError):
 
 
 class RunError(AllrounderError, RuntimeError):
-    """A run folder that cannot be read or written."""
+    """A run folder, a result or another stored file that cannot be used."""
+
+
+class StorageError(AllrounderError, OSError):
+    """A file or folder that the system cannot write; what was saved before is intact."""
+
+    def __init__(self, message: str, *, resumable: bool = False):
+        super().__init__(message)
+        self.resumable = resumable
 
 
 class Diverged(AllrounderError, FloatingPointError):
@@ -33,6 +44,8 @@ class Diverged(AllrounderError, FloatingPointError):
 
 class Interrupted(AllrounderError, RuntimeError):
     """A signal stopped the run; its state was saved, and it can be resumed."""
+
+    resumable = True
 
 
 class PreflightError(AllrounderError, ValueError):

@@ -16,11 +16,11 @@ SOURCE = Path(allrounder.__file__).parent
 PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "rng", "report"),
+    ("errors", "rng"),
     ("config",),
     ("types",),
     ("system",),
-    ("data", "nn", "threats"),
+    ("data", "nn", "threats", "report"),
     ("models", "distributed"),
     ("inference",),
     ("attacks",),

@@ -76,4 +76,4 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
     except errors.AllrounderError as error:
         echo_error(f"error: {error}")
-        sys.exit(EXIT_FAILED)
+        sys.exit(EXIT_RESUMABLE if error.resumable else EXIT_FAILED)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from allrounder.errors import RunError
@@ -18,7 +16,8 @@ from allrounder.evaluation.probes import Probe, probe_stages
 from allrounder.evaluation.store import AttackResults, ResultStore
 from allrounder.report.corruption_metrics import FloatArray, parse_shift_id
 from allrounder.report.outcome import NATURAL, Facts, IntArray, Outcome
-from allrounder.system.files import temporary_path
+from allrounder.system.checked_files import write_arrays
+from allrounder.system.files import explain_write_errors, make_folder
 from allrounder.types import Labels
 
 PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood")
@@ -61,12 +60,7 @@ def check_complete(name: str, results: AttackResults, rows: Labels) -> None:
 
 def read_outcome(file: Path) -> Outcome | None:
     """The outcome in a file, or None if there is no such file."""
-    if not file.is_file():
-        return None
-    try:
-        return Outcome.load(file)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); move it away and call again") from None
+    return Outcome.load(file) if file.is_file() else None
 
 
 def update_outcome(earlier: Outcome, now: Outcome) -> Outcome:
@@ -106,18 +100,17 @@ def save_examples(
             images |= store.examples(stage.key(), by_stage)
         file = folder / "examples" / f"{name.replace('/', '_').replace(':', '-')}.safetensors"
         if not fooled:
-            file.unlink(missing_ok=True)  # an earlier call with more images may have written one
+            with explain_write_errors(file):
+                file.unlink(missing_ok=True)  # an earlier call with more images may have written one
             continue
-        file.parent.mkdir(exist_ok=True)
-        index = torch.tensor(fooled)
-        tensors = {
-            "x": torch.stack([images[int(rows[position])] for position in fooled]),
-            "row": rows[index],
-            "label": torch.from_numpy(outcome.label)[index],
-            "predicted": torch.from_numpy(outcome.predicted[name])[index],
+        make_folder(file.parent)
+        arrays = {
+            "x": torch.stack([images[int(rows[position])] for position in fooled]).numpy(),
+            "row": rows.numpy()[fooled],
+            "label": outcome.label[fooled],
+            "predicted": outcome.predicted[name][fooled],
         }
-        save_file(tensors, temporary_path(file), metadata={"probe": name})
-        temporary_path(file).replace(file)
+        write_arrays(file, arrays, {"probe": name})
 
 
 def describe_budgets(probes: Sequence[Probe], classes: int) -> dict[str, str]:

@@ -36,6 +36,7 @@ from allrounder.evaluation.shifts import CorruptionEval
 from allrounder.evaluation.store import open_folder
 from allrounder.report.outcome import OUTCOME_FILE, Facts, Outcome
 from allrounder.report.reliability import compute_flags
+from allrounder.system.files import make_folder
 from allrounder.system.processes import check_picklable
 from allrounder.system.progress import ProgressCallback
 from allrounder.threats.threat import Threat
@@ -181,7 +182,7 @@ def _open_folder(stack: ExitStack, out: str | Path | None, workers: int, plan: F
 def _save_outcome(outcome: Outcome, folder: Path) -> None:
     """Add the probes to those of earlier calls on the same images; OUTCOME_FILE is a copy of the last one."""
     file = folder / "outcomes" / f"{outcome.facts['rows']}.safetensors"
-    file.parent.mkdir(exist_ok=True)
+    make_folder(file.parent)
     earlier = read_outcome(file)
     combined = outcome if earlier is None else update_outcome(earlier, outcome)
     combined = replace(combined, facts={**combined.facts, "flags": compute_flags(combined)})

@@ -55,12 +55,19 @@ class EvaluationJob:
         try:
             if workers == 1:
                 return self.run_rows("", progress, rows)
+            self._set_damaged_results_aside()
             shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
             jobs = {name: partial(self.run_rows, rows=share) for name, share in shares.items()}
             run_jobs(jobs, workers, progress)
         except Interrupted as stop:
             raise self._describe_stop(stop) from None
         return ResultStore(len(self.split), self.folder)
+
+    def _set_damaged_results_aside(self) -> None:
+        """Read all stored results once, so that damaged ones are reported before and not by the workers."""
+        store = ResultStore(len(self.split), self.folder)
+        for key in self.store_keys():
+            store.results(key)
 
     def _run_distributed(self, rows: Labels, world: World, progress: ProgressCallback) -> ResultStore:
         """Evaluate the images at `rows` together with the other ranks; all ranks get all results."""

@@ -6,12 +6,15 @@ serves any number of images and attacks, and a later call reuses the results of 
 
     plan.json                              what all results in the folder have in common, and the format
     results/ATTACK-DIGEST/ROW.safetensors  shards: the results of some images, named by their first row
+
+A damaged shard is set aside as ROW.safetensors.damaged, and its results are computed again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,15 +23,21 @@ from typing import Any, TypeAlias, cast, final
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from allrounder.errors import RunError
-from allrounder.system.files import LOCK_FILE, fsync, lock_folder, temporary_path, write_text
+from allrounder.system.checked_files import read_arrays, read_json, write_arrays, write_json
+from allrounder.system.files import (
+    LOCK_FILE,
+    check_location,
+    explain_write_errors,
+    lock_folder,
+    make_folder,
+    temporary_path,
+)
 from allrounder.types import Images, Labels, PerExampleBool
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The version of the layout above; a folder of another version is refused."""
 PLAN_FILE = "plan.json"
 RESULTS_FOLDER = "results"
@@ -84,8 +93,8 @@ class ResultStore:
         """All results of an attack so far."""
         if key not in self.cached:
             results = self.cached[key] = AttackResults.empty(self.num_images)
-            for file in self._shards(key):
-                results.write_(_read_shard(file))
+            for shard in self._read_shards(key):
+                results.write_(shard)
         return self.cached[key]
 
     def add(
@@ -102,11 +111,9 @@ class ResultStore:
             shard |= {"x": x[new][fooled], "x_row": rows[fooled]}
         if self.folder is not None:
             file = self._attack_folder(key) / f"{int(rows[0]):07d}.safetensors"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.items()}
-            save_file(tensors, temporary_path(file), metadata={"attack": key})
-            fsync(temporary_path(file))
-            temporary_path(file).replace(file)
+            make_folder(file.parent)
+            arrays = {name: tensor.detach().cpu().numpy() for name, tensor in shard.items()}
+            write_arrays(file, arrays, {"attack": key})
         # The file comes first: after an interrupted write, the same shard can be written again.
         self.results(key).write_(shard)
         self.on_new({key: _to_lists(shard)})
@@ -131,7 +138,7 @@ class ResultStore:
     def examples(self, key: str, rows: set[int]) -> dict[int, Tensor]:
         """The images that were kept of an attack, by row, at some rows."""
         images: dict[int, Tensor] = {}
-        for shard in map(_read_shard, self._shards(key)):
+        for shard in self._read_shards(key):
             kept = cast(list[int], shard["x_row"].tolist()) if "x" in shard else ()
             images |= {row: shard["x"][position].clone() for position, row in enumerate(kept) if row in rows}
         return images
@@ -141,8 +148,38 @@ class ResultStore:
         word = "".join(sign if sign.isalnum() else "-" for sign in key.split("(")[0].lower())
         return self.folder / RESULTS_FOLDER / f"{word}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
-    def _shards(self, key: str) -> list[Path]:
-        return [] if self.folder is None else sorted(self._attack_folder(key).glob("[0-9]*.safetensors"))
+    def _read_shards(self, key: str) -> Generator[dict[str, Tensor]]:
+        """Yield the intact shards of an attack, and set the damaged ones aside."""
+        if self.folder is None:
+            return
+        for file in sorted(self._attack_folder(key).glob("[0-9]*.safetensors")):
+            try:
+                yield self._read_shard(file, key)
+            except ValueError as error:
+                aside = _set_aside(file)
+                problem = f"{file}: cannot be read ({error}); moved to {aside.name}"
+                warnings.warn(f"{problem}, its results are computed again", stacklevel=2)
+            except OSError as error:
+                advice = "make it readable, or move it away: its results are computed again"
+                raise RunError(f"{file}: cannot be read ({error}); {advice}") from None
+
+    def _read_shard(self, file: Path, key: str) -> dict[str, Tensor]:
+        """Read a shard; raise ValueError unless it holds results of this attack and these images."""
+        arrays, fields = read_arrays(file)
+        if fields.get("attack") != key or not set(SHARD_FIELDS) <= arrays.keys():
+            raise ValueError(f"it does not hold results of {key}")
+        if not ((arrays["row"] >= 0) & (arrays["row"] < self.num_images)).all():
+            raise ValueError(f"it holds rows beyond the {self.num_images} images")
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _set_aside(file: Path) -> Path:
+    """Rename a damaged file, so that it is not read again, to a name that is not taken."""
+    number = 1
+    while (aside := file.with_name(f"{file.name}.damaged{'' if number == 1 else f'-{number}'}")).exists():
+        number += 1
+    with explain_write_errors(file):
+        return file.rename(aside)
 
 
 def _to_lists(shard: Mapping[str, Tensor]) -> dict[str, list[int | float]]:
@@ -157,14 +194,15 @@ def open_folder(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
     """
     file = folder / PLAN_FILE
     new_plan: dict[str, Any] = json.loads(json.dumps({**plan, "format": FORMAT_VERSION}))
+    check_location(folder)
     if not file.is_file() and folder.exists() and not _is_empty(folder):
         raise RunError(f"{folder}: exists and is not an evaluation; {UNCHANGED}")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with lock_folder(folder, "evaluating"):
         if file.is_file():
-            _check_same_plan(folder, _read_plan(file), new_plan)
+            _check_same_plan(folder, read_json(file, UNCHANGED, FORMAT_VERSION), new_plan)
         else:
-            write_text(file, json.dumps(new_plan, indent=1, sort_keys=True))
+            write_json(file, new_plan)
         yield
 
 
@@ -174,30 +212,8 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= leftovers
 
 
-def _read_plan(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); choose another folder") from None
-
-
 def _check_same_plan(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    if old.get("format") != FORMAT_VERSION:
-        raise RunError(
-            f"{folder}: holds an evaluation in format {old.get('format')}, this version of allrounder reads "
-            f"and writes format {FORMAT_VERSION}; {UNCHANGED}"
-        )
     for key in sorted({*old, *new}):
         if old.get(key) != new.get(key):
             difference = f"with {key} = {old.get(key)}, this one has {new.get(key)}"
             raise RunError(f"{folder}: holds an evaluation {difference}; {UNCHANGED}")
-
-
-def _read_shard(file: Path) -> dict[str, Tensor]:
-    try:
-        shard = load_file(file)
-        if missing := set(SHARD_FIELDS) - shard.keys():
-            raise ValueError(f"it has no {', '.join(sorted(missing))}")
-        return shard
-    except (OSError, ValueError, SafetensorError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); delete it, its results are made again") from None

@@ -7,7 +7,6 @@ compared with the files of the run whenever the outcome is read, so that a table
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from pydantic import ValidationError
-from safetensors import SafetensorError
 
 from allrounder.config.fields import (
     FiniteFloat,
@@ -31,14 +29,15 @@ from allrounder.config.fields import (
 from allrounder.errors import RecipeError, RunError
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
-from allrounder.system.files import hash_file, newest_folder, write_text
+from allrounder.system.checked_files import read_json, read_toml, write_json
+from allrounder.system.files import check_location, hash_file, newest_folder
 
 STUDY_FILE = "study.toml"
 STUDIES_FOLDER = "studies"
 """The folder of shipped studies in this package."""
 MANIFEST_FILE = "study.json"
-FORMAT_VERSION = 1
-"""Of manifests; increased by every incompatible change."""
+FORMAT_VERSION = 2
+"""Of manifests and signatures; increased by every incompatible change."""
 NOT_COMPARED = ("about", "name", "seeds", "probes")
 """Keys of a study file that are not compared with the study that ran: texts, seeds (which may be added), and
 probes (which may be written in several ways)."""
@@ -79,20 +78,12 @@ class Manifest:
         """Read the manifest of a study's folder."""
         file = folder / MANIFEST_FILE
         again = "run the study again, which keeps its finished trainings"
+        check_location(folder)
         if not file.is_file():
             reason = f"no study ran there, it has no {MANIFEST_FILE}; name the folder of a study"
             raise RunError(f"{folder}: {reason}, or run one with: allrounder sweep")
-        try:
-            raw: Any = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(raw, dict) or "format" not in raw:
-                raise ValueError("it names no format version")
-        except (OSError, ValueError) as error:
-            raise RunError(f"{file}: cannot be read ({error}); {again}") from None
-        fields = cast(dict[str, Any], raw)
-        version: object = fields.pop("format")
-        if version != FORMAT_VERSION:
-            reason = f"got format version {version!r}, expected {FORMAT_VERSION}"
-            raise RunError(f"{file}: {reason}; use the version of allrounder that wrote it, or {again}")
+        fields = read_json(file, again, FORMAT_VERSION)
+        fields.pop("format")
         try:
             return adapter(cls).validate_python(fields)
         except ValidationError as error:
@@ -100,15 +91,15 @@ class Manifest:
             place = ".".join(str(key) for key in first["loc"])
             raise RunError(f"{file}: {place}: {first['msg']}; {again}") from None
 
-    def dumps(self) -> str:
-        """Return the manifest as JSON; `load` reads it back."""
-        return json.dumps({"format": FORMAT_VERSION, **asdict(cast(Any, self))}, indent=1) + "\n"
-
     def save(self, folder: Path) -> None:
         """Write the manifest, unless the folder has it already."""
         file = folder / MANIFEST_FILE
-        if not file.is_file() or file.read_text(encoding="utf-8") != self.dumps():
-            write_text(file, self.dumps())
+        try:
+            is_saved = Manifest.load(folder) == self
+        except RunError:  # missing, damaged, or of another version
+            is_saved = False
+        if not is_saved:
+            write_json(file, {"format": FORMAT_VERSION, **asdict(cast(Any, self))})
 
 
 def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
@@ -169,10 +160,7 @@ def load_trial_outcome(folder: Path, recipe: str, which: str, images: int | None
             f"{folder}: holds a run of another recipe ({recorded['recipe']}, the study expects {recipe}); "
             "remove it, or name the study that it belongs to"
         )
-    try:
-        outcome = Outcome.load(file)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(f"{file}: cannot be read ({error}); {again}") from None
+    outcome = Outcome.load(file)
     for key, expected in (("recipe", recipe), ("weights", which)):
         if outcome.facts.get(key) != expected:
             got = f"{key} {outcome.facts.get(key)}, expected {expected}"
@@ -182,15 +170,15 @@ def load_trial_outcome(folder: Path, recipe: str, which: str, images: int | None
     return outcome
 
 
+def write_signature(evaluation: Path, signature: Mapping[str, str]) -> None:
+    """Write the signature of an evaluation beside its folder."""
+    write_json(signature_file(evaluation), {"format": FORMAT_VERSION, **signature})
+
+
 def _read_signature(file: Path, again: str) -> dict[str, str]:
-    try:
-        raw: Any = json.loads(file.read_text(encoding="utf-8"))
-        signature = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
-        if not all(isinstance(signature.get(key), str) for key in KEYS):
-            raise ValueError(f"expected a text for each of {', '.join(KEYS)}")
-    except (OSError, ValueError) as error:
-        reason = f"cannot be read ({error}): it was damaged or changed by hand"
-        raise RunError(f"{file}: {reason}; {again}") from None
+    signature = read_json(file, again, FORMAT_VERSION)
+    if not all(isinstance(signature.get(key), str) for key in KEYS):
+        raise RunError(f"{file}: expected a text for each of {', '.join(KEYS)}; {again}")
     return signature
 
 
@@ -226,6 +214,11 @@ def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -
     return folder
 
 
+def read_study_text(folder: Path) -> str:
+    """Read the study that ran in a folder; to change a study, change a copy of its file."""
+    return read_toml(folder / STUDY_FILE, "run a copy of it with another --out")
+
+
 def read_study(source: str, file: Traversable, shipped: Collection[str], kind: str) -> dict[str, Any]:
     """Read the file of a study as a raw table; errors call it `source`, and `kind` says what it may be."""
     if not file.is_file():
@@ -244,10 +237,7 @@ def parse_study(content: bytes, source: str) -> dict[str, Any]:
 
 def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
     """Raise if a study file differs from the study that ran in a folder, comparing files without torch."""
-    try:
-        saved = tomllib.loads((folder / STUDY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder / STUDY_FILE}: cannot be read ({error}); restore it") from None
+    saved = parse_study(read_study_text(folder).encode(), str(folder / STUDY_FILE))
     keys = [key for key in {**saved, **raw} if key not in NOT_COMPARED]
     changed = [key for key in keys if not _is_same(raw.get(key), saved.get(key))]
     if changed:

@@ -9,7 +9,6 @@ LABEL/seed-N/eval     the outcome of each set of weights, such as best/, and bes
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +25,13 @@ from allrounder.experiments.manifest import (
     evaluation_folder,
     load_trial_outcome,
     make_signature,
-    signature_file,
+    read_study_text,
+    write_signature,
 )
 from allrounder.experiments.study import Study, Trial
 from allrounder.report.outcome import OUTCOME_FILE
-from allrounder.system.files import write_text
+from allrounder.system.checked_files import write_toml
+from allrounder.system.files import check_location, make_folder
 from allrounder.system.processes import Job
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.training.data import load_data
@@ -83,8 +84,9 @@ def open_study(study: Study, folder: Path) -> Study:
     """Create or reopen the folder of a study, to which seeds may be added; return it with all its seeds."""
     file = folder / STUDY_FILE
     text = ""
+    check_location(folder)
     if file.is_file():
-        text = file.read_text(encoding="utf-8")
+        text = read_study_text(folder)
         existing = Study.loads(text, str(file))
         if replace(existing, seeds=study.seeds, name="", about="") != replace(study, name="", about=""):
             old, new = (f"{value.name}: {', '.join(value.labels())}" for value in (existing, study))
@@ -95,9 +97,9 @@ def open_study(study: Study, folder: Path) -> Study:
         reason = "is not empty and holds no study"
         raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
     manifest = make_manifest(study)  # raises if a recipe is wrong, before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if text != study.dumps():  # cluster tasks that start together find the file and do not write it again
-        write_text(file, study.dumps())
+        write_toml(file, study.dumps())
     manifest.save(folder)
     return study
 
@@ -118,9 +120,9 @@ def run_trial(name: str, send: ProgressCallback, *, trial: Trial, folder: Path, 
             load_trial_outcome(folder, recipe.fingerprint(), which, images)
             send(ProgressEvent(name, 1, 1, "already done"))
             continue
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         signature = make_signature(folder, recipe.fingerprint(), run.weights_file(which))
-        write_text(signature_file(out), json.dumps(signature))
+        write_signature(out, signature)
         about = {"weights": which, "recipe": recipe.fingerprint(), "cost": str(trial.cost)}
         about |= {"selected_on": recipe.validation.on} if which == "best" else {}
         about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -11,8 +10,6 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import save
 
 from allrounder.report.corruption_metrics import (
     FloatArray,
@@ -26,13 +23,14 @@ from allrounder.report.corruption_metrics import (
     to_smallest_dtype,
 )
 from allrounder.report.statistics import McNemar, format_percent, wilson_interval
+from allrounder.system.checked_files import check_version, damage_error, read_arrays, write_arrays
 
 IntArray: TypeAlias = NDArray[np.int64]
 Facts: TypeAlias = Mapping[str, Any]
 Column: TypeAlias = tuple[str, str | None]
 """A column of a table: (probe, None), (attack, "worst" or "mean"), or an average over corruptions."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The version of the file layout; files of another version are refused."""
 OUTCOME_FILE = "outcome.safetensors"
 """The name of an outcome in a results folder."""
@@ -246,29 +244,20 @@ class Outcome:
             arrays[f"predicted/{name}"] = to_smallest_dtype(array) if parse_shift_id(name) else array
         arrays |= {f"distance/{name}": np.where(np.isnan(d), np.nan, d) for name, d in self.distance.items()}
         arrays |= {f"stage/{name}": stage for name, stage in self.stage.items()}
-        # safetensors keeps neither the order of arrays nor that of several metadata texts.
         content = {"format": FORMAT_VERSION, "facts": dict(self.facts), "probes": list(self.predicted)}
-        metadata = {"outcome": json.dumps(content, sort_keys=True)}
-        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata=metadata)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        write_arrays(path, arrays, content)
 
     @classmethod
     def load(cls, path: Path) -> Outcome:
-        """Read a file that `save` wrote."""
-        file: Any = safe_open(path, framework="numpy")
-        with file as opened:
-            metadata: dict[str, str] = opened.metadata() or {}
-            if "outcome" not in metadata:
-                raise ValueError(f"{path}: is not an outcome; it has: {', '.join(opened.keys())}")
-            content: dict[str, Any] = json.loads(metadata["outcome"])
-            if (version := content.get("format")) != FORMAT_VERSION:
-                raise ValueError(
-                    f"{path}: has format version {version}, expected {FORMAT_VERSION}; it was written by "
-                    "another version of allrounder, which can read it"
-                )
-            arrays: dict[str, Any] = {key: opened.get_tensor(key) for key in list(opened.keys())}
+        """Read a file that `save` wrote; raise RunError if it is damaged or of another version."""
+        advice = "move it away and evaluate again, which reuses stored results"
+        try:
+            arrays, content = read_arrays(path)
+            if "probes" not in content:
+                raise ValueError("it is not an outcome")
+        except (OSError, ValueError) as error:
+            raise damage_error(path, error, advice) from None
+        check_version(path, content.get("format"), FORMAT_VERSION, advice)
         names: list[str] = content["probes"]
         predicted = {name: arrays[f"predicted/{name}"].astype(np.int64) for name in names}
         distance, stage = (

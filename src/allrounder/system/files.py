@@ -1,20 +1,27 @@
-"""Atomic writes, folder locks and numbered folders: after a crash, a file is either complete or absent."""
+"""Atomic writes, folder locks and numbered folders: after a crash, a file is either complete or absent.
+
+All files are written through this module, which turns errors of the system into a StorageError.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from allrounder.errors import RunError
+from safetensors import SafetensorError
+
+from allrounder.errors import RunError, StorageError
 
 LOCK_FILE = ".lock"
 MANIFEST = "manifest.json"
 """The file that is written last into a folder of tensors: a folder that has it is complete."""
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def temporary_path(path: Path) -> Path:
@@ -23,22 +30,95 @@ def temporary_path(path: Path) -> Path:
 
 
 @contextmanager
+def explain_write_errors(path: Path) -> Generator[None]:
+    """Within the context, an error of the system becomes a StorageError that names `path` and what to do."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except UnicodeEncodeError as error:
+        name = ascii(error.object[error.start : error.start + 20])
+        advice = "rename the file or folder that it is part of"
+        raise StorageError(f"{path}: cannot be written, {name} is not UTF-8; {advice}") from None
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        if number in FULL_ERRNOS:
+            advice = "free some space and call again, a training with --resume; what was saved is intact"
+            problem = f"{path}: cannot be written, the disk is full; {advice}"
+            raise StorageError(problem, resumable=True) from error
+        reason = str(error) if number is None else os.strerror(number)
+        advice = "make this place writable, or choose another folder"
+        raise StorageError(f"{path}: cannot be written ({reason}); {advice}") from error
+
+
+def _error_number(error: Exception) -> int | None:
+    """The number of an error of the system; safetensors only has it in its message."""
+    if isinstance(error, OSError):
+        return error.errno
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents, unless it exists."""
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_location(folder: Path) -> None:
+    """Raise StorageError if no folder can be at a path: below a file, with too long a name, ..."""
+    with explain_write_errors(folder):
+        try:
+            folder.stat()
+        except FileNotFoundError:
+            return
+
+
+@contextmanager
 def lock_folder(folder: Path, activity: str) -> Generator[None]:
     """Hold an exclusive lock on a folder, or raise; it ends with the process, and its file stays."""
-    with (folder / LOCK_FILE).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{folder}: another process is {activity} here; wait for it or stop it") from None
+    with explain_write_errors(folder):
+        file = (folder / LOCK_FILE).open("a")
+    with file:
+        with explain_write_errors(folder):
+            is_free = _acquire(file.fileno())
+        if not is_free:
+            raise RunError(f"{folder}: another process is {activity} here; wait for it or stop it")
         yield
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically; an existing file is replaced."""
+def _acquire(handle: int) -> bool:
+    """Lock an open file; return whether no other process holds its lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` create a temporary file, then flush it and rename it to `path`; an existing file is
+    replaced."""
     temporary = temporary_path(path)
-    temporary.write_text(text, encoding="utf-8")
-    fsync(temporary)
-    temporary.replace(path)
+    with explain_write_errors(path):
+        try:
+            write(temporary)
+            fsync(temporary)
+            temporary.replace(path)
+        except Exception:
+            temporary.unlink(missing_ok=True)  # on a full disk, it takes the last space
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a text file; an interrupted call leaves a last line without its end."""
+    with explain_write_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 def fsync(path: Path) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from allrounder.errors import Interrupted, RunError, WorldError
+from allrounder.errors import AllrounderError, Interrupted, RunError, WorldError
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.system.signals import EXIT_RESUMABLE, stop_on_signals
 
@@ -39,6 +39,7 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallbac
     waiting = dict(jobs)
     running: dict[str, _Worker] = {}
     failed: dict[str, str] = {}
+    resumable: set[str] = set()
     terminated = False
     with _terminate_on_exit(running), stop_on_signals() as stop:
         while running or (waiting and stop.signal is None):
@@ -55,6 +56,8 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallbac
                 worker.drain(on_progress, failed)
                 if code is not None:
                     running.pop(name).pipe.close()
+                    if code == EXIT_RESUMABLE:
+                        resumable.add(name)
                     if code != 0 and (code != EXIT_RESUMABLE or stop.signal is None):
                         failed.setdefault(name, f"its process ended with code {code}")
         if stop.signal is not None:
@@ -62,7 +65,9 @@ def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallbac
             raise Interrupted(f"{stop.signal}: stopped, call again to continue{unsaved}")
     if failed:
         reasons = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
-        raise RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
+        error = RunError(f"{len(failed)} of {len(jobs)} runs failed, the others are done:\n{reasons}")
+        error.resumable = failed.keys() <= resumable
+        raise error
 
 
 @contextmanager
@@ -144,6 +149,8 @@ def _run_job(job: Job, name: str, pipe: Any) -> None:
         sys.exit(EXIT_RESUMABLE)
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         send(ProgressEvent(name, error=str(error) or type(error).__name__))
+        if isinstance(error, AllrounderError) and error.resumable:
+            sys.exit(EXIT_RESUMABLE)
     except BaseException:
         send(ProgressEvent(name, error=traceback.format_exc()))
         raise

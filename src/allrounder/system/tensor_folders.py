@@ -3,7 +3,6 @@ metadata and the digest of every file."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,19 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from allrounder.errors import RunError
-from allrounder.system.files import MANIFEST, fsync, hash_file, numbered_folders, temporary_path, write_text
+from allrounder.system.checked_files import CHANGED, damage_error, read_json, write_json
+from allrounder.system.files import (
+    MANIFEST,
+    explain_write_errors,
+    fsync,
+    hash_file,
+    numbered_folders,
+    temporary_path,
+)
 from allrounder.types import Weights
+
+ADVICE = "train again in another folder"
+"""What to do if a file is damaged and there is no copy."""
 
 
 def write_folder(
@@ -25,32 +35,37 @@ def write_folder(
     """Write one safetensors file per entry of `tensors`, and the manifest last, into a temporary folder, then
     rename it to `path`. An existing folder is replaced."""
     temporary = temporary_path(path)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    digests: dict[str, str] = {}
-    for name, weights in tensors.items():
-        file = temporary / f"{name}.safetensors"
-        save_file({key: contiguous_cpu_copy(tensor) for key, tensor in weights.items()}, file)
-        fsync(file)
-        digests[file.name] = hash_file(file)
-    write_text(temporary / MANIFEST, json.dumps({**metadata, "files": digests}, indent=1))
-    fsync(temporary)
-    shutil.rmtree(path, ignore_errors=True)
-    temporary.rename(path)
-    fsync(path.parent)
+    with explain_write_errors(path):
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir(parents=True)
+            digests: dict[str, str] = {}
+            for name, weights in tensors.items():
+                file = temporary / f"{name}.safetensors"
+                _write_tensors(file, weights)
+                digests[file.name] = hash_file(file)
+            write_json(temporary / MANIFEST, {**metadata, "files": digests})
+            fsync(temporary)
+        except Exception:
+            shutil.rmtree(temporary, ignore_errors=True)  # on a full disk, it takes the last space
+            raise
+        shutil.rmtree(path, ignore_errors=True)
+        temporary.rename(path)
+        fsync(path.parent)
+
+
+def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file with the permissions of other new files; `save_file` makes it private."""
+    file.touch()
+    permissions = file.stat().st_mode
+    save_file({key: contiguous_cpu_copy(tensor) for key, tensor in tensors.items()}, file)
+    file.chmod(permissions)
+    fsync(file)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The metadata of a folder that `write_folder` wrote, with the digests of its files under "files"."""
-    try:
-        manifest: Any = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if not isinstance(manifest, dict) or "files" not in manifest:
-            raise ValueError("it lists no files")
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path}: the manifest cannot be read ({error}); the folder is incomplete or damaged"
-        ) from None
-    return cast(dict[str, Any], manifest)
+    return read_json(path / MANIFEST, ADVICE)
 
 
 def read_tensors(path: Path, name: str) -> Weights:
@@ -60,23 +75,36 @@ def read_tensors(path: Path, name: str) -> Weights:
     if file.name not in digests:
         names = ", ".join(entry.removesuffix(".safetensors") for entry in digests)
         raise RunError(f'{path}: has no "{name}" (it has: {names})')
+    _check_file(file, digests[file.name])
     try:
-        if hash_file(file) != digests[file.name]:
-            raise RunError(
-                f"{file}: differs from its manifest; it was changed or damaged after it was written"
-            )
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{file}: cannot be read ({error})") from None
+        raise damage_error(file, error, ADVICE) from None
+
+
+def check_folder(path: Path) -> None:
+    """Raise RunError unless all files of a folder are those that were written."""
+    for name, digest in cast(dict[str, str], read_manifest(path)["files"]).items():
+        _check_file(path / name, digest)
+
+
+def _check_file(file: Path, digest: str) -> None:
+    try:
+        current = hash_file(file)
+    except OSError as error:
+        raise damage_error(file, error, ADVICE) from None
+    if current != digest:
+        raise damage_error(file, f"it differs from its manifest: {CHANGED}", ADVICE)
 
 
 def prune_folders(parent: Path, prefix: str, keep: Path | None) -> None:
     """Delete all folders `prefix-NUMBER` except `keep`, each atomically, and those of interrupted writes."""
-    for leftover in parent.glob(f".{prefix}-*.tmp"):
-        shutil.rmtree(leftover)
-    for path, _ in numbered_folders(parent, prefix):
-        if path != keep:
-            shutil.rmtree(path.rename(temporary_path(path)))
+    with explain_write_errors(parent):
+        for leftover in parent.glob(f".{prefix}-*.tmp"):
+            shutil.rmtree(leftover)
+        for path, _ in numbered_folders(parent, prefix):
+            if path != keep:
+                shutil.rmtree(path.rename(temporary_path(path)))
 
 
 def contiguous_cpu_copy(tensor: Tensor) -> Tensor:

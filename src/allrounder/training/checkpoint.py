@@ -188,8 +188,7 @@ class Checkpointer:
             led = [name for name in states if self.world.rank == self.placement.leader(name)]
             self.metrics.load_sums({name: facts["sums"][name] for name in led})
         if self.world.is_main:
-            self.run.rewind(path, facts["metrics_bytes"])
-            self.run.prune_best(facts.get("best"))
+            self.run.rewind(path, facts)
         return facts, states
 
     def _gather_states(self, led: Mapping[str, Weights], names: Iterable[str]) -> dict[str, Weights]:

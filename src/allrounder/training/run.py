@@ -5,6 +5,8 @@ metrics.jsonl    one JSON object per event                  env.json     version
 checkpoints/step-N                everything that is needed to resume
 weights/best-N   weights/last-N   global weights and every learner's, each folder with its manifest
 stages/NAME      the stages of a pipeline, each a run folder like this one
+
+Every file has a digest, in itself or in its manifest, which is checked whenever it is read.
 """
 
 from __future__ import annotations
@@ -27,13 +29,42 @@ from allrounder.errors import RunError
 from allrounder.nn.state import copy_, first_mismatch, weights_of
 from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.files import LOCK_FILE, fsync, lock_folder, newest_folder, temporary_path, write_text
-from allrounder.system.tensor_folders import prune_folders, read_manifest, read_tensors, write_folder
+from allrounder.system.checked_files import (
+    CHANGED,
+    add_digest,
+    check_version,
+    damage_error,
+    parse_json_lines,
+    read_json,
+    read_toml,
+    write_json,
+    write_toml,
+)
+from allrounder.system.files import (
+    LOCK_FILE,
+    append_line,
+    check_location,
+    explain_write_errors,
+    fsync,
+    lock_folder,
+    make_folder,
+    newest_folder,
+    temporary_path,
+    write_text,
+)
+from allrounder.system.tensor_folders import (
+    ADVICE,
+    check_folder,
+    prune_folders,
+    read_manifest,
+    read_tensors,
+    write_folder,
+)
 from allrounder.types import Weights
 
 ModelFactory: TypeAlias = Callable[[], nn.Module]
 """Builds the network that replaces the recipe's."""
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Of run folders, checkpoints and saved weights; increased by every incompatible change of them."""
 FORMAT_FILE = "format.json"
 RECIPE_FILE = "recipe.toml"
@@ -48,23 +79,27 @@ class Run:
         self.folder = folder
         self.metrics_file = folder / "metrics.jsonl"
         if recipe is None:
+            check_location(folder)
             file = folder / RECIPE_FILE
             if not file.is_file():
                 raise RunError(f"{folder}: not a run folder, it has no {RECIPE_FILE}")
-            _check_format(folder, _read_format(folder))
-            recipe = Recipe.loads(file.read_text(encoding="utf-8"), str(file))
+            if not (folder / FORMAT_FILE).is_file():
+                check_version(folder, None, FORMAT_VERSION, ADVICE)
+            read_json(folder / FORMAT_FILE, ADVICE, FORMAT_VERSION)
+            recipe = Recipe.loads(read_toml(file, ADVICE), str(file))
         self.recipe = recipe
 
     @classmethod
     def open_or_create(cls, folder: Path, recipe: Recipe, *, resume: bool) -> Run:
         """Create the run folder, or open the existing one of the same recipe."""
+        check_location(folder)
         if not (folder / RECIPE_FILE).is_file():
             _check_unused(folder)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with lock_folder(folder, "training"):
                 if not (folder / RECIPE_FILE).is_file():
-                    write_text(folder / FORMAT_FILE, json.dumps({"format": FORMAT_VERSION}) + "\n")
-                    write_text(folder / RECIPE_FILE, recipe.dumps())
+                    write_json(folder / FORMAT_FILE, {"format": FORMAT_VERSION})
+                    write_toml(folder / RECIPE_FILE, recipe.dumps())
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
             held, asked = identify_recipe(run.recipe), identify_recipe(recipe)
@@ -87,30 +122,33 @@ class Run:
 
     def log(self, event: str, **facts: Any) -> None:
         """Append one event to the metrics."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": event, **facts}) + "\n")
+        append_line(self.metrics_file, json.dumps(add_digest({"event": event, **facts})))
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all events; a last line without its end is still being written and is left out."""
-        text = self.metrics_file.read_text(encoding="utf-8") if self.metrics_file.exists() else ""
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        last = newest_folder(self.folder / "weights", "last")
+        content = self._read_metrics(0 if last is None else read_manifest(last)["metrics_bytes"])
+        return parse_json_lines(self.metrics_file, content, ADVICE)
 
     def filter_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Delete the events for which `keep` is false, and an incomplete last line."""
-        lines = [json.dumps(event) for event in self.metrics() if keep(event)]
+        lines = [json.dumps(add_digest(event)) for event in self.metrics() if keep(event)]
         write_text(self.metrics_file, "".join(f"{line}\n" for line in lines))
 
     def record_session(self, device: torch.device, **facts: Any) -> list[str]:
         """Add this process to env.json; return warnings about changes that may change the last bits."""
         path = self.folder / "env.json"
-        sessions: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        advice = "remove it, which only loses the record of earlier sessions"
+        sessions: list[dict[str, Any]] = []
+        if path.exists():
+            sessions = read_json(path, advice, FORMAT_VERSION)["sessions"]
         now = {**describe_environment(device), "seed": self.recipe.seed, **facts}
         warnings = [
             f"{key} was {sessions[-1].get(key)}, is {now[key]}: bits may differ from an uninterrupted run"
             for key in ("threads", "torch", "device", "processor")
             if sessions and sessions[-1].get(key) != now[key]
         ]
-        write_text(path, json.dumps([*sessions, now], indent=1))
+        write_json(path, {"format": FORMAT_VERSION, "sessions": [*sessions, now]})
         return warnings
 
     def save_checkpoint(
@@ -120,10 +158,7 @@ class Run:
         path = self.folder / "checkpoints" / f"step-{t:08d}"
         if path == self.latest_checkpoint():
             return
-        if self.metrics_file.exists():
-            fsync(self.metrics_file)
-        stamp = {"fingerprint": self.recipe.fingerprint(), "t": t, "metrics_bytes": self._metrics_bytes()}
-        write_folder(path, learners, {"format": FORMAT_VERSION, **stamp, **facts})
+        write_folder(path, learners, {**self._describe_state(t), **facts})
         prune_folders(path.parent, "step", keep=path)
 
     def latest_checkpoint(self) -> Path | None:
@@ -136,43 +171,47 @@ class Run:
         if path is None:
             return None, {"t": 0, "metrics_bytes": 0}
         facts = read_manifest(path)
-        _check_format(path, facts.get("format"))
+        check_version(path, facts.get("format"), FORMAT_VERSION, ADVICE)
         if facts.get("fingerprint") != self.recipe.fingerprint():
             reason = f"got {facts.get('fingerprint')}, expected {self.recipe.fingerprint()}"
             advice = "one of them was changed by hand, restore it"
             raise RunError(f"{path}: belongs to another recipe, {reason}; {advice}")
         return path, facts
 
-    def rewind(self, checkpoint: Path | None, metrics_bytes: int) -> None:
-        """Delete metrics after a checkpoint, so that no event appears twice, and other checkpoints."""
-        size = self._metrics_bytes()
-        if size < metrics_bytes:
-            raise RunError(
-                f"{self.metrics_file}: got {size} bytes, expected at least the {metrics_bytes} that it had "
-                "at the checkpoint; put back what is missing"
-            )
-        if size > metrics_bytes:
-            os.truncate(self.metrics_file, metrics_bytes)
+    def rewind(self, checkpoint: Path | None, facts: Mapping[str, Any]) -> None:
+        """Return to a checkpoint with these facts: delete later metrics, so that no event appears twice, and
+        other checkpoints and best weights. First check what is kept, without which the run cannot end."""
+        metrics_bytes: int = facts["metrics_bytes"]
+        kept = self._read_metrics(metrics_bytes)[:metrics_bytes]
+        parse_json_lines(self.metrics_file, kept, ADVICE)
+        best = self._best_folder(facts.get("best"))
+        if best is not None:
+            check_folder(best)
+        if self._metrics_bytes() > metrics_bytes:
+            with explain_write_errors(self.metrics_file):
+                os.truncate(self.metrics_file, metrics_bytes)
         prune_folders(self.folder / "checkpoints", "step", keep=checkpoint)
+        self.prune_best(facts.get("best"))
 
     def save_weights(
         self, which: str, t: int, weights: Mapping[str, Weights], facts: Mapping[str, Any]
     ) -> None:
         """Save the global weights and every learner's, as "best" or "last"."""
-        stamp = {"recipe": self.recipe.name, "fingerprint": self.recipe.fingerprint(), "t": t}
         path = self.folder / "weights" / f"{which}-{t:08d}"
-        write_folder(path, weights, {"format": FORMAT_VERSION, **stamp, **facts})
+        write_folder(path, weights, {"recipe": self.recipe.name, **self._describe_state(t), **facts})
 
     def prune_best(self, best: Mapping[str, Any] | None) -> None:
         """Delete best weights other than those of step `best["t"]`."""
-        folder = self.folder / "weights"
-        prune_folders(folder, "best", keep=folder / f"best-{best['t']:08d}" if best else None)
+        prune_folders(self.folder / "weights", "best", keep=self._best_folder(best))
+
+    def _best_folder(self, best: Mapping[str, Any] | None) -> Path | None:
+        return self.folder / "weights" / f"best-{best['t']:08d}" if best else None
 
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
         """Return saved weights and their manifest; `which` as for `weights_file`."""
         file = self.weights_file(which)
         facts = read_manifest(file.parent)
-        _check_format(file.parent, facts.get("format"))
+        check_version(file.parent, facts.get("format"), FORMAT_VERSION, ADVICE)
         return read_tensors(file.parent, file.name.removesuffix(".safetensors")), facts
 
     def weights_file(self, which: str = "global") -> Path:
@@ -200,6 +239,26 @@ class Run:
             names = ", ".join(sorted(path.stem for path in folder.glob("*.safetensors")))
             raise RunError(f'{folder}: has no "{name}" (it has: {names})')
         return file
+
+    def _describe_state(self, t: int) -> dict[str, Any]:
+        """Return what all manifests hold, after the metrics so far are on disk."""
+        if self.metrics_file.exists():
+            with explain_write_errors(self.metrics_file):
+                fsync(self.metrics_file)
+        stamp = {"fingerprint": self.recipe.fingerprint(), "t": t, "metrics_bytes": self._metrics_bytes()}
+        return {"format": FORMAT_VERSION, **stamp}
+
+    def _read_metrics(self, expected_bytes: int) -> bytes:
+        """Return the file of metrics; raise RunError unless it has the bytes that a manifest expects."""
+        try:
+            content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
+        except OSError as error:
+            raise damage_error(self.metrics_file, error, ADVICE) from None
+        size = content.rfind(b"\n") + 1
+        if size < expected_bytes:
+            reason = f"got lines of {size} bytes, expected at least {expected_bytes}: {CHANGED}"
+            raise damage_error(self.metrics_file, reason, ADVICE)
+        return content
 
     def _metrics_bytes(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
@@ -253,28 +312,6 @@ def _check_unused(folder: Path) -> None:
     ours = {LOCK_FILE, FORMAT_FILE, *(temporary_path(folder / file).name for file in files)}
     if folder.exists() and (not folder.is_dir() or any(path.name not in ours for path in folder.iterdir())):
         raise RunError(f"{folder}: exists and is not a run folder; choose another --out")
-
-
-def _read_format(folder: Path) -> object:
-    """Return the format version of a run folder, None if it has none."""
-    path = folder / FORMAT_FILE
-    if not path.is_file():
-        return None
-    try:
-        facts: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); restore it") from None
-    return cast(dict[str, Any], facts).get("format") if isinstance(facts, dict) else None
-
-
-def _check_format(path: Path, version: object) -> None:
-    """Raise RunError unless a folder has the format version that this version reads and writes."""
-    if version != FORMAT_VERSION:
-        got = "no format version" if version is None else f"format version {version}"
-        raise RunError(
-            f"{path}: got {got}, expected format version {FORMAT_VERSION}; use the version of allrounder "
-            "that wrote it, or train it again in another folder"
-        )
 
 
 def _source_commit() -> str | None:

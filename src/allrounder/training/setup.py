@@ -21,6 +21,7 @@ from allrounder.nn.state import average_weights, copy_, weights_of
 from allrounder.recipe.init import Init
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
+from allrounder.system.files import check_location
 from allrounder.training.data import TrainingData, blame_field
 from allrounder.training.run import ModelFactory, Run, check_weights_match, identify_recipe
 from allrounder.types import Weights
@@ -78,7 +79,10 @@ def load_new_run_inputs(
 ) -> NewRunInputs | None:
     """Load the images and build the initial network of a run folder that rank 0 is about to create. A recipe
     that cannot run raises before the folder exists. Other ranks and existing folders get None."""
-    if not world.is_main or out.exists():
+    if not world.is_main:
+        return None
+    check_location(out)
+    if out.exists():
         return None
     new_data = TrainingData.load(recipe, data)
     init_weights = load_init_weights(recipe.init, out.parent)
