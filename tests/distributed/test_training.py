@@ -111,7 +111,7 @@ def test_shared_learners_give_equal_weights_up_to_rounding(scenarios: tuple[Path
         expected, weights = one.weights(which)[0], several.weights(which)[0]
         for name, tensor in expected.items():
             assert torch.allclose(weights[name], tensor, rtol=1e-9, atol=1e-11), (which, name)
-    assert json.loads((several.folder / "env.json").read_text())[0]["ranks"] == {
+    assert json.loads((several.folder / "env.json").read_text())["sessions"][0]["ranks"] == {
         "linf": [0, 1, 2],
         "natural": [3],
         "l2": [4, 5],

@@ -45,6 +45,7 @@ class Point:
 
 
 POINTS = {
+    "before the format appears": Point("pathlib:Path.replace", mentions=".format.json.tmp"),
     "before the recipe appears": Point("pathlib:Path.replace", mentions=".recipe.toml.tmp"),
     "before the sessions appear": Point("pathlib:Path.replace", mentions=".env.json.tmp"),
     "before the first step": Point("allrounder.training.learner:Learner.step"),
@@ -57,11 +58,13 @@ POINTS = {
     "right after an exchange": Point(
         "allrounder.training.learner:Learner.load_global_weights", 4, after=True
     ),
+    "while an event is written": Point("allrounder.training.run:append_line", 3),
+    "before a manifest appears": Point("pathlib:Path.replace", 2, mentions=".manifest.json.tmp"),
     "at a validation": Point("allrounder.training.model_selection:ModelSelector.measure", 2),
     "after a first tensor file": Point(
         "allrounder.system.tensor_folders:save_file", 3, True, mentions=".step-"
     ),
-    "before a manifest": Point("allrounder.system.tensor_folders:write_text", 2, mentions=".step-"),
+    "before a manifest": Point("allrounder.system.tensor_folders:write_json", 2, mentions=".step-"),
     "before a checkpoint appears": Point("pathlib:Path.rename", 3, mentions=".step-"),
     "before an older checkpoint goes": Point("allrounder.training.run:prune_folders", 2, mentions="'step'"),
     "while an older checkpoint goes": Point("shutil:rmtree", 1, mentions=".step-00000002.tmp'"),

@@ -114,7 +114,7 @@ def remains(folder: Path) -> dict[str, object]:
         if path.name == "metrics.jsonl":
             left[name] = [without(event, "seconds") for event in Run(path.parent).metrics()]
         elif path.name == "manifest.json":
-            left[name] = without(json.loads(path.read_text()), "metrics_bytes")
+            left[name] = without(json.loads(path.read_text()), "metrics_bytes", "digest")
         else:
             left[name] = path.read_bytes()
     return left
@@ -125,5 +125,5 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def without(facts: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: fact for name, fact in facts.items() if name != key}
+def without(facts: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {name: fact for name, fact in facts.items() if name not in keys}

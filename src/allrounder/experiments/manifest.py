@@ -179,7 +179,7 @@ def _read_signature(file: Path, again: str) -> dict[str, str]:
     signature = read_json(file, again, FORMAT_VERSION)
     if not all(isinstance(signature.get(key), str) for key in KEYS):
         raise RunError(f"{file}: expected a text for each of {', '.join(KEYS)}; {again}")
-    return signature
+    return {key: signature[key] for key in KEYS}
 
 
 def _newest_weights(folder: Path, which: str) -> Path:

@@ -38,10 +38,9 @@ def add_digest(fields: Mapping[str, Any]) -> Fields:
 
 def parse_with_digest(text: str) -> Fields:
     """Parse a JSON object and return its fields without the digest; raise ValueError unless they fit."""
-    raw: Any = json.loads(text)
-    if not isinstance(raw, dict) or DIGEST_KEY not in raw:
-        raise ValueError(f"it is not an object with a {DIGEST_KEY}")
-    fields = cast(Fields, raw)
+    fields = _parse_object(text)
+    if DIGEST_KEY not in fields:
+        raise ValueError("it has no digest")
     if fields.pop(DIGEST_KEY) != _digest(json.dumps(fields)):
         raise ValueError(CHANGED)
     return fields
@@ -57,21 +56,28 @@ def read_json(path: Path, advice: str, version: int | None = None) -> Fields:
     "format" is not `version`; `advice` says what to do without an intact copy."""
     try:
         text = path.read_text(encoding="utf-8")
-        raw: Any = json.loads(text)
-        found: object = cast(Fields, raw).get("format") if isinstance(raw, dict) else None
-        if version is None or found == version or DIGEST_KEY in raw:
-            raw = parse_with_digest(text)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        fields = _parse_object(text)
+        # Files of earlier versions have no digest.
+        if version is None or fields.get("format") == version or DIGEST_KEY in fields:
+            fields = parse_with_digest(text)
+    except (OSError, ValueError, RecursionError) as error:
         raise damage_error(path, error, advice) from None
     if version is not None:
-        check_version(path, found, version, advice)
+        check_version(path, fields.get("format"), version, advice)
+    return fields
+
+
+def _parse_object(text: str) -> Fields:
+    raw: Any = json.loads(text)
+    if not isinstance(raw, dict):
+        raise ValueError("it is not a JSON object")
     return cast(Fields, raw)
 
 
 def check_version(path: Path, found: object, version: int, advice: str) -> None:
     """Raise RunError unless a file or folder has the format version that this version reads and writes."""
     if found != version:
-        got = "no format version" if found is None else f"format version {found}"
+        got = "no format version" if found is None else f"format version {found!r}"
         expected = f"expected format version {version}"
         raise RunError(
             f"{path}: got {got}, {expected}; use the version of allrounder that wrote it, or {advice}"

@@ -59,5 +59,5 @@ def test_a_shortened_pipeline_is_trained_and_evaluated(tmp_path: Path, capsys: p
     assert Run(out).finished and load(out, "l2") is not None
     assert command("eval", str(out), "--attack", "pgd-20", "--threat", "Linf:0.1", "--n", "20") == 0
     assert "pgd-20" in capsys.readouterr().out
-    facts = json.loads((out / "env.json").read_text())
+    facts = json.loads((out / "env.json").read_text())["sessions"]
     assert len(facts) == 1 and facts[0]["seed"] == 0

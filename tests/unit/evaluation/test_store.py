@@ -6,16 +6,13 @@ import json
 import math
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
-from allrounder.errors import RunError
-from allrounder.evaluation import store as module
+from allrounder.errors import RunError, StorageError
 from allrounder.evaluation.store import (
     FORMAT_VERSION,
     LOCK_FILE,
@@ -24,6 +21,8 @@ from allrounder.evaluation.store import (
     ResultStore,
     open_folder,
 )
+from allrounder.system.checked_files import add_digest, read_arrays
+from tests.support.damage import damages
 from tests.support.interruptions import Killed, Point, give_up, struck
 
 IMAGES = 12
@@ -91,9 +90,8 @@ def test_shard_is_named_by_its_first_row_and_names_its_attack(tmp_path: Path):
     add_results(store, APGD, 5, 2)
     add_results(store, APGD, 2, 5, 3, 0)  # only what is new is written: from 3 on
     assert [shard.name for shard in shards(tmp_path)] == ["0000003.safetensors", "0000005.safetensors"]
-    with safe_open(shards(tmp_path)[0], framework="pt") as shard:
-        assert shard.metadata() == {"attack": APGD}
-        assert shard.get_tensor("row").tolist() == [3, 0]
+    arrays, fields = read_arrays(shards(tmp_path)[0])
+    assert fields == {"attack": APGD} and arrays["row"].tolist() == [3, 0]
     assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(0, 2, 3, 5)
 
 
@@ -137,36 +135,74 @@ def test_images_are_kept_where_they_are_given(tmp_path: Path):
     assert ResultStore(IMAGES).examples(APGD, {1}) == {}
 
 
-def damages() -> dict[str, bytes | None]:
+def replacements() -> dict[str, bytes | None]:
     """What may become of a page; None cuts it short."""
     return {"empty": b"", "text": b"hello", "cut": None, "header": b"\xff" * 8 + b"{}"}
 
 
-@pytest.mark.parametrize("damage", damages())
-def test_error_names_a_damaged_shard_that_can_be_deleted(damage: str, tmp_path: Path):
+@pytest.mark.parametrize("damage", replacements())
+def test_damaged_shard_is_set_aside_and_written_again(damage: str, tmp_path: Path):
     add_results(ResultStore(IMAGES, tmp_path), APGD, 3, 4)
     add_results(ResultStore(IMAGES, tmp_path), APGD, 7)
     shard = shards(tmp_path)[0]
-    what = damages()[damage]
+    what = replacements()[damage]
     shard.write_bytes(shard.read_bytes()[:-5] if what is None else what)
-    with pytest.raises(RunError, match=r"0000003\.safetensors: cannot be read .*; delete it, its results"):
-        ResultStore(IMAGES, tmp_path).results(APGD)
-    with pytest.raises(RunError, match=r"0000003\.safetensors"):
-        ResultStore(IMAGES, tmp_path).examples(APGD, {3})
-    shard.unlink()
-    assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(7)
+    damaged = shard.read_bytes()
+    message = r"0000003\.safetensors: cannot be read .*; moved to .*damaged.*, its results are computed again"
+    for aside in ("0000003.safetensors.damaged", "0000003.safetensors.damaged-2"):
+        with pytest.warns(UserWarning, match=message):
+            store = ResultStore(IMAGES, tmp_path)
+            assert stored(store, APGD) == expected(7)
+        assert shard.with_name(aside).read_bytes() == damaged and not shard.exists()
+        assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(7)  # without a warning
+        add_results(store, APGD, 3, 4)
+        assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(3, 4, 7)
+        shard.write_bytes(damaged)
 
 
-def test_error_names_a_file_that_is_no_shard(tmp_path: Path):
+def test_shard_of_another_attack_or_split_is_set_aside(tmp_path: Path):
+    store = ResultStore(IMAGES, tmp_path)
+    add_results(store, APGD, 3)
+    add_results(store, SQUARE, 3)
+    one, other = shards(tmp_path)
+    other.write_bytes(one.read_bytes())
+    with pytest.warns(UserWarning, match="does not hold results of Square"):
+        assert stored(ResultStore(IMAGES, tmp_path), SQUARE) == {}
+    with pytest.warns(UserWarning, match="rows beyond the 3 images"):
+        assert stored(ResultStore(3, tmp_path), APGD) == {}
+
+
+def test_unreadable_shard_is_not_set_aside(tmp_path: Path):
     add_results(ResultStore(IMAGES, tmp_path), APGD, 3)
-    save_file({"row": torch.tensor([3])}, shards(tmp_path)[0])
-    with pytest.raises(RunError, match=r"0000003\.safetensors: .*it has no distance, predicted"):
+    shard = shards(tmp_path)[0]
+    shard.rename(shard.with_name("kept"))
+    shard.symlink_to("nowhere")
+    with pytest.raises(RunError, match=r"0000003\.safetensors: cannot be read .*make it readable"):
         ResultStore(IMAGES, tmp_path).results(APGD)
+    assert shard.is_symlink()
+
+
+@pytest.mark.parametrize("what", ["shard", "plan"])
+def test_damage_never_changes_a_number(what: str, tmp_path: Path):
+    with open_folder(tmp_path, PLANNED):
+        add_results(ResultStore(IMAGES, tmp_path), APGD, 3, 4, 7, x=True)
+    file = shards(tmp_path)[0] if what == "shard" else tmp_path / PLAN_FILE
+    content = file.read_bytes()
+    for name, damaged in damages(content, 300):
+        file.write_bytes(damaged)
+        try:
+            with warnings.catch_warnings(record=True) as raised, open_folder(tmp_path, PLANNED):
+                warnings.simplefilter("always")
+                results = stored(ResultStore(IMAGES, tmp_path), APGD)
+            assert results == (expected(3, 4, 7) if not raised else {}), name
+        except RunError as error:
+            assert what == "plan" and "plan.json: " in str(error), name
+    assert what == "plan" or len(list(file.parent.glob("*.damaged*"))) > 350
 
 
 WRITES = {
-    "before the page": Point("allrounder.evaluation.store:save_file"),
-    "after the page": Point("allrounder.evaluation.store:save_file", after=True),
+    "before the page": Point("pathlib:Path.write_bytes"),
+    "after the page": Point("pathlib:Path.write_bytes", after=True),
     "before it is in place": Point("pathlib:Path.replace", mentions=".0000005.safetensors.tmp"),
     "after it is in place": Point("pathlib:Path.replace", mentions=".0000005.safetensors.tmp", after=True),
 }
@@ -190,14 +226,15 @@ def test_full_disk_leaves_earlier_shards(tmp_path: Path, monkeypatch: pytest.Mon
     store = ResultStore(IMAGES, tmp_path)
     add_results(store, APGD, 1)
 
-    def full(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
-        file.write_bytes(b"half a shard")
+    def full(file: Path, data: bytes) -> None:
+        file.write_text("half a shard")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "save_file", full)
-        with pytest.raises(OSError, match="No space"):
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(StorageError, match=r"0000002\.safetensors: cannot be written, the disk is full"):
             add_results(store, APGD, 2)
+    assert [shard.name for shard in shards(tmp_path)] == ["0000001.safetensors"]
     assert stored(ResultStore(IMAGES, tmp_path), APGD) == expected(1)
 
 
@@ -205,7 +242,8 @@ def test_folder_is_created_and_reopened_with_the_same_plan(tmp_path: Path):
     folder = tmp_path / "deep" / "eval"
     for _ in range(2):
         with open_folder(folder, PLANNED):
-            assert json.loads((folder / PLAN_FILE).read_text()) == {**PLANNED, "format": FORMAT_VERSION}
+            plan = json.loads((folder / PLAN_FILE).read_text())
+            assert plan == add_digest({**PLANNED, "format": FORMAT_VERSION})
     assert sorted(path.name for path in folder.iterdir()) == [LOCK_FILE, PLAN_FILE]
 
 
@@ -238,8 +276,8 @@ def test_a_folder_in_another_format_is_refused_and_nothing_is_changed(version: o
     plan = {**PLANNED, "format": version} if version is not None else PLANNED
     (tmp_path / PLAN_FILE).write_text(json.dumps(plan))
     before = files(tmp_path)
-    expected = f"this version of allrounder reads and writes format {FORMAT_VERSION}"
-    message = f"an evaluation in format {version}, {expected};"
+    got = "no format version" if version is None else f"format version {version!r}"
+    message = rf"plan\.json: got {got}, expected format version {FORMAT_VERSION}; use .*, or"
     with (
         pytest.raises(RunError, match=f"{message} choose another folder, nothing was changed"),
         open_folder(tmp_path, PLANNED),
@@ -270,7 +308,7 @@ def test_a_folder_that_is_no_evaluation_is_left_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("call", ["allrounder.evaluation.store:write_text", "pathlib:Path.replace"])
+@pytest.mark.parametrize("call", ["allrounder.evaluation.store:write_json", "pathlib:Path.replace"])
 def test_folder_of_an_interrupted_creation_can_be_used(call: str, after: bool, tmp_path: Path):
     folder = tmp_path / "eval"
     with struck(Point(call, after=after), give_up), pytest.raises(Killed), open_folder(folder, PLANNED):

@@ -14,7 +14,6 @@ import pytest
 
 from allrounder.errors import RecipeError, RunError
 from allrounder.experiments.manifest import (
-    FORMAT_VERSION,
     MANIFEST_FILE,
     STUDY_FILE,
     Manifest,
@@ -30,6 +29,7 @@ from allrounder.experiments.runner import make_manifest, open_study
 from allrounder.experiments.study import Study
 from allrounder.report.outcome import OUTCOME_FILE
 from allrounder.report.study import render_study
+from tests.support.damage import edit_json
 from tests.support.studies import run_here, tiny_study
 
 IMAGES = 9
@@ -70,7 +70,6 @@ def test_a_manifest_is_written_and_read_again(finished: tuple[Study, Path], tmp_
     study, folder = finished
     manifest = make_manifest(study)
     assert Manifest.load(folder) == manifest
-    assert (folder / MANIFEST_FILE).read_text(encoding="utf-8") == manifest.dumps()
     rich = make_manifest(Study.load("embedded/demo"))
     rich = replace(rich, paper={rich.labels[0]: {"natural": 90.5, "aa mean": 7}}, source="Table \u2160")
     rich.save(tmp_path)
@@ -126,13 +125,13 @@ def test_results_are_those_of_the_study(finished: tuple[Study, Path]):
     ("text", "message"),
     [
         (None, "no study ran there, it has no study.json"),
-        ("", r"study\.json: cannot be read \(.*\); run the study again, which keeps its finished trainings"),
+        ("", r"study\.json: cannot be read \(.*\); .*, or run the study again, which keeps"),
         ('{"format": 1', r"study\.json: cannot be read"),
-        ("[1]", "it names no format version"),
-        ("{}", "it names no format version"),
-        ('{"format": 2}', "got format version 2, expected 1; use the version of allrounder that wrote it"),
-        ('{"format": "1"}', "got format version '1', expected 1"),
-        ('{"format": 1}', r"study\.json: name: .*; run the study again"),
+        ("[1]", r"study\.json: cannot be read \(it is not a JSON object\)"),
+        ("{}", "got no format version"),
+        ('{"format": 1}', "got format version 1, expected format version 2; use the version"),
+        ('{"format": "2"}', "got format version '2', expected format version 2"),
+        ('{"format": 2}', r"study\.json: cannot be read \(it has no digest\)"),
     ],
 )
 def test_a_missing_or_damaged_manifest_is_explained(text: str | None, message: str, tmp_path: Path):
@@ -157,10 +156,7 @@ def test_a_missing_or_damaged_manifest_is_explained(text: str | None, message: s
 def test_a_manifest_with_a_wrong_entry_is_refused(
     edit: Callable[[dict[str, Any]], object], message: str, folder: Path
 ):
-    raw = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-    assert raw["format"] == FORMAT_VERSION
-    edit(raw)
-    (folder / MANIFEST_FILE).write_text(json.dumps(raw), encoding="utf-8")
+    edit_json(folder / MANIFEST_FILE, edit)
     with pytest.raises(RunError, match=rf"study\.json: {message}.*; run the study again"):
         Manifest.load(folder)
 
@@ -190,9 +186,7 @@ def edit_recipe(folder: Path) -> None:
 
 def edit_signature(folder: Path, **entries: object) -> None:
     file = signature_file(evaluation_folder(folder / "fast" / "seed-0", "best"))
-    raw = json.loads(file.read_text(encoding="utf-8"))
-    names = {key.replace("_", " "): value for key, value in entries.items()}
-    file.write_text(json.dumps({**raw, **names}), encoding="utf-8")
+    edit_json(file, lambda raw: raw.update({key.replace("_", " "): new for key, new in entries.items()}))
 
 
 def sign_other_weights(folder: Path) -> None:
@@ -222,7 +216,7 @@ def damage_outcome(folder: Path) -> None:
 
 
 def expect_more_images(folder: Path) -> None:
-    change(folder / MANIFEST_FILE, f'"images": {IMAGES}', f'"images": {IMAGES + 1}')
+    edit_json(folder / MANIFEST_FILE, lambda raw: raw.update(images=IMAGES + 1))
 
 
 @pytest.mark.parametrize(
@@ -254,16 +248,16 @@ def expect_more_images(folder: Path) -> None:
         ),
         (
             lambda folder: edit_signature(folder, weights=None),
-            r"best\.json: cannot be read \(expected a text",
+            r"best\.json: expected a text for each of recipe",
         ),
         (sign_other_weights, "was evaluated with weights file weights/last-"),
         (
             remove_signature,
-            r"best\.json: cannot be read .*changed by hand; remove .*/fast/seed-0/eval and call",
+            r"best\.json: cannot be read .*; restore .*, or remove .*/fast/seed-0/eval and call",
         ),
         (swap_runs, "holds a run of another recipe"),
         (swap_outcome, r"outcome\.safetensors: is the outcome of recipe \w+, expected \w+: it was changed"),
-        (damage_outcome, r"outcome\.safetensors: cannot be read \(.*\); remove .*/fast/seed-0/eval and call"),
+        (damage_outcome, r"outcome\.safetensors: cannot be read \(.*\); restore .* or move it away"),
         (expect_more_images, f"was evaluated on {IMAGES} images, expected {IMAGES + 1}; remove .*/eval and"),
     ],
 )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -14,9 +13,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import allrounder.report.outcome
+from allrounder.errors import RunError
 from allrounder.report.outcome import FORMAT_VERSION, Outcome
 from allrounder.report.render import render
 from allrounder.report.statistics import McNemar, wilson_interval
+from allrounder.system.checked_files import write_arrays
+from tests.support.damage import damages
 
 LINF, L2 = "pgd-20@Linf:8/255", "pgd-20@L2:128/255"
 
@@ -204,8 +206,30 @@ def test_equal_outcomes_give_equal_bytes_in_whatever_layout_and_order_of_facts(t
 
 def test_another_file_is_not_taken_for_an_outcome(tmp_path: Path):
     save_file({"weight": np.zeros(3)}, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match=r"weights\.safetensors: is not an outcome; it has: weight"):
+    with pytest.raises(RunError, match=r"weights\.safetensors: .*not written by .*; it has: weight"):
         Outcome.load(tmp_path / "weights.safetensors")
+    write_arrays(tmp_path / "shard", {"row": np.zeros(3)}, {"attack": "pgd"})
+    for name, reason in (("shard", "it is not an outcome"), ("missing", "No such file")):
+        with pytest.raises(RunError, match=f"{name}: cannot be read .*{reason}"):
+            Outcome.load(tmp_path / name)
+
+
+def test_damage_never_changes_a_number(tmp_path: Path):
+    file = tmp_path / "one.safetensors"
+    before = Outcome(SMALL.label, SMALL.predicted, {"seed": 3, "flags": ["a"]})
+    before.save(file)
+    refused = 0
+    for name, damaged in damages(file.read_bytes(), 400):
+        file.write_bytes(damaged)
+        try:
+            after = Outcome.load(file)
+        except RunError as error:
+            assert "one.safetensors: cannot be read" in str(error) and "evaluate again" in str(error), name
+            refused += 1
+            continue
+        assert after.facts == before.facts and np.array_equal(after.label, before.label), name
+        assert all(np.array_equal(after.predicted[key], before.predicted[key]) for key in before.predicted)
+    assert refused > 450
 
 
 def cascade(facts: dict[str, Any] | None = None) -> Outcome:
@@ -286,7 +310,7 @@ def test_all_forms_of_nan_give_the_same_bytes(tmp_path: Path):
 def test_a_file_without_distances_and_stages_is_read(tmp_path: Path):
     content = {"facts": {"seed": 1}, "probes": ["natural"], "format": FORMAT_VERSION}
     arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
-    save_file(arrays, tmp_path / "old", metadata={"outcome": json.dumps(content, sort_keys=True)})
+    write_arrays(tmp_path / "old", arrays, content)
     result = Outcome.load(tmp_path / "old")
     assert result.accuracy() == 0.5 and result.facts == {"seed": 1}
     assert result.distance == result.stage == {}
@@ -296,12 +320,10 @@ def test_a_file_without_distances_and_stages_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, "1", None])
 def test_a_file_in_another_format_is_refused(version: object, tmp_path: Path):
-    content = json.dumps({"facts": {}, "probes": ["natural"], "format": version})
     arrays = {"label": ints(0, 1), "predicted/natural": ints(0, 0)}
-    save_file(arrays, tmp_path / "new", metadata={"outcome": content})
-    with pytest.raises(
-        ValueError, match=f"new: has format version {version}, expected {FORMAT_VERSION}; it was"
-    ):
+    write_arrays(tmp_path / "new", arrays, {"facts": {}, "probes": ["natural"], "format": version})
+    got = "no format version" if version is None else f"format version {version!r}"
+    with pytest.raises(RunError, match=f"new: got {got}, expected format version {FORMAT_VERSION}; use"):
         Outcome.load(tmp_path / "new")
 
 
@@ -396,6 +418,7 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
     worst, modules = result.stdout.splitlines()
     assert float(worst) == 1 / 6
     assert modules.split() == [
+        "allrounder.errors",
         "allrounder.report",
         *(
             f"allrounder.report.{name}"
@@ -404,6 +427,7 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
                 "tables",
             )
         ),
+        *("allrounder.system", "allrounder.system.checked_files", "allrounder.system.files"),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from allrounder.errors import RunError
 from allrounder.system.files import newest_folder
 from allrounder.system.tensor_folders import prune_folders, read_manifest, read_tensors, write_folder
+from tests.support.damage import edit_json, flip
 from tests.support.interruptions import Killed, Point, give_up, struck
 from tests.support.trainings import contents
 
@@ -69,12 +69,6 @@ def test_unknown_name_lists_existing_names(folder: Path):
         read_tensors(folder, "c")
 
 
-def flip(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -94,14 +88,12 @@ def test_damaged_tensor_file_is_refused(folder: Path, damage: Callable[[Path], o
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"t": 4}', "\x00"])
 def test_damaged_manifest_is_refused(folder: Path, text: str):
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(RunError, match="the manifest cannot be read"):
+    with pytest.raises(RunError, match=r"manifest\.json: cannot be read .*; restore it from a copy, or"):
         read_tensors(folder, "a")
 
 
 def test_file_missing_from_manifest_is_refused(folder: Path):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["files"]["a.safetensors"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    edit_json(folder / "manifest.json", lambda manifest: manifest["files"].pop("a.safetensors"))
     with pytest.raises(RunError, match='has no "a"'):
         read_tensors(folder, "a")
 
@@ -150,7 +142,7 @@ def test_interrupted_prune_leaves_no_partial_folder(folder: Path):
     [
         Point("allrounder.system.tensor_folders:save_file", 1),
         Point("allrounder.system.tensor_folders:save_file", 1, after=True),
-        Point("allrounder.system.tensor_folders:write_text"),
+        Point("allrounder.system.tensor_folders:write_json"),
         Point("pathlib:Path.replace"),
         Point("pathlib:Path.rename"),
     ],
