@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,8 @@ WIDE_RESNET_NAME = r"(?:wrn|wide[-_]?resnet)[-_]?(\d+)(?:[-_x](\d+))?"
 MIN_SAFE_TORCH = (2, 10)
 """First torch version in which a crafted file cannot run code despite weights_only (CVE-2025-32434,
 CVE-2026-24747)."""
+CODE_MESSAGES = r"unsupported (?:global:? (?:GLOBAL )?|class )(\S+)|(TorchScript)"
+"""Torch's messages for a file that names functions or classes: the name, or TorchScript."""
 MISTAKEN_FILES = (
     (rb"\s*<(?:!doctype|html|\?xml)", "a web page", "the download failed; download the file itself"),
     (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file itself with: git lfs pull"),
@@ -183,18 +186,27 @@ def _read_torch(path: Path) -> object:
         )
     # Torch, pickle and zipfile raise many types of errors for a damaged file.
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles that torch.save does not write, refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        refused = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)|(TorchScript)", str(error))
-        if refused is not None:
+        refused = re.search(CODE_MESSAGES, str(error), re.IGNORECASE)
+        if refused is not None or _is_plain_pickle(path):
+            content = "a pickle" if refused is None else refused[1] or refused[2]
             raise RunError(
-                f"{path}: holds more than tensors ({refused[1] or refused[2]}), and reading it would run "
-                "code: refused; ask for the network's state_dict() alone, preferably as safetensors"
+                f"{path}: holds more than tensors ({content}); reading it would run code, so it was refused "
+                "and nothing was executed; ask for the network's state_dict() alone, as safetensors"
             ) from None
         message = str(error).partition("WeightsUnpickler error:")[2] or str(error)
         first_line = message.strip().partition("\n")[0][:80]
         reason = f"{type(error).__name__}: {first_line}"
         raise RunError(f"{path}: not a torch.save file, or truncated ({reason}); download it again") from None
+
+
+def _is_plain_pickle(path: Path) -> bool:
+    """Whether a file starts like a pickle of a protocol that torch.save does not use."""
+    with path.open("rb") as file:
+        return re.match(rb"\x80[\x03-\x05]", file.read(2)) is not None
 
 
 def _normalise_name(name: str) -> str:

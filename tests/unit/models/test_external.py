@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +218,7 @@ def test_both_forms_of_torch_files_are_read_whole_or_not_at_all(tmp_path, option
 )
 def test_a_file_that_holds_more_than_tensors_is_refused(tmp_path, more, what):
     path = write(tmp_path / "own.pt", {"state_dict": {"weight": torch.ones(2, 2)}, "more": more})
-    message = rf"holds more than tensors \(\S*{what}\), and reading it would run code: refused; ask for"
+    message = rf"holds more than tensors \(\S*{what}\); reading it would run code, .*nothing was executed; ask for"
     with pytest.raises(RunError, match=rf"own.pt: {message}.*state_dict\(\) alone"):
         read_weights(path)
 
@@ -223,14 +226,31 @@ def test_a_file_that_holds_more_than_tensors_is_refused(tmp_path, more, what):
 class Trap:
     """What a malicious file does: its reading calls a function."""
 
+    def __init__(self, function: Callable[..., object], argument: object):
+        self.call = function, (argument,)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path("sprung"),)
+        return self.call
 
 
-def test_nothing_in_a_file_is_ever_run(tmp_path, monkeypatch):
+TRAPS = {
+    "a method": Trap(Path.touch, Path("sprung")),
+    "a command": Trap(os.system, "touch sprung"),
+    "Python": Trap(exec, "open('sprung', 'w')"),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle 2", "pickle 4"])
+def test_nothing_in_a_file_is_ever_run(trap: str, form: str, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(Path("trap.pt"), {"weight": torch.ones(2, 2), "trap": Trap()})
-    with pytest.raises(RunError, match="holds more than tensors"):
+    content = {"weight": torch.ones(2, 2), "trap": TRAPS[trap]}
+    if form in ("zip", "legacy"):
+        write(Path("trap.pt"), content, _use_new_zipfile_serialization=form == "zip")
+    else:
+        Path("trap.pt").write_bytes(pickle.dumps(TRAPS[trap], protocol=int(form[-1])))
+    message = "reading it would run code, so it was refused and nothing was executed; ask for"
+    with pytest.raises(RunError, match=rf"holds more than tensors \(.+\); {message}"):
         read_weights(Path("trap.pt"))
     assert not Path("sprung").exists()
 
