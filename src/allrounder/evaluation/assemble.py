@@ -17,7 +17,7 @@ from allrounder.evaluation.store import AttackResults, ResultStore
 from allrounder.report.corruption_metrics import FloatArray, parse_shift_id
 from allrounder.report.outcome import NATURAL, Facts, IntArray, Outcome
 from allrounder.system.checked_files import write_arrays
-from allrounder.system.files import explain_write_errors, make_folder
+from allrounder.system.files import check_location, explain_write_errors, make_folder
 from allrounder.types import Labels
 
 PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood")
@@ -60,6 +60,7 @@ def check_complete(name: str, results: AttackResults, rows: Labels) -> None:
 
 def read_outcome(file: Path) -> Outcome | None:
     """The outcome in a file, or None if there is no such file."""
+    check_location(file.parent)
     return Outcome.load(file) if file.is_file() else None
 
 

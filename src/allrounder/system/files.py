@@ -37,9 +37,9 @@ def explain_write_errors(path: Path) -> Generator[None]:
     except StorageError:
         raise
     except UnicodeEncodeError as error:
-        name = ascii(error.object[error.start : error.start + 20])
-        advice = "rename the file or folder that it is part of"
-        raise StorageError(f"{path}: cannot be written, {name} is not UTF-8; {advice}") from None
+        name = ascii(error.object[max(error.start - 20, 0) : error.end])
+        advice = "rename that file or folder, or choose another one"
+        raise StorageError(f"{path}: cannot be used, the name ...{name} is not UTF-8; {advice}") from None
     except (OSError, SafetensorError) as error:
         number = _error_number(error)
         if number in FULL_ERRNOS:
@@ -66,9 +66,11 @@ def make_folder(folder: Path) -> None:
 
 
 def check_location(folder: Path) -> None:
-    """Raise StorageError if no folder can be at a path: below a file, with too long a name, ..."""
+    """Raise StorageError if no folder can be at a path: below a file, or with a name that is too long or not
+    UTF-8, which safetensors does not read."""
     with explain_write_errors(folder):
         try:
+            str(folder.absolute()).encode()
             folder.stat()
         except FileNotFoundError:
             return

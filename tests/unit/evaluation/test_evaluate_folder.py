@@ -317,7 +317,7 @@ def test_outcomes_of_other_images_are_kept_apart(tmp_path: Path):
     assert read_outcome_bytes(tmp_path) == before
     for file in (tmp_path / "outcomes").iterdir():
         file.write_bytes(b"cut")
-    with pytest.raises(RunError, match=r"outcomes/\w+.safetensors: cannot be read .*; move it away"):
+    with pytest.raises(RunError, match=r"outcomes/\w+.safetensors: cannot be read .* move it away"):
         run_evaluation(tmp_path, probes=[PGD])
 
 

@@ -29,7 +29,7 @@ from allrounder.experiments.runner import make_manifest, open_study
 from allrounder.experiments.study import Study
 from allrounder.report.outcome import OUTCOME_FILE
 from allrounder.report.study import render_study
-from tests.support.damage import edit_json
+from tests.support.damage import damages, edit_json, flip
 from tests.support.studies import run_here, tiny_study
 
 IMAGES = 9
@@ -266,6 +266,37 @@ def test_every_change_by_hand_is_refused(edit: Callable[[Path], None], message: 
     edit(folder)
     with pytest.raises(RunError, match=message):
         collect_results(Manifest.load(folder), folder)
+
+
+def test_damage_never_changes_a_table(finished: tuple[Study, Path], folder: Path):
+    study, _ = finished
+    table = render_study(collect_results(Manifest.load(folder), folder), "json")
+    evaluation = evaluation_folder(folder / "fast" / "seed-0", "best")
+    manifest, toml = folder / MANIFEST_FILE, folder / STUDY_FILE
+    for file in (manifest, toml, signature_file(evaluation), evaluation / OUTCOME_FILE):
+        content = file.read_bytes()
+        for name, damaged in damages(content, 16):
+            file.write_bytes(damaged)
+            try:
+                open_study(study, folder)
+                after = render_study(collect_results(Manifest.load(folder), folder), "json")
+            except RunError as error:
+                assert f"{file.name}: cannot be read" in str(error), name
+            else:
+                assert after == table, f"{file.name}: {name}"
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("position", [0.1, 0.5, 0.9])
+def test_a_damaged_manifest_is_not_shown_and_written_again(
+    position: float, finished: tuple[Study, Path], folder: Path
+):
+    content = (folder / MANIFEST_FILE).read_bytes()
+    flip(folder / MANIFEST_FILE, int(position * len(content)))
+    with pytest.raises(RunError, match=r"study\.json: cannot be read .*or run the study again"):
+        Manifest.load(folder)
+    open_study(finished[0], folder)
+    assert (folder / MANIFEST_FILE).read_bytes() == content
 
 
 def test_weights_are_those_that_the_outcome_names(folder: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from allrounder.report.study import StudyResults, render_study
 from allrounder.system.processes import run_jobs
 from allrounder.system.progress import ProgressEvent
 from allrounder.training.run import Run
+from tests.support.damage import edit_json
 from tests.support.networks import same
 from tests.support.studies import run_here, tiny_study
 
@@ -89,7 +89,7 @@ def test_changes_by_hand_are_reported(study: Study, tmp_path: Path):
     (best / "global.safetensors").write_bytes(kept)
     seal_file = run / EVALUATION_FOLDER / "best.json"
     seal = seal_file.read_text(encoding="utf-8")
-    seal_file.write_text(json.dumps({**json.loads(seal), "weights": "0" * 16}), encoding="utf-8")
+    edit_json(seal_file, lambda entries: entries.update(weights="0" * 16))
     with pytest.raises(
         RunError, match=r"fast/seed-0: was evaluated with weights 0+, .*changed by hand; remove it"
     ):
@@ -99,7 +99,7 @@ def test_changes_by_hand_are_reported(study: Study, tmp_path: Path):
     (run / "recipe.toml").write_text(recipe.replace("0.05", "0.06"), encoding="utf-8")
     with pytest.raises(RunError, match=r"was evaluated with recipe .*changed by hand"):
         collect_study(replace(study, seeds=(0,)), folder)
-    with pytest.raises(RunError, match="holds a run of another recipe"):
+    with pytest.raises(RunError, match=r"recipe\.toml: cannot be read \(it was damaged or changed"):
         run_here(replace(study, seeds=(0,)), folder)
     (run / "recipe.toml").write_text(recipe, encoding="utf-8")
     seal_file.write_text("[1]", encoding="utf-8")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allrounder.errors import StorageError
 from allrounder.training.run import Run
 from tests.support.interruptions import (
     HARDEST,
@@ -97,7 +98,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, whole):
         raise OSError(28, "No space left on device")
 
     value, model = SCENARIOS["solo"]
-    with struck(POINTS["after a first tensor file"], no_space), pytest.raises(OSError, match="No space"):
+    with struck(POINTS["after a first tensor file"], no_space), pytest.raises(StorageError, match="full"):
         go(value, tmp_path / "run", model=model)
     before = Run(tmp_path / "run").latest_checkpoint()
     assert before is not None and before.name == "step-00000004"
@@ -108,9 +109,9 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, whole):
 CALLS = (
     STEP,
     "allrounder.training.learner:Learner.load_global_weights",
-    "allrounder.training.run:Run.log",
+    "allrounder.training.run:append_line",
     "allrounder.system.tensor_folders:save_file",
-    "allrounder.system.tensor_folders:write_text",
+    "allrounder.system.tensor_folders:write_json",
     "pathlib:Path.rename",
     "pathlib:Path.replace",
     "shutil:rmtree",

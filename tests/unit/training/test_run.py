@@ -15,9 +15,10 @@ import torch
 from allrounder.errors import RecipeError, RunError
 from allrounder.nn.state import weights_of
 from allrounder.recipe.recipe import Recipe
-from allrounder.training.run import Run, describe_environment, load
+from allrounder.system.checked_files import read_json
+from allrounder.training.run import FORMAT_VERSION, Run, describe_environment, load
 from allrounder.training.trainer import train
-from tests.support.damage import cut, edit_json, flip
+from tests.support.damage import cut, damages, edit_json, flip
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import Tiny, blobs, same, tiny
 from tests.support.trainings import SOLO, contents, go, recipe, remains
@@ -313,6 +314,76 @@ def test_metrics_shorter_than_at_the_checkpoint_raise(damage, unfinished: Path):
     with pytest.raises(RunError, match=r"metrics\.jsonl: .*got lines of \d+ bytes, expected at least"):
         go(recipe(SOLO), unfinished, resume=True)
     assert contents(unfinished) == before
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_damaged_best_weights_prevent_a_resume_and_nothing_is_changed(
+    damage: Callable[[Path], object], unfinished: Path
+):
+    (best,) = (unfinished / "weights").glob("best-*/global.safetensors")
+    damage(best)
+    before = contents(unfinished)
+    message = r"best-\d+/global\.safetensors: cannot be read .*; restore it from a copy, or train again"
+    with pytest.raises(RunError, match=message):
+        go(recipe(SOLO), unfinished, resume=True)
+    assert contents(unfinished) == before
+
+
+def test_missing_best_weights_prevent_a_resume(unfinished: Path):
+    shutil.rmtree(next((unfinished / "weights").glob("best-*")))
+    with pytest.raises(RunError, match=r"best-\d+/manifest\.json: cannot be read .*No such file"):
+        go(recipe(SOLO), unfinished, resume=True)
+
+
+def read_run(folder: Path) -> tuple[object, ...]:
+    """Everything that numbers are made of: events, sessions, recipe, and weights by name."""
+    run = Run(folder)
+    saved = [run.weights(which) for which in ("last", "best", "natural")]
+    weights = [{name: tensor.tolist() for name, tensor in tensors.items()} for tensors, _ in saved]
+    sessions = read_json(folder / "env.json", "", FORMAT_VERSION)
+    return run.metrics(), run.recipe, weights, [facts for _, facts in saved], sessions
+
+
+def test_damage_never_changes_a_number(tmp_path: Path):
+    folder = go(recipe(SOLO), tmp_path / "run").folder
+    intact = read_run(folder)
+    files = [path for path in folder.rglob("*.*") if path.is_file() and "checkpoints" not in path.parts]
+    files.remove(folder / ".lock")
+    assert len({path.name for path in files}) == 7
+    for file in files:
+        content = file.read_bytes()
+        for name, damaged in damages(content, 24):
+            file.write_bytes(damaged)
+            try:
+                result = read_run(folder)
+            except RunError as error:
+                assert f"{file.name}: cannot be read" in str(error), name
+            else:
+                assert result == intact, f"{file.name}: {name}"
+        file.write_bytes(content)
+
+
+def test_damage_before_a_resume_never_changes_a_number(unfinished: Path, whole, tmp_path: Path):
+    metrics = (unfinished / "metrics.jsonl").read_bytes()
+    checkpointed = read_json(checkpoint(unfinished) / "manifest.json", "")["metrics_bytes"]
+    refused = 0
+    for number, (name, damaged) in enumerate(damages(metrics, 16)):
+        folder = Path(shutil.copytree(unfinished, tmp_path / str(number)))
+        (folder / "metrics.jsonl").write_bytes(damaged)
+        if damaged[:checkpointed] == metrics[:checkpointed]:
+            assert remains(go(recipe(SOLO), folder, resume=True).folder) == whole, name
+            continue
+        with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read"):
+            go(recipe(SOLO), folder, resume=True)
+        refused += 1
+    assert refused > 4
+
+
+def test_all_files_have_the_usual_permissions(tmp_path: Path):
+    folder = go(recipe(SOLO), tmp_path / "run").folder
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode
+    assert {path.stat().st_mode for path in folder.rglob("*") if path.is_file()} == {usual}
 
 
 def test_weights_are_found_by_name(finished: Run):
