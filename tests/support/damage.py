@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from allrounder.system.checked_files import write_json
 
@@ -34,6 +37,21 @@ def damages(content: bytes, count: int, seed: int = 0) -> Iterator[tuple[str, by
         yield f"bit {bit} of byte {position} flipped", bytes(data)
     for size in {0, len(content) - 1, *rng.integers(len(content), size=count // 4).tolist()}:
         yield f"cut to {size} bytes", content[:size]
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Generator[Path]:
+    """Mount a disk of this size at a new folder within the context; skip the test where that is forbidden."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    try:
+        subprocess.run(words, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this process may not mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def edit_json(file: Path, change: Callable[[dict[str, Any]], object]) -> None:

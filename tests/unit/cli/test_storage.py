@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.damage import flip
+from tests.support.damage import flip, small_disk
 from tests.support.interruptions import SMALL, command
 from tests.support.trainings import remains
 
@@ -44,15 +44,8 @@ def error(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 600 KB; a finished run takes about 170."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)], check=False)
-    if mounted.returncode:
-        pytest.skip("this process may not mount a small disk")
-    try:
+    with small_disk(tmp_path / "disk", 600) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def fill(disk: Path, free: int) -> Path:

@@ -29,6 +29,7 @@ from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.system.progress import ProgressEvent
 from allrounder.threats.threat import Threat
 from allrounder.types import Labels
+from tests.support.damage import flip
 from tests.support.evaluations import (
     BATCH_SIZE,
     CASCADE,
@@ -274,6 +275,20 @@ def test_more_images_are_added_to_those_before(tmp_path: Path):
         again = run_evaluation(tmp_path / "eval", split=split, n=16)
     assert none == {} and again.facts == few.facts
     assert all(np.array_equal(again.predicted[name], few.predicted[name]) for name in few.predicted)
+
+
+def test_damaged_results_are_computed_again(tmp_path: Path):
+    run_evaluation(tmp_path)
+    shards = sorted((tmp_path / RESULTS_FOLDER).glob("*/*.safetensors"))
+    flip(shards[0], -1)
+    flip(shards[-1], -1)
+    for name in (OUTCOME_FILE, "outcomes"):
+        path = tmp_path / name
+        path.rename(tmp_path / f"old {name}")
+    with pytest.warns(UserWarning, match="moved to .*damaged, its results are computed again") as raised:
+        run_evaluation(tmp_path)
+    assert len([warning for warning in raised if "computed again" in str(warning.message)]) == 2
+    assert read_outcome_bytes(tmp_path) == reference_outcome_bytes()
 
 
 def test_more_attacks_are_added_to_those_before(tmp_path: Path):

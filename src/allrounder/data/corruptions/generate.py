@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,16 @@ from allrounder.data.corruptions import CORRUPTIONS, corrupt
 from allrounder.data.corruptions.base import SEVERITIES, Uint8Array, check_name
 from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
 from allrounder.errors import Interrupted, RunError
-from allrounder.system.files import LOCK_FILE, fsync, lock_folder, temporary_path, write_text
+from allrounder.system.files import (
+    LOCK_FILE,
+    check_location,
+    explain_write_errors,
+    fsync,
+    lock_folder,
+    make_folder,
+    temporary_path,
+    write_text,
+)
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.system.signals import stop_on_signals
 from allrounder.types import Labels
@@ -122,8 +132,9 @@ def make_set(
     for name in names:
         check_name(role, name, table)
     out = Path(out)
+    check_location(out)
     _check_is_generated(out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     images = GeneratedSet(split, kind, seed)
     image_shape = fetch_uint8(split, torch.arange(1)).shape[1:]
     with lock_folder(out, "generating a set"), stop_on_signals() as stop:
@@ -205,16 +216,27 @@ def _write_marker(out: Path, images: GeneratedSet) -> None:
             )
 
 
+def _reserve_space(file: Path) -> None:
+    """Raise OSError if the disk is too full for a sparse file, because a write to its mapping would kill the
+    process. No-op on systems that cannot reserve space."""
+    if hasattr(os, "posix_fallocate"):
+        with file.open("r+b") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+
+
 @contextmanager
 def _create_array(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Generator[Any]:
     """Yields a memory-mapped array in a temporary file, which is renamed when the array is complete."""
     temporary = temporary_path(file)
     try:
-        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
+        with explain_write_errors(file):
+            array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
+            _reserve_space(temporary)
         yield array
-        array.flush()
-        fsync(temporary)
-        temporary.replace(file)
-        fsync(file.parent)
+        with explain_write_errors(file):
+            array.flush()
+            fsync(temporary)
+            temporary.replace(file)
+            fsync(file.parent)
     finally:
         temporary.unlink(missing_ok=True)

@@ -61,6 +61,13 @@ def verify(path: Path, file: PublishedFile) -> str | None:
     The problem is worded to follow the file's name. Without a published checksum, the length is compared, and
     a zip archive must have its end.
     """
+    try:
+        return _find_problem(path, file)
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+
+
+def _find_problem(path: Path, file: PublishedFile) -> str | None:
     if path.is_symlink() and not path.exists():
         return f"is a link to {path.readlink()}, which is not there"
     if not path.is_file():

@@ -28,9 +28,10 @@ from allrounder.data.corruptions.generate import (
 )
 from allrounder.data.corruptions.perturbations import perturb_sequence
 from allrounder.data.files.cache import cache_folder
-from allrounder.errors import Interrupted, RunError
+from allrounder.errors import Interrupted, RunError, StorageError
 from allrounder.system.files import LOCK_FILE
 from allrounder.system.progress import ProgressEvent
+from tests.support.damage import small_disk
 from tests.support.images import scenes
 from tests.support.interruptions import Killed, Point, give_up, struck
 
@@ -348,3 +349,25 @@ def test_fetch_uint8_returns_stored_bytes():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     given = TensorSplit(levels, torch.zeros(1, dtype=torch.int64), 2)
     assert fetch_uint8(given, torch.arange(1)).ravel().tolist() == list(range(256))
+
+
+def test_a_set_continues_after_a_full_disk(tmp_path: Path):
+    with small_disk(tmp_path / "disk", 200) as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(b"0" * (180 << 10))
+        with pytest.raises(
+            StorageError, match=r"\.npy: cannot be written, the disk is full; free some space"
+        ):
+            make_set(split(), disk / "c", "c", names=NAMES)
+        assert not list((disk / "c").glob(".*.tmp"))
+        ballast.unlink()
+        make_set(split(), disk / "c", "c", names=NAMES)
+        make_set(split(), tmp_path / "c", "c", names=NAMES)
+        for name in NAMES:
+            assert (disk / "c" / f"{name}.npy").read_bytes() == (tmp_path / "c" / f"{name}.npy").read_bytes()
+
+
+def test_a_set_below_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"file/c: cannot be written \(Not a directory\)"):
+        make_set(split(), tmp_path / "file" / "c", "c", names=NAMES)

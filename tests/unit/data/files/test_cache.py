@@ -314,6 +314,7 @@ def test_verify_names_the_problem(tmp_path, server):
         (tmp_path / "file").write_bytes(raw)
         assert message in (verify(tmp_path / "file", file(server, "file")) or "")
     assert verify(tmp_path / "none", file(server, "file")) == "is not there"
+    assert verify(tmp_path / ("x" * 300), file(server, "file")) == "cannot be read (File name too long)"
     assert "allrounder data get mnist" in str(missing_error("mnist", tmp_path, ["x"]))
 
 
