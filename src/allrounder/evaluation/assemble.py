@@ -104,6 +104,8 @@ def save_examples(
             with explain_write_errors(file):
                 file.unlink(missing_ok=True)  # an earlier call with more images may have written one
             continue
+        if not images.keys() >= {int(rows[position]) for position in fooled}:
+            raise RunError(f"{name}: images that fool the network are missing; call again to compute them")
         make_folder(file.parent)
         arrays = {
             "x": torch.stack([images[int(rows[position])] for position in fooled]).numpy(),

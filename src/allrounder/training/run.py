@@ -249,14 +249,14 @@ class Run:
         return {"format": FORMAT_VERSION, **stamp}
 
     def _read_metrics(self, expected_bytes: int) -> bytes:
-        """Return the file of metrics; raise RunError unless it has the bytes that a manifest expects."""
+        """Return the file of metrics; raise RunError unless a line ends after the bytes that a manifest
+        expects."""
         try:
             content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
         except OSError as error:
             raise damage_error(self.metrics_file, error, ADVICE) from None
-        size = content.rfind(b"\n") + 1
-        if size < expected_bytes:
-            reason = f"got lines of {size} bytes, expected at least {expected_bytes}: {CHANGED}"
+        if expected_bytes and content[expected_bytes - 1 : expected_bytes] != b"\n":
+            reason = f"got {len(content)} bytes, expected a line that ends after {expected_bytes}: {CHANGED}"
             raise damage_error(self.metrics_file, reason, ADVICE)
         return content
 

@@ -311,7 +311,9 @@ def test_metrics_after_the_checkpoint_are_cut_off(unfinished: Path, whole):
 def test_metrics_shorter_than_at_the_checkpoint_raise(damage, unfinished: Path):
     damage(unfinished / "metrics.jsonl")
     before = contents(unfinished)
-    with pytest.raises(RunError, match=r"metrics\.jsonl: .*got lines of \d+ bytes, expected at least"):
+    with pytest.raises(
+        RunError, match=r"metrics\.jsonl: .*got \d+ bytes, expected a line that ends after \d+"
+    ):
         go(recipe(SOLO), unfinished, resume=True)
     assert contents(unfinished) == before
 
@@ -367,7 +369,8 @@ def test_damage_before_a_resume_never_changes_a_number(unfinished: Path, whole, 
     metrics = (unfinished / "metrics.jsonl").read_bytes()
     checkpointed = read_json(checkpoint(unfinished) / "manifest.json", "")["metrics_bytes"]
     refused = 0
-    for number, (name, damaged) in enumerate(damages(metrics, 16)):
+    no_end = metrics[: checkpointed - 1] + b"\x0b" + metrics[checkpointed:] + b"later\n"
+    for number, (name, damaged) in enumerate([*damages(metrics, 16), ("no end of line", no_end)]):
         folder = Path(shutil.copytree(unfinished, tmp_path / str(number)))
         (folder / "metrics.jsonl").write_bytes(damaged)
         if damaged[:checkpointed] == metrics[:checkpointed]:
