@@ -31,7 +31,7 @@ from allrounder.experiments.manifest import (
 from allrounder.experiments.study import Study, Trial
 from allrounder.report.outcome import OUTCOME_FILE
 from allrounder.system.checked_files import write_toml
-from allrounder.system.files import check_location, make_folder
+from allrounder.system.files import check_location, make_folder, temporary_path
 from allrounder.system.processes import Job
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.training.data import load_data
@@ -93,7 +93,7 @@ def open_study(study: Study, folder: Path) -> Study:
             reason = f"holds another study ({old}), asked for {new}"
             raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
         study = replace(study, seeds=tuple(dict.fromkeys([*existing.seeds, *study.seeds])))
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(path != temporary_path(file) for path in folder.iterdir()):
         reason = "is not empty and holds no study"
         raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
     manifest = make_manifest(study)  # raises if a recipe is wrong, before anything is written

@@ -30,6 +30,7 @@ from allrounder.experiments.study import Study
 from allrounder.report.outcome import OUTCOME_FILE
 from allrounder.report.study import render_study
 from tests.support.damage import damages, edit_json, flip
+from tests.support.interruptions import Killed, Point, give_up, struck
 from tests.support.studies import run_here, tiny_study
 
 IMAGES = 9
@@ -285,6 +286,20 @@ def test_damage_never_changes_a_table(finished: tuple[Study, Path], folder: Path
             else:
                 assert after == table, f"{file.name}: {name}"
         file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [STUDY_FILE, MANIFEST_FILE])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_study_killed_while_its_folder_is_created_is_opened_again(
+    name: str, after: bool, finished: tuple[Study, Path], tmp_path: Path
+):
+    study, folder = finished
+    point = Point("pathlib:Path.replace", mentions=f".{name}.tmp", after=after)
+    with struck(point, give_up), pytest.raises(Killed):
+        open_study(study, tmp_path / "new")
+    open_study(study, tmp_path / "new")
+    for file in (STUDY_FILE, MANIFEST_FILE):
+        assert (tmp_path / "new" / file).read_bytes() == (folder / file).read_bytes()
 
 
 @pytest.mark.parametrize("position", [0.1, 0.5, 0.9])
