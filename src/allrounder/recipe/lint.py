@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allrounder.attacks.base import Attack
-from allrounder.config.schedules import Constant, Schedule, TimeConstant
+from allrounder.config.schedules import Schedule, TimeConstant
 from allrounder.config.time import Clock
 from allrounder.recipe.recipe import Recipe
 
@@ -15,6 +15,9 @@ MAX_LISTED = 4
 
 MIN_REACH = 0.5
 """The shortest way that an attack can go in all its steps without a warning, in units of the budget."""
+
+MIN_GROWTH = 1.1
+"""The factor by which an average's share of the run must grow for a warning."""
 
 
 def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
@@ -26,22 +29,25 @@ def shortening_warnings(recipe: Recipe, clock: Clock, full_epochs: int) -> list[
     """Return warnings about moving averages that do not shrink with a run, shortened from `full_epochs`."""
     if clock.epochs >= full_epochs:
         return []
+    full = replace(clock, epochs=full_epochs)
     decays = {"mix.decay": recipe.effective_mix.decay}
     decays |= {f"task.{task.name}.average": task.average for task in recipe.tasks if task.average is not None}
-    fields: dict[float, list[str]] = {}
+    fields: dict[Schedule, list[str]] = {}
     for name, decay in decays.items():
-        scales = isinstance(decay, TimeConstant) and decay.over.unit == "run"
-        if not scales and decay != Constant(value=0.0):
-            fields.setdefault(_time_constant(decay, clock.total_steps, clock), []).append(name)
-    full = replace(clock, epochs=full_epochs)
+        if not (isinstance(decay, TimeConstant) and decay.over.unit == "run"):
+            fields.setdefault(decay, []).append(name)
     warnings: list[str] = []
-    for steps, names in fields.items():
-        before, after = steps / full.total_steps, steps / clock.total_steps
-        warnings.append(
-            f"{', '.join(names)}: the time constant of {steps:.0f} steps does not shrink with the run: it is "
-            f"{before:.2%} of {full_epochs} epochs, but {after:.2%} of {clock.epochs}; to keep its share, "
-            f'write {{ kind = "time-constant", over = "{100 * before:.3g}%" }}'
-        )
+    for decay, names in fields.items():
+        steps = _time_constant(decay, clock.total_steps, clock)
+        before = _time_constant(decay, full.total_steps, full) / full.total_steps
+        after = steps / clock.total_steps
+        if steps > 1 and after > MIN_GROWTH * before:
+            over = f"{100 * before:.2g}%" if before < 1 else "2%"
+            warnings.append(
+                f"{', '.join(names)}: a time constant of {steps:.0f} steps does not shrink with the run; it "
+                f"is {before:.1%} of {full_epochs} epochs, but {after:.1%} of {clock.epochs}; use "
+                f'{{ kind = "time-constant", over = "{over}" }} to scale it with the run'
+            )
     return warnings
 
 

@@ -92,6 +92,7 @@ def flat(text: str) -> str:
 OPTIONS = {
     "": {"--version", "--install-completion", "--show-completion"},
     "train": {"--out", "--set", "--resume", "--threads", "--workers"},
+    "new": {"--from"},
     "list": set[str](),
     "show": {"--set"},
     "plan": {"--set", "--steps"},
