@@ -7,7 +7,6 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -205,14 +204,13 @@ class Recipe:
         The file may extend others, see `recipe/inherit.py`.
         """
         chain = Chain.read(source)
-        written = chain.merge()
-        written.setdefault("name", str(source) if str(source) in shipped_recipes() else Path(source).stem)
-        raw = deepcopy(written)
+        raw = chain.merge()
+        raw.setdefault("name", str(source) if str(source) in shipped_recipes() else Path(source).stem)
         if overrides:
             # Overrides may reach any default value, and may fix an invalid recipe.
             with suppress(RecipeError):
                 raw = tomllib.loads(decode(cls, raw, str(source)).dumps())
-            apply_overrides(raw, written, overrides)
+            apply_overrides(raw, overrides)
         recipe = decode(cls, raw, str(source), origin=None if overrides else chain.origin)
         held_out = recipe.validation.images
         origin = chain.inherited_from(("validation", "images"))
