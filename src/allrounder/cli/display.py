@@ -104,8 +104,12 @@ class ProgressBars:
     @contextmanager
     def print_warnings(self) -> Generator[None]:
         """Within the context, print Python's warnings as notes above the bars."""
+
+        def show(message: Warning | str, *details: object, **options: object) -> None:
+            self.log(f"note: {message}")
+
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *details: self.log(f"note: {message}")
+            warnings.showwarning = show
             yield
 
 

@@ -38,16 +38,17 @@ def budget_problems(
 def _find_problems(item: object, path: FieldPath, shape: Sequence[int] | None) -> Iterator[Problem]:
     """Yield the problems of the threats and attacks in the fields of a value."""
     for field in fields(cast(Any, item)):
-        value, place = getattr(item, field.name), (*path, field.name)
+        value: object = getattr(item, field.name)
+        place = (*path, field.name)
         for threat in _threats_in(value):
             if (problem := threat.size_problem(shape)) is not None:
                 yield place, problem
-        if isinstance(value, Attack):
-            yield from _find_problems(value, place, shape)
-        is_step = isinstance(item, Attack) and field.name.endswith("step") and isinstance(value, float)
-        if is_step and value > MAX_STEP:
+        is_step = isinstance(item, Attack) and field.name.endswith("step")
+        if is_step and isinstance(value, float) and value > MAX_STEP:
             expected = f"expected at most {MAX_STEP:g}: it is a fraction of the budget"
             yield place, f"got {value:g}, {expected}, so that 0.25 is 2/255 of a budget of 8/255"
+        if isinstance(value, Attack):
+            yield from _find_problems(value, place, shape)
 
 
 def _threats_in(value: object) -> tuple[Threat, ...]:

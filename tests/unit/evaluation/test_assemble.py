@@ -235,7 +235,7 @@ def test_few_images_are_held_at_once(limit: str, monkeypatch: pytest.MonkeyPatch
     split = Recorded()
     assert isinstance(split, Split)
     result = run_evaluation(split=split)
-    assert split.wanted == [1, 10, 10]
+    assert split.wanted == [1, 1, 10, 10]
     for name in whole.predicted:
         assert np.array_equal(result.predicted[name], whole.predicted[name])
     monkeypatch.setattr(runner, limit, 1)  # a batch is always filled

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from allrounder.errors import RecipeError
+from allrounder.objectives import Adversarial
 from allrounder.recipe.budgets import budget_problems
 from allrounder.recipe.recipe import Recipe, shipped_recipes
+from allrounder.threats.threat import Threat
 from tests.support.offenders import for_each
 
 
@@ -78,9 +80,8 @@ def test_stages_of_a_pipeline_are_checked():
 
 def test_a_recipe_made_in_python_is_checked_too():
     recipe = Recipe.load("cifar10/at-linf")
+    objective = Adversarial(threat=Threat.parse("Linf:0.6"))
     with pytest.raises(
         ValueError, match=r"task.0.objective.threat\n.*Linf:0.6: expected a budget of at most"
     ):
-        task = recipe.tasks[0]
-        threat = type(recipe.probes[0].threat).parse("Linf:0.6")
-        replace(recipe, tasks=(replace(task, objective=replace(task.objective, threat=threat)),))  # pyright: ignore[reportCallIssue]
+        replace(recipe, tasks=(replace(recipe.tasks[0], objective=objective),))
