@@ -97,10 +97,10 @@ def run_plan(source: str, overrides: Sequence[str], steps: int) -> None:
             measured = plan(stage_recipe, steps=steps, progress=JobBar(bars, name))
         clock = Clock(measured.epochs, measured.steps_per_epoch, stage_recipe.pace)
         notes = warnings_for(stage_recipe, clock)
-        if not stage:
-            notes += shortening_warnings(recipe, clock, Chain.read(source).largest_epochs())
         if stage:
             echo(f"stage {stage}:")
+        else:
+            notes += shortening_warnings(recipe, clock, Chain.read(source).largest_epochs())
         for line in (*(f"note: {note}" for note in notes), *describe_plan(measured, datetime.now())):
             echo(line)
         total += measured.seconds

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Literal, final
+from typing import Annotated, Literal, cast, final
 
 from typing_extensions import override
 
@@ -33,12 +34,9 @@ class HeldOut(TextValue):
     """The file that a recipe inherits this value from; None if the recipe itself has it."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.written, str):
-            is_valid = self.written.endswith("%") and 0 < parse_fraction(self.written[:-1]) < 100
-        else:
-            is_valid = not isinstance(self.written, bool) and self.written >= 0
-        if not is_valid:
-            raise ValueError
+        if not _is_number_or_share(self.written):
+            expected = 'a number of at least 0, or a share of the training images such as "10%"'
+            raise ValueError(f"expected {expected}, got {self.written!r}")
 
     @classmethod
     @override
@@ -46,13 +44,7 @@ class HeldOut(TextValue):
         """Parse 500 or "10%"."""
         if isinstance(raw, cls):
             return raw
-        try:
-            if not isinstance(raw, int | str):
-                raise ValueError
-            return cls(raw.strip() if isinstance(raw, str) else raw)
-        except ValueError:
-            expected = 'a number of at least 0, or a share of the training images such as "10%"'
-            raise ValueError(f"expected {expected}, got {raw!r}") from None
+        return cls(raw.strip() if isinstance(raw, str) else cast(int, raw))
 
     @override
     def to_toml(self) -> int | str:
@@ -108,6 +100,13 @@ class Validation:
             fix = 'write validation.images in your recipe or with --set: a number, or a share such as "10%"'
             raise ValueError(f"hold out: {got}, expected at most a third; {fix}")
         return count
+
+
+def _is_number_or_share(raw: object) -> bool:
+    if isinstance(raw, str):
+        with suppress(ValueError):
+            return raw.endswith("%") and 0 < parse_fraction(raw[:-1]) < 100
+    return isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0
 
 
 def _share_of(num_images: int, share: Fraction) -> int:

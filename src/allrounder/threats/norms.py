@@ -50,12 +50,12 @@ class Norm(ABC):
         """Return `project` for fixed images x0, so that work common to all calls is done once."""
         return lambda x: self.project(x0, x, eps)
 
-    @abstractmethod
     def largest_budget(self, shape: Sequence[int] | None) -> float:
-        """The largest budget to train with; above it, attacks can destroy most images of this shape.
+        """The largest budget to train with; above it, attacks can destroy most images of a shape (c, h, w).
 
-        Without a shape (c, h, w) it is infinite, unless it is the same for all shapes.
+        Infinite if it is not known, as without a shape.
         """
+        return math.inf
 
     def __str__(self) -> str:
         return self.name
