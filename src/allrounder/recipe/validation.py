@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Literal, cast, final
+from typing import Annotated, Literal, final
 
 from typing_extensions import override
 
@@ -34,9 +34,7 @@ class HeldOut(TextValue):
     """The file that a recipe inherits this value from; None if the recipe itself has it."""
 
     def __post_init__(self) -> None:
-        if not _is_number_or_share(self.written):
-            expected = 'a number of at least 0, or a share of the training images such as "10%"'
-            raise ValueError(f"expected {expected}, got {self.written!r}")
+        _check_number_or_share(self.written)
 
     @classmethod
     @override
@@ -44,7 +42,7 @@ class HeldOut(TextValue):
         """Parse 500 or "10%"."""
         if isinstance(raw, cls):
             return raw
-        return cls(raw.strip() if isinstance(raw, str) else cast(int, raw))
+        return cls(_check_number_or_share(raw.strip() if isinstance(raw, str) else raw))
 
     @override
     def to_toml(self) -> int | str:
@@ -102,11 +100,16 @@ class Validation:
         return count
 
 
-def _is_number_or_share(raw: object) -> bool:
+def _check_number_or_share(raw: object) -> int | str:
+    """Return a number or share unchanged; raise ValueError for anything else."""
     if isinstance(raw, str):
         with suppress(ValueError):
-            return raw.endswith("%") and 0 < parse_fraction(raw[:-1]) < 100
-    return isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0
+            if raw.endswith("%") and 0 < parse_fraction(raw[:-1]) < 100:
+                return raw
+    elif isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
+        return raw
+    expected = 'a number of at least 0, or a share of the training images such as "10%"'
+    raise ValueError(f"expected {expected}, got {raw!r}")
 
 
 def _share_of(num_images: int, share: Fraction) -> int:
