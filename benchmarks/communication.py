@@ -75,13 +75,14 @@ def main() -> None:
     with torch.device("meta"):
         model = recipe.model.build(options.classes, tuple(options.shape))
     sizes = Sizes.from_model(model)
-    train_images = options.images - recipe.validation.images
+    held_out = recipe.validation.num_held_out(options.images)
+    train_images = options.images - held_out
     clock = Clock(recipe.epochs, math.ceil(train_images / recipe.batch_size), recipe.pace)
     exchanges = sum(recipe.effective_mix.exchange_due(t, clock) for t in range(1, clock.total_steps))
     validations = math.ceil(clock.total_steps / recipe.validation.every.to_steps(clock))
     broadcasts = exchanges + validations + 1
     tasks = recipe.tasks
-    validation_images = recipe.validation.images + recipe.validation.train_images
+    validation_images = held_out + recipe.validation.train_images
     attack_passes = len(recipe.selection_threats) * recipe.validation.attack.passes().forwards
     checkpoint = sum(sizes.state_bytes(task) for task in tasks[1:])
     print(f"parameters {sizes.parameters:,} bytes, with buffers {sizes.weights:,}")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from allrounder.recipe.recipe import Recipe
+from allrounder.training.trainer import train
+from tests.support.networks import blobs
 from tests.support.paths import PROJECT
 
 GUIDE = PROJECT / "docs" / "guide"
@@ -31,6 +35,22 @@ def test_the_code_of_the_guide_runs(page: str, blocks: int, tmp_path: Path, monk
         # Empty lines in front, so that an error points at the line of the page.
         source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
         exec(compile(source, str(GUIDE / page), "exec"), names)
+
+
+def test_the_recipes_of_the_guide_load_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = (GUIDE / "recipes.md").read_text(encoding="utf-8")
+    short, complete = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    Path("short.toml").write_text(short, encoding="utf-8")
+    parent = Recipe.load("embedded/generalist-t", ["task.linf.objective.attack.steps=7"])
+    assert Recipe.load("short.toml") == replace(parent, name="short", about="")
+    Path("complete.toml").write_text(complete, encoding="utf-8")
+    recipe = Recipe.load("complete.toml")
+    assert Recipe.loads(recipe.dumps()) == recipe and recipe.validation.num_held_out(600) == 60
+    sets = ["epochs=1", "model=small-cnn", "model.width=2", "task.linf.objective.attack.steps=1"]
+    run = train(Recipe.load("complete.toml", sets), "run", data=blobs(train=20, test=6))
+    steps = [(event["learner"], event["t"]) for event in run.metrics() if event["event"] == "epoch"]
+    assert steps == [("linf", 1), ("natural", 1)]
 
 
 def test_the_architecture_guide_names_existing_files():

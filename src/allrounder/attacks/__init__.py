@@ -6,6 +6,7 @@ x_adv = craft(model, x, y, attack="pgd-20", threat="L2:128/255")
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import fields
 from typing import Any, cast
 
@@ -90,6 +91,9 @@ def craft(
     threat: Threat | str,
     seed: int = 0,
 ) -> Tensor:
-    """Craft adversarial images in one line, with the network in eval mode."""
+    """Craft adversarial images in one line, with the network in eval mode; warns of a very large budget."""
     parsed = parse_attack(attack) if isinstance(attack, str) else attack
-    return perturb(parsed, model, x, y, Threat.parse(threat), Rng(seed)).x
+    ball = Threat.parse(threat)
+    if (problem := ball.size_problem(x.shape[1:])) is not None:
+        warnings.warn(problem, stacklevel=2)
+    return perturb(parsed, model, x, y, ball, Rng(seed)).x

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar, final
 
@@ -98,6 +100,17 @@ class ProgressBars:
     def log(self, text: str) -> None:
         """Print a line above the bars."""
         self.console.print(text, highlight=False, markup=False)
+
+    @contextmanager
+    def print_warnings(self) -> Generator[None]:
+        """Within the context, print Python's warnings as notes above the bars."""
+
+        def show(message: Warning | str, *details: object, **options: object) -> None:
+            self.log(f"note: {message}")
+
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
 
 
 @final

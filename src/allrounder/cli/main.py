@@ -15,6 +15,7 @@ from allrounder.cli.data import app as data_app
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
 from allrounder.cli.index import list_, schema
+from allrounder.cli.new import new
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
 
@@ -51,6 +52,7 @@ def _options(
 
 
 app.command()(train)
+app.command()(new)
 app.command("list")(list_)
 app.command()(show)
 app.command()(plan)

@@ -54,7 +54,7 @@ def run_evaluate(command: EvalCommand) -> None:
         if workers == 1 and device_and_dtype(target.model)[0].type == "cpu":
             torch.set_num_threads(1)  # as worker processes do, so that their number does not change results
         earlier = read_outcome(folder / OUTCOME_FILE) if folder and world.is_main else None
-        with EvaluationBars(workers, command.quiet or not world.is_main) as bars:
+        with EvaluationBars(workers, command.quiet or not world.is_main) as bars, bars.print_warnings():
             ranks = f", in {world.size} processes; the bar is that of rank 0" if world.size > 1 else ""
             bars.log(f"{target.name}: {images} images of {len(target.data.test)}{ranks}")
             outcome = evaluate(

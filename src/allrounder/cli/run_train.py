@@ -1,9 +1,10 @@
-"""The work of `allrounder train` and `allrounder plan`."""
+"""The work of `allrounder train`, `allrounder plan` and `allrounder show`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,8 +12,13 @@ import torch
 
 from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_duration
 from allrounder.cli.echo import echo
+from allrounder.config.time import Clock
 from allrounder.distributed import default_threads, launch_processes
+from allrounder.errors import RecipeError
+from allrounder.recipe.inherit import Chain
+from allrounder.recipe.lint import shortening_warnings, warnings_for
 from allrounder.recipe.recipe import Recipe
+from allrounder.training.data import TrainingData, add_extra, load_data
 from allrounder.training.planning import Plan, SuiteCost, plan
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
@@ -34,10 +40,39 @@ def run_train(
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         train(recipe, folder, resume=resume)
         return 0
+    full_epochs = Chain.read(source).largest_epochs()
+    if recipe.epochs < full_epochs:
+        with suppress(RecipeError):  # the training reports it
+            for warning in shortening_warnings(recipe, TrainingData.load(recipe).clock, full_epochs):
+                echo(f"note: {warning}")
     with ProgressBars([name]) as bars:
         run = train(recipe, folder, resume=resume, progress=JobBar(bars, name))
     _print_run(run)
     return 0
+
+
+def run_show(source: str, overrides: Sequence[str]) -> None:
+    """Print a resolved recipe, its files, and warnings; a comment instead if its data cannot be read."""
+    recipe = Recipe.load(source, overrides)
+    chain = Chain.read(source)
+    echo(f"# {' '.join(recipe.name.split())}, fingerprint {recipe.fingerprint()}")
+    echo(f"# from: {', '.join(layer.label for layer in chain.layers)}")
+    if recipe.pipeline is not None:
+        for name, stage in recipe.stage_recipes().items():
+            echo(f"# stage {name}: {stage.epochs} epochs, {stage.passes()} forward/backward passes per step")
+    try:
+        data = add_extra(recipe, load_data(recipe))
+    except RecipeError as error:
+        echo(f"# number of steps unknown, exchanges not checked: {' '.join(str(error).split())}")
+    else:
+        images = TrainingData.split(recipe, data)
+        first, *notes = images.describe(recipe)
+        echo(f"# {first}; {images.clock.total_steps} steps in total")
+        notes += warnings_for(recipe, images.clock)
+        notes += shortening_warnings(recipe, images.clock, chain.largest_epochs())
+        for note in notes:
+            echo(f"# note: {note}")
+    echo(recipe.dumps().rstrip("\n"))
 
 
 def _print_run(run: Run) -> None:
@@ -60,9 +95,13 @@ def run_plan(source: str, overrides: Sequence[str], steps: int) -> None:
     for stage, stage_recipe in stages.items():
         with ProgressBars([name]) as bars:
             measured = plan(stage_recipe, steps=steps, progress=JobBar(bars, name))
+        clock = Clock(measured.epochs, measured.steps_per_epoch, stage_recipe.pace)
+        notes = warnings_for(stage_recipe, clock)
         if stage:
             echo(f"stage {stage}:")
-        for line in describe_plan(measured, datetime.now()):
+        else:
+            notes += shortening_warnings(recipe, clock, Chain.read(source).largest_epochs())
+        for line in (*(f"note: {note}" for note in notes), *describe_plan(measured, datetime.now())):
             echo(line)
         total += measured.seconds
     if len(stages) > 1:

@@ -87,6 +87,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 @dataclass(frozen=True)
 class OneOf:
     """Decodes `{ kind = "pgd", ... }` to the class that a table holds under that name, and encodes it again.
+    The bare text "pgd" is short for `{ kind = "pgd" }`.
 
     Used as `Annotated[Attack, OneOf(lambda: ATTACKS)]`; the table may contain classes defined later.
     """
@@ -106,9 +107,13 @@ class OneOf:
             return raw
         if self.number_type is not None and isinstance(raw, int | float) and not isinstance(raw, bool):
             return adapter(self.number_type).validate_python({"value": raw})
+        if isinstance(raw, str) and raw in table:
+            raw = {"kind": raw}
         if not isinstance(raw, Mapping):
-            details = {"names": ", ".join(table), "got": repr(raw)}
-            raise PydanticCustomError("kind", "expected a table with a kind ({names}), got {got}", details)
+            hint = did_you_mean(raw, table) if isinstance(raw, str) else ""
+            details = {"names": ", ".join(table), "got": repr(raw), "hint": hint}
+            message = "expected a table with a kind ({names}), got {got}{hint}"
+            raise PydanticCustomError("kind", message, details)
         fields = dict(cast(Mapping[str, object], raw))
         kind = fields.pop("kind", None)
         if not isinstance(kind, str) or kind not in table:
@@ -138,7 +143,8 @@ class OneOf:
     def _json_schema(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         # Classes of a table may contain each other: only names are listed, which `json_schema` resolves.
         names = [definition_name(name, cls) for name, cls in self.table().items()]
-        others = [{"type": "number"}] * (self.number_type is not None) + [{"const": False}] * self.optional
+        others: list[JsonSchemaValue] = [{"enum": list(self.table())}]
+        others += [{"type": "number"}] * (self.number_type is not None) + [{"const": False}] * self.optional
         return {KINDS_KEY: names, "others": others}
 
 

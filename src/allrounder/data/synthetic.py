@@ -47,15 +47,23 @@ class NoiseSplit:
         return self.images[index % len(self.images)]
 
 
+def dataset_shape(spec: DataSpec) -> Shape | None:
+    """Return the shape of the images of a published dataset, without reading them; None if it is unknown."""
+    if isinstance(spec, ImageNet):
+        return 3, spec.size, spec.size
+    return DATASET_SHAPES[type(spec)][2] if type(spec) in DATASET_SHAPES else None
+
+
 def synthetic_data(spec: DataSpec) -> Data | None:
     """Build noise data with the size and shape of a published dataset; None if its shape is unknown."""
+    shape = dataset_shape(spec)
+    if shape is None:
+        return None
     if isinstance(spec, ImageNet):
-        name, classes, shape, counts = "imagenet", 1000, (3, spec.size, spec.size), IMAGENET_COUNTS
-    elif type(spec) in DATASET_SHAPES:
-        name, classes, shape = DATASET_SHAPES[type(spec)]
+        name, classes, counts = "imagenet", 1000, IMAGENET_COUNTS
+    else:
+        name, classes, _ = DATASET_SHAPES[type(spec)]
         counts = PUBLISHED[name].num_images
         assert counts is not None, "the catalogue has the number of images of every published dataset"
-    else:
-        return None
     train, test = (NoiseSplit(count, classes, shape) for count in counts)
     return Data(name, train, test, tuple(str(number) for number in range(classes)))

@@ -124,10 +124,13 @@ def describe_budgets(probes: Sequence[Probe], classes: int) -> dict[str, str]:
     }
 
 
-def probe_facts(probes: Sequence[Probe], rows: Labels) -> dict[str, Any]:
-    """The images, and the stages and settings of all probes; warns of budgets that look like a mistake."""
+def probe_facts(probes: Sequence[Probe], rows: Labels, shape: Sequence[int]) -> dict[str, Any]:
+    """The images, which have this shape, and the stages and settings of all probes.
+
+    Warns of budgets that look like a mistake.
+    """
     threats = dict.fromkeys(probe.threat for probe in probes)
-    questions = [warning for threat in threats if (warning := threat.budget_warning()) is not None]
+    questions = [warning for threat in threats if (warning := threat.budget_warning(shape)) is not None]
     for question in questions:
         warnings.warn(question, stacklevel=3)
     stages = {str(probe): [stage.attack for stage in probe_stages(probe)] for probe in probes}

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, final, get_args
 import torch
 
 from allrounder.config.fields import did_you_mean
-from allrounder.data.base import Array, Split
+from allrounder.data.base import Array, Split, image_shape
 from allrounder.data.inputs.coerce import DataLike, as_split
 from allrounder.data.splits import stratified_indices
 from allrounder.distributed import World
@@ -132,7 +132,8 @@ def evaluate(
     rows = select_rows(split, BUDGETS[budget] if n is None else n, seed)
     size = options.batch_size or default_batch_size(model, split)
     settings = {"seed": seed, "batch_size": size, "threads": 1 if workers > 1 else torch.get_num_threads()}
-    facts = {**settings, "budget": budget if n is None else f"{n} images", **probe_facts(selected, rows)}
+    facts = {**settings, "budget": budget if n is None else f"{n} images"}
+    facts |= probe_facts(selected, rows, image_shape(split))
     shared = out is not None or workers * world.size > 1
     fingerprint, findings = _examine(model, split, rows, size, selected, options.check, shared)
     facts |= {**findings, **corruptions.facts()}

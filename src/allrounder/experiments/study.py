@@ -201,8 +201,7 @@ class Trial:
     @property
     def selected_weights(self) -> str:
         """The weights that the recipe selects: "best" if it validates, else "last"."""
-        validation = self.recipe.validation
-        return "best" if validation.images or validation.on == "test" else "last"
+        return "best" if self.recipe.validation.selects else "last"
 
     @property
     def cost(self) -> Passes:

@@ -2,8 +2,8 @@
 
 `extends` names one parent or a list of parents: files beside the recipe, or shipped recipes. Later parents
 lie over earlier ones, and the file itself over all. A file that is reached twice counts once, where it is
-first reached. Tables of the same kind merge key by key. Lists of members with a name, such as [[task]], merge
-by name:
+first reached. Tables of the same kind merge key by key; the bare name of a kind is short for a table with
+this kind. Lists of members with a name, such as [[task]], merge by name:
 
 - a member with a known `name` is laid over the inherited one, and a new name is appended;
 - a member with `names`, a list, is laid over the inherited members of these names and appends nothing;
@@ -61,6 +61,16 @@ class Chain:
         layers = self.layers if len(self.layers) > 1 else ()
         return next((layer.label for layer in reversed(layers) if _contains(layer.table, path)), None)
 
+    def inherited_from(self, path: Sequence[str]) -> str | None:
+        """Return the label of the file that a field is inherited from; None if the recipe itself sets it."""
+        origin = self.origin(path)
+        return None if origin == self.layers[-1].label else origin
+
+    def largest_epochs(self) -> int:
+        """Return the largest number of epochs that any of the files sets; 0 if none does."""
+        numbers = [layer.table.get("epochs") for layer in self.layers]
+        return max((number for number in numbers if isinstance(number, int)), default=0)
+
 
 def merge(base: Table, child: Table, place: str = "") -> Table:
     """Lay a table over another one; `place` starts the path in errors."""
@@ -71,7 +81,12 @@ def merge(base: Table, child: Table, place: str = "") -> Table:
             if key not in merged:
                 raise RecipeError(f"{place}{key}: drop: no such key is inherited")
             del merged[key]
-        elif is_table(new):
+            continue
+        if isinstance(new, str) and is_table(old) and "kind" in old:
+            new = {"kind": new}
+        if isinstance(old, str) and is_table(new):
+            old = {"kind": old}
+        if is_table(new):
             same_kind = is_table(old) and new.get("kind", old.get("kind")) == old.get("kind")
             merged[key] = merge(cast(Table, old) if same_kind else {}, new, f"{place}{key}.")
         elif _has_names(new):

@@ -1,8 +1,11 @@
-"""Warnings about the exchanges of a recipe that its author may not expect."""
+"""Warnings about recipes that do what their author may not expect."""
 
 from __future__ import annotations
 
-from allrounder.config.schedules import Schedule
+from dataclasses import replace
+
+from allrounder.attacks.base import Attack
+from allrounder.config.schedules import Schedule, TimeConstant
 from allrounder.config.time import Clock
 from allrounder.recipe.recipe import Recipe
 
@@ -10,7 +13,59 @@ MAX_LISTED = 4
 """The largest number of epochs that a warning lists in full."""
 
 
+MIN_REACH = 0.5
+"""The shortest way that an attack can go in all its steps without a warning, in units of the budget."""
+
+MIN_GROWTH = 1.1
+"""The factor by which an average's share of the run must grow for a warning."""
+
+
 def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
+    """Return warnings about attacks that hardly move, and about exchanges."""
+    return [*_attack_warnings(recipe), *_exchange_warnings(recipe, clock)]
+
+
+def shortening_warnings(recipe: Recipe, clock: Clock, full_epochs: int) -> list[str]:
+    """Return warnings about moving averages that do not shrink with a run, shortened from `full_epochs`."""
+    if clock.epochs >= full_epochs:
+        return []
+    full = replace(clock, epochs=full_epochs)
+    decays = {"mix.decay": recipe.effective_mix.decay}
+    decays |= {f"task.{task.name}.average": task.average for task in recipe.tasks if task.average is not None}
+    fields: dict[Schedule, list[str]] = {}
+    for name, decay in decays.items():
+        if not (isinstance(decay, TimeConstant) and decay.over.unit == "run"):
+            fields.setdefault(decay, []).append(name)
+    warnings: list[str] = []
+    for decay, names in fields.items():
+        steps = _time_constant(decay, clock.total_steps, clock)
+        before = _time_constant(decay, full.total_steps, full) / full.total_steps
+        after = steps / clock.total_steps
+        if steps > 1 and after > MIN_GROWTH * before:
+            over = f"{100 * before:.2g}%" if before < 1 else "2%"
+            warnings.append(
+                f"{', '.join(names)}: a time constant of {steps:.0f} steps does not shrink with the run; it "
+                f"is {before:.1%} of {full_epochs} epochs, but {after:.1%} of {clock.epochs}; use "
+                f'{{ kind = "time-constant", over = "{over}" }} to scale it with the run'
+            )
+    return warnings
+
+
+def _attack_warnings(recipe: Recipe) -> list[str]:
+    """Return warnings about steps that are probably written as pixel values, such as 2/255."""
+    warnings: list[str] = []
+    for task in recipe.tasks:
+        attack = getattr(task.objective, "attack", None)
+        steps, step = (getattr(attack, name, None) for name in ("steps", "step"))
+        if isinstance(attack, Attack) and steps is not None and step is not None and steps * step < MIN_REACH:
+            warnings.append(
+                f"the attack of {task.name} moves at most {steps * step:.3g} budgets: {steps} steps of "
+                f"{step:.3g}; step is a fraction of the budget, such as 0.25, not a pixel value"
+            )
+    return warnings
+
+
+def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
     """Return warnings about exchanges that never happen, overwrite learners, or come too often."""
     mix = recipe.effective_mix
     exchange, shares = mix.exchange, mix.shares

@@ -114,7 +114,7 @@ class ModeConnectivity(Pipeline):
         if len(tasks) > 1 or not all(isinstance(task.update, ModeCurve) for task in tasks):
             message = 'expected one task, with update = { kind = "curve" }, which bends the curve'
             problems.append((("task",), message))
-        if validation.on == "validation" and validation.images == 0:
+        if not validation.selects:
             message = "is 0, but the point of the curve is selected on held-out images; set it above 0"
             problems.append((("validation", "images"), message))
         trained = tuple(threat for task in tasks for threat in task.objective.threats())
@@ -206,7 +206,7 @@ class SelfTraining(Pipeline):
 
 def _which_problems(which: str, validation: Validation) -> Problems:
     """Refuse the best weights of a stage if none are selected."""
-    if which != "best" or validation.images or validation.on == "test":
+    if which != "best" or validation.selects:
         return []
     message = 'is "best", but validation.images = 0 selects none; use "last", or hold images out'
     return [(("pipeline", "which"), message)]

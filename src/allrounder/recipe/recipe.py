@@ -15,7 +15,7 @@ from typing import Annotated, final
 import tomli_w
 from pydantic import Field, ValidationError
 
-from allrounder.config.decode import Table, apply_override, decode
+from allrounder.config.decode import Table, decode
 from allrounder.config.fields import (
     NonEmpty,
     NonNegativeInt,
@@ -31,24 +31,23 @@ from allrounder.config.time import Duration, Pace, Time
 from allrounder.data import DATASETS
 from allrounder.data.base import DataSpec
 from allrounder.data.extra import Extra
+from allrounder.data.synthetic import dataset_shape
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
 from allrounder.models import MODELS, ModelSpec
+from allrounder.recipe.budgets import FieldPath, Problem, budget_problems
 from allrounder.recipe.compute import Compute
 from allrounder.recipe.inherit import Chain
 from allrounder.recipe.init import INITS, Init, Random
 from allrounder.recipe.library import parse_toml
 from allrounder.recipe.library import shipped_recipes as shipped_recipes
 from allrounder.recipe.mix import Mix
+from allrounder.recipe.overrides import apply_overrides, overrides_field
 from allrounder.recipe.pipeline import PIPELINES, Pipeline
 from allrounder.recipe.task import Task
 from allrounder.recipe.validation import Validation as Validation
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
-
-FieldPath = tuple[str | int, ...]
-Problem = tuple[FieldPath, str]
-"""The path of a field, and what is wrong with it."""
 
 
 @final
@@ -92,6 +91,7 @@ class Recipe:
             *self._time_order_problems(),
             *self._extra_share_problems(),
             *self._task_problems(),
+            *budget_problems(self.tasks, self.validation, self.probes, dataset_shape(self.data)),
         ]
         raise_field_errors(self, problems or self._pipeline_problems())
 
@@ -210,9 +210,14 @@ class Recipe:
             # Overrides may reach any default value, and may fix an invalid recipe.
             with suppress(RecipeError):
                 raw = tomllib.loads(decode(cls, raw, str(source)).dumps())
-        for text in overrides:
-            apply_override(raw, text)
-        return decode(cls, raw, str(source), origin=None if overrides else chain.origin)
+            apply_overrides(raw, overrides)
+        recipe = decode(cls, raw, str(source), origin=None if overrides else chain.origin)
+        held_out = recipe.validation.images
+        origin = chain.inherited_from(("validation", "images"))
+        if held_out is None or origin is None or overrides_field(overrides, "validation.images"):
+            return recipe
+        images = replace(held_out, inherited_from=origin)
+        return replace(recipe, validation=replace(recipe.validation, images=images))
 
     @classmethod
     def loads(cls, text: str, source: str = "recipe") -> Recipe:

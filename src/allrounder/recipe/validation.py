@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Annotated, Literal, final
+
+from typing_extensions import override
 
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack
 from allrounder.attacks.pgd import Pgd
-from allrounder.config.fields import NonNegativeInt, OneOf, frozen_config
+from allrounder.config.fields import NonNegativeInt, OneOf, TextValue, frozen_config, parse_fraction
 from allrounder.config.time import Duration, Time
 from allrounder.threats.threat import Threat
+
+DEFAULT_SHARE = Fraction(1, 10)
+DEFAULT_MAX = 500
+"""Without a number or share, this share of the training images is held out, at most this number."""
+MAX_INHERITED_SHARE = Fraction(1, 3)
+"""The largest share of the training images that a recipe may hold out without its author writing so."""
+
+
+@final
+@dataclass(frozen=True)
+class HeldOut(TextValue):
+    """How many training images are held out: a number, or a share of them such as "10%"."""
+
+    written: int | str
+    """The number, or the share as text."""
+    inherited_from: str | None = field(default=None, compare=False)
+    """The file that a recipe inherits this value from; None if the recipe itself has it."""
+
+    def __post_init__(self) -> None:
+        _check_number_or_share(self.written)
+
+    @classmethod
+    @override
+    def parse(cls, raw: object) -> HeldOut:
+        """Parse 500 or "10%"."""
+        if isinstance(raw, cls):
+            return raw
+        return cls(_check_number_or_share(raw.strip() if isinstance(raw, str) else raw))
+
+    @override
+    def to_toml(self) -> int | str:
+        return self.written
+
+    def count(self, num_images: int) -> int:
+        """Return the number of held-out images out of `num_images`; a share gives at least one."""
+        if isinstance(self.written, int):
+            return self.written
+        return _share_of(num_images, parse_fraction(self.written[:-1]) / 100)
 
 
 @final
@@ -21,8 +64,9 @@ class Validation:
     on: Literal["validation", "test"] = "validation"
     """"validation" selects on images held out from the training set; "test" on the test set, as the papers
     did, which every table made from the run mentions."""
-    images: NonNegativeInt = 500
-    """Images held out from the training set; 0 trains on all of it and selects nothing."""
+    images: HeldOut | None = None
+    """Images held out from the training set: a number, or a share such as "20%"; by default 10%, but at most
+    500. 0 trains on all images and selects nothing."""
     train_images: NonNegativeInt = 200
     """Training images on which the same accuracies are logged, to show robust overfitting."""
     every: Duration = Time.parse("20%")
@@ -35,3 +79,38 @@ class Validation:
     def __post_init__(self) -> None:
         for threat in (*(self.threats or ()), *self.also):
             self.attack.check_supports(threat)
+
+    @property
+    def selects(self) -> bool:
+        """Whether there are images to select the best weights on."""
+        return self.on == "test" or self.images is None or self.images.written != 0
+
+    def num_held_out(self, num_images: int) -> int:
+        """Return how many of `num_images` training images are held out. Raises ValueError if they are more
+        than a third, and the recipe only inherits the number."""
+        if self.on == "test":
+            return 0
+        if self.images is None:
+            return min(_share_of(num_images, DEFAULT_SHARE), DEFAULT_MAX)
+        count = self.images.count(num_images)
+        if self.images.inherited_from is not None and count > MAX_INHERITED_SHARE * num_images:
+            got = f"got {count} of {num_images} training images, inherited from {self.images.inherited_from}"
+            fix = 'write validation.images in your recipe or with --set: a number, or a share such as "10%"'
+            raise ValueError(f"hold out: {got}, expected at most a third; {fix}")
+        return count
+
+
+def _check_number_or_share(raw: object) -> int | str:
+    """Return a number or share unchanged; raise ValueError for anything else."""
+    if isinstance(raw, str):
+        with suppress(ValueError):
+            if raw.endswith("%") and 0 < parse_fraction(raw[:-1]) < 100:
+                return raw
+    elif isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
+        return raw
+    expected = 'a number of at least 0, or a share of the training images such as "10%"'
+    raise ValueError(f"expected {expected}, got {raw!r}")
+
+
+def _share_of(num_images: int, share: Fraction) -> int:
+    return max(1, round(share * num_images))

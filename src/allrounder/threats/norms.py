@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, final
 
 import torch
@@ -50,6 +50,13 @@ class Norm(ABC):
         """Return `project` for fixed images x0, so that work common to all calls is done once."""
         return lambda x: self.project(x0, x, eps)
 
+    def largest_budget(self, shape: Sequence[int] | None) -> float:
+        """The largest budget to train with; above it, attacks can destroy most images of a shape (c, h, w).
+
+        Infinite if it is not known, as without a shape.
+        """
+        return math.inf
+
     def __str__(self) -> str:
         return self.name
 
@@ -86,6 +93,10 @@ class Linf(Norm):
         low, high = (x0 - eps).clamp(0, 1), (x0 + eps).clamp(0, 1)
         return lambda x: torch.clamp(x, low, high)
 
+    def largest_budget(self, shape: Sequence[int] | None) -> float:
+        """Half of the range of a pixel, which turns every image into uniform grey."""
+        return 0.5
+
 
 @final
 @frozen_config
@@ -112,6 +123,10 @@ class L2(Norm):
         d = x - x0
         scale = (eps / self.length(d).clamp(min=torch.finfo(d.dtype).tiny)).clamp(max=1)
         return (x0 + expand(scale) * d).clamp(0, 1)
+
+    def largest_budget(self, shape: Sequence[int] | None) -> float:
+        """A quarter of the largest distance between two images."""
+        return math.inf if shape is None else math.sqrt(math.prod(shape)) / 4
 
 
 @final
@@ -157,6 +172,10 @@ class L1(Norm):
         kept = _soft_threshold(size, room, _solve_threshold(size, room, eps)).view_as(d)
         inside = expand(self.length(d) <= eps)
         return torch.where(inside, x, x0 + d.sign() * kept).clamp(0, 1)
+
+    def largest_budget(self, shape: Sequence[int] | None) -> float:
+        """A quarter of the largest distance between two images."""
+        return math.inf if shape is None else math.prod(shape) / 4
 
     def __str__(self) -> str:
         return self.name if self == L1() else f"{self.name}({self.density})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -27,6 +27,9 @@ class Threat(TextValue):
     """The budget as text, so that 8/255 is printed as 8/255."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.norm, Linf) and self.eps > 1:
+            problem = "images lie in [0, 1], so that a Linf budget is at most 1"
+            raise ValueError(f"threat {str(self)!r}: {problem}{self._suggest_255ths()}")
         _ = self.eps
 
     @cached_property
@@ -67,18 +70,24 @@ class Threat(TextValue):
         """The threat as a union of one."""
         return (self,)
 
-    def budget_warning(self) -> str | None:
+    def size_problem(self, shape: Sequence[int] | None = None) -> str | None:
+        """A message about a budget that is too large to train with, or None; see `Norm.largest_budget`."""
+        limit = self.norm.largest_budget(shape)
+        if self.eps <= limit:
+            return None
+        images = "images" if shape is None else f"images of shape {tuple(shape)}"
+        reason = f"{images} in [0, 1] can lose their content within this budget"
+        return f"{self}: expected a budget of at most {limit:.4g}, because {reason}{self._suggest_255ths()}"
+
+    def budget_warning(self, shape: Sequence[int] | None = None) -> str | None:
         """A warning for a budget that is probably a mistake, or None.
 
-        A Linf budget that differs from k/255 (k <= 64) by at most 2.5% and a quarter of 1/255 is probably
-        rounded (0.031) or has a wrong denominator (8/256). Multiples of 0.01 are taken as intended.
+        It is too large to train with, or it is a Linf budget that differs from k/255 (k <= 64) by at most
+        2.5% and a quarter of 1/255: then it is probably rounded (0.031) or has a wrong denominator (8/256).
+        Multiples of 0.01 are taken as intended.
         """
-        if not isinstance(self.norm, Linf):
-            return None
-        if self.eps >= 1:
-            is_integer = self.eps < 255 and self.eps.is_integer()
-            fix = f"write Linf:{self.eps:g}/255 if you meant that" if is_integer else "use a budget below 1"
-            return f"{self} allows every image, because images lie in [0, 1]; {fix}"
+        if (problem := self.size_problem(shape)) is not None or not isinstance(self.norm, Linf):
+            return problem
         steps = 255 * self.eps
         k = round(steps)
         is_close = 1 <= k <= 64 and 1e-9 * k < abs(steps - k) <= min(0.025 * k, 0.25)
@@ -86,6 +95,11 @@ class Threat(TextValue):
             return None
         fix = f"write Linf:{k}/255 if you meant that"
         return f"{self} is close to {k}/255 = {k / 255:.4g}, but not equal; {fix}"
+
+    def _suggest_255ths(self) -> str:
+        """A suggestion to divide a whole number by 255, unless the result is still too large."""
+        fits = self.eps.is_integer() and 0 < self.eps / 255 <= self.norm.largest_budget(None)
+        return f"; did you mean {self.norm}:{self.eps:g}/255?" if fits else ""
 
     def project(self, x0: Images, x: Images) -> Images:
         """Project x into the ball around x0 and into the box."""

@@ -13,8 +13,12 @@ from allrounder.data.batches import Batches, ExtraBatches
 from allrounder.data.extra import check_compatible
 from allrounder.data.splits import hold_out
 from allrounder.errors import RecipeError
+from allrounder.recipe.budgets import budget_problems
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
+
+MAX_LISTED = 10
+"""The largest number of classes that a message lists."""
 
 
 @final
@@ -38,10 +42,27 @@ class TrainingData:
     @classmethod
     def split(cls, recipe: Recipe, data: Data) -> TrainingData:
         """Split a dataset whose extra images, if the recipe wants any, are already loaded."""
+        check_budgets(recipe, data)
         train, held_out = train_val_split(recipe, data)
         validation = data.test if recipe.validation.on == "test" else held_out
         batches = make_batches(recipe, train, data.extra)
         return cls(data, train, validation, batches, Clock(recipe.epochs, batches.steps, recipe.pace))
+
+    def describe(self, recipe: Recipe) -> list[str]:
+        """Describe how the images are used, and what may surprise about them, one line each."""
+        count, steps = len(self.train), self.clock.steps_per_epoch
+        selecting = "no image selects"
+        if self.validation is not None:
+            source = "test" if recipe.validation.on == "test" else "held-out training"
+            selecting = f"{len(self.validation)} {source} images select"
+        lines = [f"{count} training images in {steps} steps per epoch; {selecting} the best weights"]
+        if recipe.batch_size > count:
+            lines.append(f"batch_size is {recipe.batch_size}: every step uses all {count} training images")
+        present = self.train.labels.bincount(minlength=len(self.dataset.classes)) > 0
+        if absent := [name for name, some in zip(self.dataset.classes, present, strict=True) if not some]:
+            names = ", ".join(absent[:MAX_LISTED]) + (", ..." if len(absent) > MAX_LISTED else "")
+            lines.append(f"{len(absent)} of {len(present)} classes have no training image: {names}")
+        return lines
 
 
 @contextmanager
@@ -63,6 +84,16 @@ def load_data(recipe: Recipe) -> Data:
         return recipe.data.load()
 
 
+def check_budgets(recipe: Recipe, data: Data) -> None:
+    """Raise RecipeError if a budget is too large for images of this shape, also in a stage of a pipeline."""
+    for stage in recipe.stage_recipes().values():
+        for path, message in budget_problems(stage.tasks, stage.validation, stage.probes, data.shape):
+            words = [str(key) for key in path]
+            if path[0] == "task":
+                words[1] = stage.names[int(path[1])]
+            raise RecipeError(f"{'.'.join(words)}: {message}")
+
+
 def add_extra(recipe: Recipe, data: Data) -> Data:
     """Return the dataset with the recipe's extra training images, loading them unless `data` has them."""
     if recipe.extra is None:
@@ -77,10 +108,11 @@ def add_extra(recipe: Recipe, data: Data) -> Data:
 
 def train_val_split(recipe: Recipe, data: Data) -> tuple[Split, Split | None]:
     """Return the images to train on, and those held out for selection unless it uses the test set or none."""
-    if recipe.validation.on == "test" or recipe.validation.images == 0:
-        return data.train, None
     with blame_field("validation.images", (ValueError,)):
-        return hold_out(data.train, recipe.validation.images, Rng(recipe.seed).fold_in("validation"))
+        count = recipe.validation.num_held_out(len(data.train))
+        if count == 0:
+            return data.train, None
+        return hold_out(data.train, count, Rng(recipe.seed).fold_in("validation"))
 
 
 def make_batches(recipe: Recipe, split: Split, extra: Split | None) -> Batches | ExtraBatches:

@@ -188,6 +188,7 @@ class Trainer:
         ranks, size = self.placement.ranks, self.world.size
         facts = {"processes": size, "ranks": {name: list(on) for name, on in ranks.items()}}
         lines = self.run.record_session(self.world.device, **(facts if size > 1 else {}))
+        lines += self.data.describe(self.recipe)
         if size > 1:
             places = ", ".join(f"{name} on {', '.join(map(str, on))}" for name, on in ranks.items())
             lines.append(f"{size} processes of {torch.get_num_threads()} threads: {places}")

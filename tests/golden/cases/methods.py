@@ -102,7 +102,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "rmc/mean": ("pipeline.points=3", "pipeline.choose='mean'", "pipeline.which='best'", "epochs=1"),
 }
 """Variants of methods, by recipe."""
-GUARDS = ("task.linf.update.fall=0.01", "task.linf.objective.attack.step=4", "task.linf.lr=1.0")
+GUARDS = ("task.linf.update.fall=0.01", "task.linf.objective.attack.step=2", "task.linf.lr=1.0")
 
 CASES: dict[str, Callable[[], Result]] = {
     **{f"methods/{name}": partial(train_grey, f"embedded/{name}", *sets) for name, sets in EMBEDDED.items()},

@@ -254,7 +254,7 @@ def test_a_budget_of_zero_returns_the_images_exactly(threat, start):
     assert torch.equal(go(Pgd(steps=2, start=start), threat=Threat.parse(threat)).x, batch()[0])
 
 
-@pytest.mark.parametrize("threat", ["Linf:1e6", "L2:1e30", "L1:1e30"])
+@pytest.mark.parametrize("threat", ["Linf:1", "L2:1e30", "L1:1e30"])
 def test_a_huge_budget_still_ends_in_the_box(threat):
     x, _ = batch()
     result = go(Pgd(steps=3), threat=Threat.parse(threat)).x

@@ -206,6 +206,12 @@ def test_crafting_takes_one_line():
     assert torch.equal(craft(model, x, y, attack=Cw(steps=1), threat=Threat.parse("L2:0")), x)
 
 
+def test_crafting_within_a_huge_budget_gives_a_warning():
+    model, (x, y) = network(), batch()
+    with pytest.warns(UserWarning, match="Linf:0.6: expected a budget of at most 0.5"):
+        craft(model, x, y, attack="pgd-1", threat="Linf:0.6")
+
+
 @pytest.mark.parametrize("cls", ATTACKS.values())
 def test_every_attack_has_a_first_line_of_documentation(cls):
     first = cls.__doc__.splitlines()[0]

@@ -171,7 +171,7 @@ def test_patterns_equal_the_twins(norm):
     [(text, shape) for text in TEXTS for shape in SHAPES]
     + [
         (text, SHAPES[1])
-        for text in ("L2:20", "L1:500", "Linf:2", "L2:0", "L1:0", "Linf:0", "L1:1/100", "L1:1")
+        for text in ("L2:20", "L1:500", "Linf:1", "L2:0", "L1:0", "Linf:0", "L1:1/100", "L1:1")
     ],
 )
 def test_every_query_is_in_ball_and_box(text, shape):

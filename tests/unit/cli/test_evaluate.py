@@ -233,3 +233,13 @@ def test_processes_are_started_where_they_pay(monkeypatch: pytest.MonkeyPatch):
     ]
     cores(1)
     assert run_evaluate.default_processes(trained_network(), square, 1000) == 1
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_large_budget_is_printed_as_a_note_and_an_impossible_one_is_refused(ask: Ask):
+    answer = ask("--threat", "Linf:0.7", *PGD)
+    assert answer.code == 0 and "Warning" not in answer.err
+    note = "note: Linf:0.7: expected a budget of at most 0.5, because images of shape (1, 8, 8) in [0, 1]"
+    assert note in flat(answer.out)
+    refused = ask("--threat", "Linf:8", *PGD)
+    assert refused.code == 2 and "did you mean Linf:8/255?" in flat(refused.err)

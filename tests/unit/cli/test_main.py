@@ -92,6 +92,7 @@ def flat(text: str) -> str:
 OPTIONS = {
     "": {"--version", "--install-completion", "--show-completion"},
     "train": {"--out", "--set", "--resume", "--threads", "--workers"},
+    "new": {"--from"},
     "list": set[str](),
     "show": {"--set"},
     "plan": {"--set", "--steps"},
@@ -226,6 +227,33 @@ def test_show_prints_the_files_of_a_recipe(allrounder: Command, tmp_path: Path):
         "cifar10/_variants.toml (trades-6-wrn), cifar100/_data.toml, "
         f"cifar100/_variants.toml (trades-6-wrn), {file}"
     )
+
+
+SHORT = ("--set", "mix.decay=0.99", "--set", "epochs=2")
+SHORT_NOTE = (
+    "mix.decay: a time constant of 100 steps does not shrink with the run; it is 15.2% of 12 epochs, "
+    'but 90.9% of 2; use { kind = "time-constant", over = "15%" } to scale it with the run'
+)
+
+
+def test_show_counts_images_and_compares_the_average_of_a_shortened_run(allrounder: Command):
+    out = allrounder("show", "embedded/generalist-t", *SHORT).out
+    assert "# 3500 training images in 55 steps per epoch; 500 held-out training images select" in out
+    assert f"# note: {SHORT_NOTE}" in out
+    assert "does not shrink" not in allrounder("show", "embedded/generalist-t", *SHORT[:2]).out
+
+
+def test_train_and_plan_print_the_note_about_a_shortened_run(
+    allrounder: Command, small: list[str], tmp_path: Path
+):
+    note = "note: mix.decay: a time constant of 100 steps does not shrink with the run; it is "
+    words = ["embedded/generalist-t", *SHORT[:2], *small, "--set", "validation.threats=['Linf:0.1']"]
+    trained = allrounder("train", *words, "--out", str(tmp_path / "run"))
+    assert trained.code == 0 and note in flat(trained.out)
+    assert "note: 18 training images in 3 steps per epoch; 6 held-out training images select" in flat(
+        trained.out
+    )
+    assert note in flat(allrounder("plan", *words, "--steps", "1").out)
 
 
 def test_show_prints_warnings_as_comments(allrounder: Command):

@@ -54,7 +54,20 @@ print(json.dumps([call(words, settings) for words, settings in json.loads(sys.ar
 """
 Call = tuple[list[str], dict[str, str]]
 VERBS = [
-    *("train", "list", "show", "plan", "schema", "demo", "eval", "doctor", "sweep", "compare", "table"),
+    *(
+        "train",
+        "new",
+        "list",
+        "show",
+        "plan",
+        "schema",
+        "demo",
+        "eval",
+        "doctor",
+        "sweep",
+        "compare",
+        "table",
+    ),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 

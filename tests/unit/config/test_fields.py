@@ -200,13 +200,19 @@ def test_nothing_is_written_as_false_where_it_is_allowed(nothing: object):
         read(Holder, shape=nothing)
 
 
+def test_the_bare_name_of_a_kind_is_a_table_with_this_kind():
+    for raw in ("dot", "box"):
+        written_out = adapter(Holder).validate_python({"shape": {"kind": raw}})
+        assert adapter(Holder).validate_python({"shape": raw}) == written_out
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
         ({"kind": "bxo"}, r'has unknown kind "bxo" \(known: dot, box\); did you mean "box"\?'),
         ({"kind": 3}, r'has unknown kind "3" \(known: dot, box\)'),
         ({}, r"has no kind \(known: dot, box\)"),
-        ("dot", r"expected a table with a kind \(dot, box\), got 'dot'"),
+        ("dto", r"expected a table with a kind \(dot, box\), got 'dto'; did you mean \"dot\"\?"),
         (1.0, r"expected a table with a kind \(dot, box\), got 1.0"),
         (True, r"expected a table with a kind \(dot, box\), got True"),
         ({"kind": "dot", "value": "x"}, "shape.value"),

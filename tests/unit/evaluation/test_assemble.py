@@ -137,6 +137,15 @@ def test_rounded_budget_gives_a_warning_and_a_flag():
     assert meant.facts["questions"] == meant.facts["flags"] == []
 
 
+def test_budget_that_destroys_the_images_gives_a_warning_and_a_flag():
+    with pytest.warns(UserWarning, match=r"L2:5: expected a budget of at most .*; did you mean L2:5/255\?"):
+        result = run_evaluation(probes=[Probe.parse("pgd-1@L2:5")])
+    (question,) = result.facts["questions"]
+    assert question.startswith("L2:5: expected") and result.facts["flags"][-1] == question
+    with pytest.warns(UserWarning, match="Linf:1: expected a budget of at most 0.5"):
+        run_evaluation(probes=[Probe.parse("pgd-1@Linf:1")])
+
+
 def test_about_is_added_to_the_facts(tmp_path: Path):
     result = run_evaluation(tmp_path, probes=[], about={"name": "ours", "selected_on": "test"})
     assert (result.facts["name"], result.facts["selected_on"], result.facts["seed"]) == ("ours", "test", 0)
@@ -225,7 +234,7 @@ def test_few_images_are_held_at_once(limit: str, monkeypatch: pytest.MonkeyPatch
     split = Recorded()
     assert isinstance(split, Split)
     result = run_evaluation(split=split)
-    assert split.wanted == [1, 10, 10]
+    assert split.wanted == [1, 1, 10, 10]
     for name in whole.predicted:
         assert np.array_equal(result.predicted[name], whole.predicted[name])
     monkeypatch.setattr(runner, limit, 1)  # a batch is always filled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allrounder.config.time import Clock, Time
-from allrounder.recipe.lint import warnings_for
+from allrounder.recipe.lint import shortening_warnings, warnings_for
 from tests.support.trainings import PAIR, SOLO, recipe
 
 CLOCK = Clock(20, 10)
@@ -74,3 +74,43 @@ def test_advice_takes_work_in_proportion_to_the_steps(when: str, monkeypatch: py
     monkeypatch.setattr(Time, "to_steps", lambda self, clock: calls.append(None) or steps(self, clock))
     remarks((EXCHANGE, f"exchange = {{ start = 5, every = 5, when = '{when}' }}"), clock=Clock(20, 100))
     assert len(calls) <= 10 * 2000
+
+
+DECAY = ("decay = 0.8", "decay = 0.99")
+AVERAGE = ("lr = 0.05", "lr = 0.05\naverage = 0.99")
+
+
+def test_averages_that_do_not_shrink_with_a_run_are_noticed_with_both_shares():
+    short = recipe(PAIR, DECAY, AVERAGE)
+    assert shortening_warnings(short, Clock(2, 100), full_epochs=50) == [
+        "mix.decay, task.linf.average: a time constant of 100 steps does not shrink with the run; it is 2.0% "
+        'of 50 epochs, but 50.0% of 2; use { kind = "time-constant", over = "2%" } to scale it with the run'
+    ]
+
+
+@pytest.mark.parametrize(
+    "average", ["0.99", "{ kind = 'warmup', limit = 0.9 }", "{ kind = 'time-constant', over = 1 }"]
+)
+def test_averages_of_other_kinds_and_lengths_are_noticed_apart(average: str):
+    short = recipe(PAIR, ("decay = 0.8", "decay = 0.95"), (AVERAGE[0], f"lr = 0.05\naverage = {average}"))
+    first, second = shortening_warnings(short, Clock(2, 100), full_epochs=50)
+    assert first.startswith("mix.decay: a time constant of 20 steps ")
+    assert second.startswith("task.linf.average: a time constant of ")
+
+
+def test_averages_that_scale_and_runs_that_are_not_shortened_get_no_warning():
+    assert shortening_warnings(recipe(PAIR, DECAY), Clock(50, 100), full_epochs=50) == []
+    assert shortening_warnings(recipe(PAIR, DECAY), Clock(60, 100), full_epochs=50) == []
+    assert shortening_warnings(recipe(SOLO), Clock(2, 100), full_epochs=50) == []
+    scaling = ("decay = 0.8", "decay = { kind = 'time-constant', over = '2%' }")
+    assert shortening_warnings(recipe(PAIR, scaling), Clock(2, 100), full_epochs=50) == []
+
+
+def test_attack_steps_in_pixel_values_are_noticed():
+    (remark,) = remarks(
+        ('attack = { kind = "pgd", steps = 2 } }\nlr', 'attack = { kind = "pgd", step = "2/255" } }\nlr')
+    )
+    assert remark == (
+        "the attack of linf moves at most 0.0784 budgets: 10 steps of 0.00784; step is a fraction of the "
+        "budget, such as 0.25, not a pixel value"
+    )

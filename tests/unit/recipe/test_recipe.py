@@ -111,7 +111,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("task.linf.optimizer.nesterov", "1", "expected true or false, got 1"),
         ("task.linf.augment_stream", "3", "expected a text, got 3"),
         ("name", "3", "expected a text, got 3"),
-        ("data", "embedded", "expected a table with a kind (embedded, "),
+        ("data", "embeded", "expected a table with a kind (embedded, "),
         ("mix", "3", "expected a table, got 3"),
         ("task", "{}", "expected a list, got a table"),
         ("probes", "pgd-20@Linf:8/255", "expected a list, got 'pgd-20@Linf:8/255'"),
@@ -436,9 +436,9 @@ TIMES = st.one_of(st.integers(0, 200), st.fractions(0, 200).map(str), st.floats(
 THREATS = st.builds(
     lambda norm, budget: f"{norm}:{budget}",
     st.sampled_from(["Linf", "L2", "l1", "L1(0.1)"]),
-    st.one_of(st.fractions(0, 20), st.floats(0, 20)),
+    st.one_of(st.fractions(0, "1/2"), st.floats(0, 0.5)),
 )
-STEPS = {"steps": st.integers(1, 100), "step": st.one_of(POSITIVE, st.just("7/31"))}
+STEPS = {"steps": st.integers(1, 100), "step": st.one_of(st.floats(1e-9, 2), st.just("7/31"))}
 SIMPLE_ATTACKS = kinds(
     pgd={
         **STEPS,
@@ -555,7 +555,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     }
     validation: dict[str, st.SearchStrategy[Any]] = {
         "on": st.sampled_from(["validation", "test"]),
-        "images": st.integers(0, 999),
+        "images": st.integers(0, 999) | st.sampled_from(["10%", "0.5%", "100/3%"]),
         "every": SPANS,
         "attack": EVERY_ATTACK,
         "threats": st.lists(THREATS, max_size=3),

@@ -96,8 +96,7 @@ def predict_labels(network: nn.Module, split: Split, heartbeat: Callable[[], Non
 
 def _copy_weights(run: Run, source: Run, which: str) -> None:
     """Save the weights of a stage as those of the pipeline."""
-    validation = source.recipe.validation
-    if which == "best" and not (validation.images or validation.on == "test"):
+    if which == "best" and not source.recipe.validation.selects:
         return
     averaged = [f"{task.name}.live" for task in source.recipe.tasks if task.average is not None]
     names = ("global", *source.recipe.names, *averaged)
