@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from importlib import resources
@@ -28,6 +27,8 @@ from allrounder.config.fields import (
     did_you_mean,
     frozen_config,
 )
+from allrounder.config.text import quote, shorten
+from allrounder.config.toml import is_file, read_limited, read_toml
 from allrounder.errors import RecipeError, RunError
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
@@ -45,6 +46,8 @@ probes (which may be written in several ways)."""
 EVALUATION_FOLDER = "eval"
 KEYS = ("recipe", "recipe file", "weights file", "weights")
 """The entries of a signature, all of them texts."""
+MAX_JSON_BYTES = 2**26
+"""Size of a manifest or a signature; a study of 1,000 trainings has a manifest of 300 KB."""
 CHANGED = "it was changed by hand; remove it and call again"
 
 
@@ -83,7 +86,7 @@ class Manifest:
             reason = f"no study ran there, it has no {MANIFEST_FILE}; name the folder of a study"
             raise RunError(f"{folder}: {reason}, or run one with: allrounder sweep")
         try:
-            raw: Any = json.loads(file.read_text(encoding="utf-8"))
+            raw = _load_json(file)
             if not isinstance(raw, dict) or "format" not in raw:
                 raise ValueError("it names no format version")
         except (OSError, ValueError) as error:
@@ -91,13 +94,13 @@ class Manifest:
         fields = cast(dict[str, Any], raw)
         version: object = fields.pop("format")
         if version != FORMAT_VERSION:
-            reason = f"got format version {version!r}, expected {FORMAT_VERSION}"
+            reason = f"got format version {quote(version)}, expected {FORMAT_VERSION}"
             raise RunError(f"{file}: {reason}; use the version of allrounder that wrote it, or {again}")
         try:
             return adapter(cls).validate_python(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(key) for key in first["loc"])
+            place = shorten(".".join(str(key) for key in first["loc"]))
             raise RunError(f"{file}: {place}: {first['msg']}; {again}") from None
 
     def dumps(self) -> str:
@@ -184,7 +187,7 @@ def load_trial_outcome(folder: Path, recipe: str, which: str, images: int | None
 
 def _read_signature(file: Path, again: str) -> dict[str, str]:
     try:
-        raw: Any = json.loads(file.read_text(encoding="utf-8"))
+        raw = _load_json(file)
         signature = cast(dict[str, Any], raw) if isinstance(raw, dict) else {}
         if not all(isinstance(signature.get(key), str) for key in KEYS):
             raise ValueError(f"expected a text for each of {', '.join(KEYS)}")
@@ -228,26 +231,26 @@ def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -
 
 def read_study(source: str, file: Traversable, shipped: Collection[str], kind: str) -> dict[str, Any]:
     """Read the file of a study as a raw table; errors call it `source`, and `kind` says what it may be."""
-    if not file.is_file():
+    if not is_file(file):
         reason = f"no such {kind}, and no shipped study of that name{did_you_mean(source, shipped)}"
-        raise RecipeError(f"{source}: {reason} (see: allrounder list studies)")
-    return parse_study(file.read_bytes(), source)
+        raise RecipeError(f"{shorten(source)}: {reason} (see: allrounder list studies)")
+    return read_toml(file, source)
 
 
-def parse_study(content: bytes, source: str) -> dict[str, Any]:
-    """Parse TOML to a raw table; `source` names it in errors."""
+def _load_json(file: Path) -> Any:
+    """Parse a JSON file; raise ValueError or OSError if it cannot be read."""
     try:
-        return tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{source}: not valid TOML: {error}") from None
+        return json.loads(read_limited(file, MAX_JSON_BYTES).decode("utf-8"))
+    except RecursionError:
+        raise ValueError("its lists and objects have too many levels") from None
 
 
 def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
     """Raise if a study file differs from the study that ran in a folder, comparing files without torch."""
     try:
-        saved = tomllib.loads((folder / STUDY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder / STUDY_FILE}: cannot be read ({error}); restore it") from None
+        saved = read_toml(folder / STUDY_FILE, str(folder / STUDY_FILE))
+    except RecipeError as error:
+        raise RunError(f"{error}; restore it") from None
     keys = [key for key in {**saved, **raw} if key not in NOT_COMPARED]
     changed = [key for key in keys if not _is_same(raw.get(key), saved.get(key))]
     if changed:
