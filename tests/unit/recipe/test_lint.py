@@ -6,6 +6,7 @@ import pytest
 
 from allrounder.config.time import Clock, Time
 from allrounder.recipe.lint import warnings_for
+from tests.support.refusals import answer
 from tests.support.trainings import PAIR, SOLO, recipe
 
 CLOCK = Clock(20, 10)
@@ -74,3 +75,18 @@ def test_advice_takes_work_in_proportion_to_the_steps(when: str, monkeypatch: py
     monkeypatch.setattr(Time, "to_steps", lambda self, clock: calls.append(None) or steps(self, clock))
     remarks((EXCHANGE, f"exchange = {{ start = 5, every = 5, when = '{when}' }}"), clock=Clock(20, 100))
     assert len(calls) <= 10 * 2000
+
+
+@pytest.mark.parametrize("when", ["epoch-end", "every-step"])
+def test_only_the_first_exchanges_of_a_very_long_run_are_examined(when: str):
+    sets = [
+        ("curve = 0.6", "curve = 1"),
+        (EXCHANGE, f"exchange = {{ start = 0, every = 1, when = '{when}' }}"),
+    ]
+    text = answer(lambda: remarks(*sets, clock=Clock(10**9, 400)))
+    assert "100000 of the first 100000 exchanges happen while the share of linf is 1" in text
+
+
+def test_the_first_exchange_of_a_very_long_run_is_found():
+    late = "exchange = { start = '99%', every = '50%' }"
+    assert answer(lambda: remarks((EXCHANGE, late), clock=Clock(10**9, 400))) == "[]"
