@@ -47,7 +47,7 @@ EVALUATION_FOLDER = "eval"
 KEYS = ("recipe", "recipe file", "weights file", "weights")
 """The entries of a signature, all of them texts."""
 MAX_JSON_BYTES = 2**26
-"""Size of a manifest or a signature; a study of 1,000 trainings has a manifest of 300 KB."""
+"""Size of a manifest or a signature; a manifest has a few hundred bytes for each training."""
 CHANGED = "it was changed by hand; remove it and call again"
 
 

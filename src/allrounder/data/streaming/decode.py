@@ -27,7 +27,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_ASPECT_RATIO = 50
 """Greatest accepted ratio of the sides: resizing a narrower image could fill the memory."""
 MAX_PIXELS = 89_478_485
-"""Pixels of an image, as many as Pillow reads without a warning; the largest of ImageNet has 61 million."""
+"""Pixels of an image: as many as Pillow reads without a warning."""
 END_REQUEST = bytes(4)
 """A request of length 0; it ends the process."""
 DONE = b"\x01"
