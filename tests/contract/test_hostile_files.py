@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import tarfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -21,7 +22,9 @@ from allrounder.data.datasets.folder import Folder
 from allrounder.data.datasets.mnist import read_idx
 from allrounder.data.datasets.npz import Npz, read_arrays
 from allrounder.data.datasets.svhn import read_mat
+from allrounder.data.files import archives
 from allrounder.data.streaming.decode import DecodeSpec
+from allrounder.data.streaming.file_index import read_lines
 from allrounder.errors import AllrounderError
 from allrounder.system.memory import total_memory
 from tests.support import formats
@@ -106,6 +109,9 @@ def test_a_mat_file_that_inflates_beyond_the_limit_is_refused(
         file.write_bytes(bytes(126) + mark + struct.pack(f"{order}2I", 15, len(packed)) + packed)
         assert "more than 16777216 bytes" in refusal(lambda: read_mat(file))
     with file.open("wb") as large:
+        large.truncate(2**24)
+    assert "more than 100 elements" in refusal(lambda: read_mat(file))
+    with file.open("wb") as large:
         large.truncate(2**40)
     assert "more than 16777216 bytes" in refusal(lambda: read_mat(file))
 
@@ -123,6 +129,23 @@ def test_a_file_of_cifar_that_is_too_large_is_refused(tmp_path: Path, monkeypatc
     formats.write_tar(tmp_path / "cifar-10-binary.tar.gz", formats.cifar10_binary(*COLOUR))
     message = refusal(lambda: Cifar10(folder=str(tmp_path)).load())
     assert "expected at most 1000; get it again" in message
+
+
+@pytest.mark.parametrize("entry", ["folders", "zeros"])
+def test_an_archive_without_an_end_is_refused(tmp_path: Path, entry: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(archives, "MAX_FILES", 1000)
+    folder = tarfile.TarInfo("x/")
+    folder.type = tarfile.DIRTYPE
+    content = folder.tobuf() * 3000 if entry == "folders" else bytes(2**25)
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(gzip.compress(folder.tobuf() + content, 1))
+    message = refusal(lambda: Cifar10(folder=str(tmp_path)).load())
+    assert ("too many folders" if entry == "folders" else "bytes after its end") in message
+
+
+def test_a_list_of_images_that_is_too_large_is_refused(tmp_path: Path):
+    with (tmp_path / "list.txt").open("wb") as large:
+        large.truncate(2**40)
+    assert "more than 268,435,456 bytes" in refusal(lambda: read_lines(tmp_path / "list.txt"))
 
 
 def png(width: int, height: int) -> bytes:

@@ -92,6 +92,8 @@ def test_a_hostile_probe_is_refused(text: str):
         ("seed=nan", "expected a whole number"),
         ("epochs=inf", "expected a whole number"),
         ("task.0.lr=nan", "expected"),
+        (f"task.0.name={'x' * 10**5}", "expected a text of at most 100 characters"),
+        (f"task.0.lr={{kind='step', at={[0] * 2000}, to={[0] * 2000}}}", "got 2,000 times"),
         ("task.0.lr=1e999", "expected"),
         ("x" * 10**6, "expected a.b=value"),
     ],
@@ -168,6 +170,11 @@ def axes(count: int, points: int) -> str:
     )
 
 
+def long_labels() -> str:
+    axis = f"point = [{{ label = '{'x' * 78}' }}]\n"
+    return f"base = '{BASE}'\n" + "".join(f"[[axis]]\nname = 'a{i}'\n{axis}" for i in range(3))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -178,6 +185,8 @@ def axes(count: int, points: int) -> str:
         ("a = " + "[" * 10**5, "levels deep"),
         (f"base = '{BASE}'\n" + "\n".join(f"[[row]]\nlabel = 'r{i}'" for i in range(30_000)), "trainings"),
         (f"base = '{BASE}'\nreference = '{'x' * 10**6}'\n[[row]]\nlabel = 'r'", "is not a row"),
+        (f"base = '{BASE}'\n[[row]]\nlabel = 'r'\npaper = {{ natural = nan }}", "expected a finite number"),
+        (long_labels(), "a row has a label of 238 characters"),
         (f"base = '{BASE}'\nsets = {['seed=1'] * 2000}\n[[row]]\nlabel = 'r'", "at most 1000"),
         (f"base = '{BASE}'\nprobes = ['pgd@Linf:1e-9999999999']\n[[row]]\nlabel = 'r'", "too many digits"),
     ],

@@ -42,6 +42,8 @@ MESSAGES = {
     "bool_type": "expected true or false",
     "string_type": "expected a text",
     "string_pattern_mismatch": "expected a text of the form {pattern}",
+    "string_too_short": "expected a text of at least {min_length} characters",
+    "string_too_long": "expected a text of at most {max_length} characters",
     "tuple_type": "expected a list",
     "dict_type": "expected a table",
     "dataclass_type": "expected a table",

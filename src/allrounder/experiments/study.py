@@ -30,6 +30,7 @@ from pydantic import Field
 
 from allrounder.config.decode import decode
 from allrounder.config.fields import (
+    FiniteFloat,
     NonEmpty,
     NonNegativeInt,
     PositiveInt,
@@ -47,9 +48,11 @@ from allrounder.recipe.recipe import Problem, Recipe
 from allrounder.types import Passes
 
 Label = Annotated[str, Field(min_length=1, max_length=80)]
-Percent = Annotated[float, Field(ge=0, le=100)]
+Percent = Annotated[FiniteFloat, Field(ge=0, le=100)]
 MAX_TRAININGS = 2000
 """Trainings of a study, rows times seeds; the recipe of each is read before the first one starts."""
+MAX_LABEL = 200
+"""Characters of the label of a row, which is the name of a folder; that of a combination joins several."""
 MAX_AXES = 20
 MAX_SETS = 1000
 Sets = Annotated[tuple[str, ...], Field(max_length=MAX_SETS)]
@@ -123,6 +126,9 @@ class Study:
             setters = [axis.name for axis in self.axis if any(getattr(point, field) for point in axis.point)]
             if len(setters) > 1:
                 yield ("axis",), f"{field} is set by {setters}; expected at most one axis that sets it"
+        if longest := max((label for label in labels if len(label) > MAX_LABEL), key=len, default=""):
+            got = f'a row has a label of {len(longest)} characters, "{shorten(longest)}"'
+            yield ("row",), f"{got}, expected at most {MAX_LABEL}; shorten the labels of the axes"
         for label in sorted(label for label, count in Counter(labels).items() if count > 1):
             yield ("row",), f'two rows have the label "{label}"; labels must differ'
         if len(set(map(slug, labels))) < len(set(labels)):

@@ -24,6 +24,8 @@ HEADER_BYTES = 128
 COMPRESSED = 15
 """The type of a compressed element of a .mat file."""
 CHUNK_BYTES = 2**20
+MAX_ELEMENTS = 100
+"""Elements of a .mat file; those of SVHN have two."""
 
 
 @final
@@ -56,12 +58,15 @@ def _check_size(path: Path) -> None:
     too_large = f"more than {MAX_BYTES} bytes, expected those of SVHN"
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(too_large)
-    count = 0
+    count = elements = 0
     with path.open("rb") as file:
         order = "<" if file.read(HEADER_BYTES).endswith(b"IM") else ">"
         while len(tag := file.read(8)) == 8:
             kind, size = struct.unpack(f"{order}2I", tag)
             end = file.tell() + size
+            elements += 1
+            if elements > MAX_ELEMENTS:
+                raise ValueError(f"more than {MAX_ELEMENTS} elements, expected X and y")
             inflater = zlib.decompressobj()
             while kind == COMPRESSED and not inflater.eof and file.tell() < end:
                 chunk = file.read(min(CHUNK_BYTES, end - file.tell()))

@@ -163,12 +163,16 @@ def _tar_members(archive: Path) -> Generator[Member]:
     with archive.open("rb") if decompress is None else cast(BufferedIOBase, decompress(archive)) as file:
         bounded = _BoundedReader(file)
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], bounded))
-        for member in tar:
+        for number, member in enumerate(tar, 1):
+            if number > 2 * MAX_FILES:
+                raise tarfile.ReadError("too many folders")
             if not member.isdir():
                 yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
         # A compressed archive ends with a checksum, which is verified when the end is read.
+        end = bounded.tell() + MAX_READ_BYTES
         while bounded.read(CHUNK_BYTES):
-            pass
+            if bounded.tell() > end:
+                raise tarfile.ReadError("bytes after its end")
 
 
 def _zip_members(archive: Path) -> Generator[Member]:
