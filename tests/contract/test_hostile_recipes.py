@@ -115,7 +115,7 @@ def tasks(count: int) -> str:
         ("a = " + "[" * 10**5, "levels deep"),
         ("a = " + "[" * 100 + "]" * 100, "levels deep"),
         (".".join("a" * 1000) + " = 1", "levels deep"),
-        (".".join("a" * 10**5) + " = 1", "line with thousands of dots"),
+        (".".join("a" * 10**5) + " = 1", "has too many dots in a line"),
         ("\n".join(f"k{i} = 1" for i in range(100_000)), "has 1,088,889 characters"),
         ("\n".join(f"k{i} = 1" for i in range(50_000)), "... and 49,984 more mistakes"),
         (tasks(100_000), "characters, expected at most"),

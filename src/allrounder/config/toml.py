@@ -46,7 +46,8 @@ def load_toml(text: str) -> Table:
     if len(text) > MAX_BYTES:
         raise ValueError(f"has {len(text):,} characters, expected at most {MAX_BYTES:,}; split it")
     if sum(line.count(".") ** 2 for line in text.split("\n")) > MAX_SQUARED_DOTS:
-        raise ValueError("has a line with thousands of dots; write fewer parts of a key, or shorter lines")
+        advice = "write keys of fewer parts, and long lists on several lines"
+        raise ValueError(f"has too many dots in a line; {advice}")
     too_deep = f"has tables or lists more than {MAX_DEPTH} levels deep; write it with fewer levels"
     try:
         table = tomllib.loads(text)
