@@ -60,3 +60,13 @@ def test_the_architecture_guide_names_existing_files():
     named = set(re.findall(r"[a-z_][a-z_/]*\.py", text))
     assert len(named) > 40
     assert not [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)]
+
+
+def test_the_guide_to_limits_names_existing_constants():
+    text = (GUIDE / "limits.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*? \(((?:`\w+`, )+)`([\w/]+\.py)`\)", text, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| (?!what |---)", text, re.MULTILINE)) > 20
+    for names, file in rows:
+        source = (PROJECT / "src" / "allrounder" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^(def )?{name}\b|, {name} = ", source, re.MULTILINE), f"{name} in {file}"

@@ -28,6 +28,8 @@ from allrounder.attacks.msd import Msd
 from allrounder.attacks.pgd import Cw, Pgd
 from allrounder.attacks.square import Square
 from allrounder.config.fields import adapter, did_you_mean
+from allrounder.config.text import quote
+from allrounder.errors import RecipeError
 from allrounder.rng import Rng
 from allrounder.threats.norms import Linf, Norm
 from allrounder.threats.threat import Threat
@@ -54,6 +56,9 @@ SEARCHES: dict[str, type[Attack]] = {
 }
 """Attacks for evaluation only: they stop at the first success, so their cost is not known in advance."""
 
+MAX_STEP_DIGITS = 9
+"""Digits of the steps in the name of an attack."""
+
 
 def parse_attack(text: str, norm: Norm | None = None) -> Attack:
     """Return the attack with a name: "pgd-20", "MI-FGSM", "apgd-ce", "apgd-t", "fab-t", "square", "aa", ...
@@ -63,11 +68,15 @@ def parse_attack(text: str, norm: Norm | None = None) -> Attack:
     plain = _without_separators(text)
     word = plain.rstrip("0123456789")
     steps = plain[len(word) :]
+    if len(steps) > MAX_STEP_DIGITS:
+        raise RecipeError(f"attack {quote(text)}: expected steps of at most {MAX_STEP_DIGITS} digits")
     fixed_length = {name: attack for attack in ATTACKS.values() for name in attack.names}
     for name, attack in fixed_length.items():
         if word == _without_separators(name) and (not steps or int(steps) > 0):
             if steps and "steps" not in {field.name for field in fields(cast(Any, attack))}:
-                raise ValueError(f"attack {text!r}: {name} has no steps, got {steps}; leave out the number")
+                raise RecipeError(
+                    f"attack {quote(text)}: {name} has no steps, got {steps}; leave out the number"
+                )
             return adapter(attack).validate_python({"steps": int(steps)} if steps else {})
     searches = named_attacks(norm or Linf())
     for name, attack in searches.items():
@@ -75,7 +84,7 @@ def parse_attack(text: str, norm: Norm | None = None) -> Attack:
             return attack
     names = [*fixed_length, *searches]
     expected = f"(known: {', '.join(names)}, or with steps pgd-20)"
-    raise ValueError(f"unknown attack {text!r} {expected}{did_you_mean(word, names)}")
+    raise RecipeError(f"unknown attack {quote(text)} {expected}{did_you_mean(word, names)}")
 
 
 def _without_separators(name: str) -> str:

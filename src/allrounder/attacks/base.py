@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from allrounder.errors import ThreatError
+from allrounder.errors import RecipeError, ThreatError
 from allrounder.inference.attack_view import attack_view
 from allrounder.rng import Rng
 from allrounder.threats.norms import ALL_NORMS, Norm
@@ -97,13 +97,13 @@ class Attack(ABC):
         return str(self)
 
     def check_supports(self, threat: Threat | AnyOf) -> None:
-        """Raise ValueError if this attack, or an attack that it contains, does not support a threat."""
+        """Raise RecipeError if this attack, or an attack that it contains, does not support a threat."""
         if isinstance(threat, AnyOf) and not self.supports_unions:
-            raise ValueError(f"{self} searches one ball, got the union {threat}; give it one threat")
+            raise RecipeError(f"{self} searches one ball, got the union {threat}; give it one threat")
         for member in threat.threats:
             if type(member.norm) not in self.norms:
                 names = ", ".join(sorted(norm.name for norm in self.norms))
-                raise ValueError(f"{self} works in {names}, got the threat {member}; change one of them")
+                raise RecipeError(f"{self} works in {names}, got the threat {member}; change one of them")
         for attack in self.sub_attacks():
             attack.check_supports(threat)
 

@@ -122,7 +122,7 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     validations = f"{plan.validations} validations of at most {format_duration(plan.validation.seconds)} each"
     duration = format_duration(plan.seconds)
     yield f"training: {duration} for {plan.epochs} epochs, {validations}, {plan.checkpoints} checkpoints"
-    yield f"  started now, it would finish at {now + timedelta(seconds=plan.seconds):%Y-%m-%d %H:%M}"
+    yield f"  started now, it would finish {_describe_end(now, plan.seconds)}"
     activations = format_bytes(plan.activations)
     yield f"memory: {format_bytes(plan.memory)} at the peak, of which {activations} activations and buffers"
     write = format_duration(plan.checkpoint_seconds)
@@ -131,6 +131,13 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     comm = format_bytes(plan.comm_bytes)
     yield f"communication (one process per learner): {comm} per exchange or validation, {times}"
     yield f"evaluation: {_describe_suite(plan.evaluation)}"
+
+
+def _describe_end(now: datetime, seconds: float) -> str:
+    try:
+        return f"at {now + timedelta(seconds=seconds):%Y-%m-%d %H:%M}"
+    except OverflowError:
+        return "after the year 9999"
 
 
 def _describe_suite(cost: SuiteCost) -> str:

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from allrounder.config.fields import KINDS_KEY, OneOf, adapter, definition_name, did_you_mean
+from allrounder.config.text import MAX_LINE, quote, shorten
+from allrounder.config.toml import MAX_DEPTH, Table, load_toml
 from allrounder.errors import RecipeError
 
 T = TypeVar("T")
-Table = dict[str, Any]
 Origin = Callable[[Sequence[str]], str | None]
 """Returns the file that sets the field at a path, for tables that are merged from several files."""
 
@@ -41,6 +42,8 @@ MESSAGES = {
     "bool_type": "expected true or false",
     "string_type": "expected a text",
     "string_pattern_mismatch": "expected a text of the form {pattern}",
+    "string_too_short": "expected a text of at least {min_length} characters",
+    "string_too_long": "expected a text of at most {max_length} characters",
     "tuple_type": "expected a list",
     "dict_type": "expected a table",
     "dataclass_type": "expected a table",
@@ -48,6 +51,10 @@ MESSAGES = {
     "too_long": "expected a list of at most {max_length}",
 }
 """pydantic's error types in the words of TOML."""
+MAX_MISTAKES = 20
+"""Mistakes that an error lists; others are only counted."""
+MAX_INDEX_DIGITS = 9
+"""Digits of the number of a member of a list."""
 OWN_ERROR_TYPES = ("value_error", "kind", "cross_field")
 """Errors whose messages come from this package and already include what was given."""
 
@@ -57,7 +64,11 @@ def decode(cls: type[T], raw: Table, source: str, origin: Origin | None = None) 
     try:
         return adapter(cls).validate_python(raw, by_alias=True, by_name=False)
     except ValidationError as error:
-        lines = [_format_error(cls, raw, cast(Mapping[str, Any], item), origin) for item in error.errors()]
+        mistakes = error.errors()
+        items = [cast(Mapping[str, Any], item) for item in mistakes[:MAX_MISTAKES]]
+        lines = [shorten(_format_error(cls, raw, item, origin), MAX_LINE) for item in items]
+        if len(mistakes) > MAX_MISTAKES:
+            lines.append(f"... and {len(mistakes) - MAX_MISTAKES:,} more mistakes")
         raise RecipeError("\n".join([f"{source} cannot be run:", *(f"  {line}" for line in lines)])) from None
 
 
@@ -65,18 +76,21 @@ def apply_override(raw: Table, text: str) -> None:
     """Apply one `a.b.c=value` to a raw table; members of a list are addressed by name or number."""
     path, sign, value = text.partition("=")
     keys = path.strip().split(".")
+    place = f"--set {shorten(text)}"
     if not sign or not all(keys):
-        raise RecipeError(f'--set {text}: expected a.b=value, such as "task.linf.objective.attack.steps=20"')
+        raise RecipeError(f'{place}: expected a.b=value, such as "task.linf.objective.attack.steps=20"')
+    if len(keys) > MAX_DEPTH:
+        raise RecipeError(f"{place}: got {len(keys):,} keys, expected at most {MAX_DEPTH}")
     target: Any = raw
     for key in keys[:-1]:
-        target = _child(target, key, text)
-    parent = ".".join(keys[:-1])
+        target = _child(target, key, place)
+    parent = shorten(".".join(keys[:-1]))
     if isinstance(target, list):
         advice = "name a key of one of its members, or replace the whole list"
-        raise RecipeError(f"--set {text}: {parent} is a list; {advice}")
+        raise RecipeError(f"{place}: {parent} is a list; {advice}")
     if not isinstance(target, dict):
-        raise RecipeError(f"--set {text}: {parent} is not a table, so it has no {keys[-1]}")
-    target[keys[-1]] = _parse_value(value.strip(), text)
+        raise RecipeError(f"{place}: {parent} is not a table, so it has no {shorten(keys[-1])}")
+    target[keys[-1]] = _parse_value(value.strip(), place)
 
 
 def is_table(raw: Any) -> TypeGuard[Table]:
@@ -150,33 +164,41 @@ def _type_parts(field: FieldInfo | None) -> list[Any]:
     return parts
 
 
-def _child(target: Any, key: str, text: str) -> Any:
+def _child(target: Any, key: str, place: str) -> Any:
     """Return the table or list below a key; a missing table is created."""
     if isinstance(target, list):
         members = cast(list[Any], target)
         by_name = {str(member["name"]): member for member in members if is_table(member) and "name" in member}
         if key in by_name:
             return by_name[key]
-        if key.isdigit() and int(key) < len(members):
-            return members[int(key)]
-        choices = ", ".join(by_name or map(str, range(len(members)))) or "none"
-        hint = did_you_mean(key, list(by_name))
-        raise RecipeError(f'--set {text}: no member "{key}" (there are: {choices}){hint}')
+        index = parse_index(key)
+        if index is not None and index < len(members):
+            return members[index]
+        choices = shorten(", ".join(by_name or map(str, range(len(members)))), MAX_LINE) or "none"
+        hint = did_you_mean(key, by_name)
+        raise RecipeError(f'{place}: no member "{shorten(key)}" (there are: {choices}){hint}')
     if is_table(target):
         return target.setdefault(key, {})
-    raise RecipeError(f"--set {text}: the parent of {key} is not a table")
+    raise RecipeError(f"{place}: the parent of {shorten(key)} is not a table")
 
 
-def _parse_value(value: str, text: str) -> Any:
+def parse_index(key: str) -> int | None:
+    """Return the number of a member of a list that a key is; None if it is none."""
+    return int(key) if key.isdecimal() and len(key) <= MAX_INDEX_DIGITS else None
+
+
+def _parse_value(value: str, place: str) -> Any:
     """Parse a TOML value; a bare word or fraction is a text."""
     try:
-        table = tomllib.loads(f"value = {value}")
+        table = load_toml(f"value = {value}")
     except tomllib.TOMLDecodeError as error:
         if value.startswith(('"', "'", "[", "{")):
-            raise RecipeError(f"--set {text}: not a TOML value: {error}") from None
+            raise RecipeError(f"{place}: not a TOML value: {shorten(str(error))}") from None
         return value
+    except ValueError as error:
+        raise RecipeError(f"{place}: {error}") from None
     if len(table) > 1:
-        raise RecipeError(f"--set {text}: got several lines, expected one; use one --set per override")
+        raise RecipeError(f"{place}: got several lines, expected one; use one --set per override")
     return table["value"]
 
 
@@ -206,7 +228,7 @@ def _format_error(cls: type[Any], raw: Table, error: Mapping[str, Any], origin: 
 def _format_got(raw: object) -> str:
     match raw:
         case str() | int() | float():
-            return f", got {raw!r}"
+            return f", got {quote(raw)}"
         case list():
             return f", got a list of {len(cast(list[Any], raw))}"
         case dict():

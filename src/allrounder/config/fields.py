@@ -6,11 +6,13 @@ The fields of a value are its configuration; no second class describes it.
 from __future__ import annotations
 
 import difflib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform
 
 from pydantic import (
@@ -31,6 +33,9 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from allrounder.config.text import quote, shorten
+from allrounder.errors import RecipeError
+
 # beartype, which checks types in the tests, does not support pydantic's generics.
 if TYPE_CHECKING:
     Adapter: TypeAlias = TypeAdapter[Any]
@@ -38,6 +43,12 @@ else:
     Adapter = TypeAdapter
 T = TypeVar("T")
 KINDS_KEY = "x-kinds"
+MAX_WORD = 100
+"""Characters of an unknown word that is compared with the known ones."""
+MAX_CHOICES = 1000
+"""Known words that an unknown word is compared with."""
+MAX_DIGITS = 1000
+"""Digits of an exact number, before and after the point: 1e9999999999 would fill the memory."""
 CONFIG = ConfigDict(
     extra="forbid",
     use_attribute_docstrings=True,
@@ -80,7 +91,10 @@ def adapter(cls: type[Any]) -> Adapter:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return `; did you mean "x"?` with the choice closest to an unknown word, or "" if none is close."""
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    if len(word) > MAX_WORD:
+        return ""
+    candidates = [choice for choice in islice(choices, MAX_CHOICES) if len(choice) <= MAX_WORD]
+    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
@@ -111,13 +125,13 @@ class OneOf:
             raw = {"kind": raw}
         if not isinstance(raw, Mapping):
             hint = did_you_mean(raw, table) if isinstance(raw, str) else ""
-            details = {"names": ", ".join(table), "got": repr(raw), "hint": hint}
+            details = {"names": ", ".join(table), "got": quote(raw), "hint": hint}
             message = "expected a table with a kind ({names}), got {got}{hint}"
             raise PydanticCustomError("kind", message, details)
         fields = dict(cast(Mapping[str, object], raw))
         kind = fields.pop("kind", None)
         if not isinstance(kind, str) or kind not in table:
-            problem = "has no kind" if kind is None else f'has unknown kind "{kind}"'
+            problem = "has no kind" if kind is None else f'has unknown kind "{shorten(str(kind))}"'
             hint = did_you_mean(str(kind), table) if kind is not None else ""
             details = {"problem": problem, "names": ", ".join(table), "hint": hint}
             raise PydanticCustomError("kind", "{problem} (known: {names}){hint}", details)
@@ -192,17 +206,33 @@ class TextValue(ABC):
 def parse_fraction(raw: object) -> Fraction:
     """Parse a number or a text such as "8/255" exactly; 0.1 is parsed as 1/10."""
     if isinstance(raw, bool) or not isinstance(raw, int | float | str | Fraction):
-        raise ValueError(f"expected a number or a fraction such as 8/255, got {raw!r}")
+        raise RecipeError(f"expected a number or a fraction such as 8/255, got {quote(raw)}")
+    got = quote(raw if isinstance(raw, int) else str(raw))
     try:
-        if str(raw).count("/") > 1:
+        text = str(raw)
+        if text.count("/") > 1:
             raise ValueError
         # Fraction itself parses 1/510, but not 0.5/255.
-        numerator, *denominator = (Fraction(part.strip()) for part in str(raw).split("/", 1))
-        return numerator / denominator[0] if denominator else numerator
+        numerator, *denominator = (_parse_decimal(part.strip()) for part in text.split("/", 1))
+        number = numerator / denominator[0] if denominator else numerator
+        if abs(number) > sys.float_info.max or number.denominator >= 10**MAX_DIGITS:
+            raise OverflowError
     except ZeroDivisionError:
-        raise ValueError(f"{str(raw)!r} divides by zero") from None
+        raise RecipeError(f"{got} divides by zero") from None
+    except OverflowError:
+        limit = f"expected less than 1.8e308, and at most {MAX_DIGITS} digits"
+        raise RecipeError(f"{got} is too large or has too many digits, {limit}") from None
     except ValueError:
-        raise ValueError(f"expected a number or a fraction such as 8/255, got {str(raw)!r}") from None
+        raise RecipeError(f"expected a number or a fraction such as 8/255, got {got}") from None
+    return number
+
+
+def _parse_decimal(text: str) -> Fraction:
+    """Parse a number exactly; raise OverflowError if it has too many digits, written or as an exponent."""
+    _, e, exponent = text.lower().rpartition("e")
+    if len(text) > MAX_DIGITS or (e and abs(int(exponent)) > MAX_DIGITS):
+        raise OverflowError
+    return Fraction(text)
 
 
 def _parse_ratio(raw: object) -> object:

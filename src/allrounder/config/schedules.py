@@ -15,6 +15,8 @@ from allrounder.config.fields import FiniteFloat, OneOf, Share, frozen_config
 from allrounder.config.time import Clock, Duration, Time
 
 S = TypeVar("S", bound="Schedule | None")
+MAX_KNOTS = 1000
+"""Times of a schedule; all of them are converted to steps at every step."""
 
 
 class Schedule(ABC):
@@ -64,6 +66,8 @@ class PiecewiseSchedule(Schedule):
         if not self.at or len(self.at) != len(self.to):
             got = f"{len(self.at)} times and {len(self.to)} values"
             raise ValueError(f"expected one value for every time, got {got}")
+        if len(self.at) > MAX_KNOTS:
+            raise ValueError(f"got {len(self.at):,} times, expected at most {MAX_KNOTS:,}; use fewer")
         # Only a recipe knows how epochs and shares of the run compare.
         comparable = [times for times in pairwise(self.at) if times[0].unit == times[1].unit]
         if problem := order_problem(comparable, epochs=1):

@@ -15,6 +15,8 @@ from typing import Annotated, Literal, final
 from pydantic import AfterValidator
 
 from allrounder.config.fields import TextValue, parse_fraction
+from allrounder.config.text import quote
+from allrounder.errors import RecipeError
 
 Pace = Literal["epoch", "step"]
 
@@ -37,9 +39,9 @@ class Time(TextValue):
             amount = parse_fraction(str(raw).strip()[:-1]) / 100 if is_share else parse_fraction(raw)
         except ValueError:
             expected = 'expected a time: epochs (75) or a share of the run ("62.5%")'
-            raise ValueError(f"{expected}, got {raw!r}") from None
+            raise RecipeError(f"{expected}, got {quote(raw)}") from None
         if amount < 0 or (is_share and amount > 1):
-            raise ValueError(f"expected a time of at least 0 and at most the whole run, got {raw!r}")
+            raise RecipeError(f"expected a time of at least 0 and at most the whole run, got {quote(raw)}")
         return cls(amount, "run" if is_share else "epochs")
 
     def to_toml(self) -> str | int | float:

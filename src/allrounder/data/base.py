@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from allrounder.errors import DataError
 from allrounder.types import Images, Labels
 
 Array: TypeAlias = NDArray[Any] | Tensor
@@ -172,11 +173,11 @@ class Data:
 
 @contextmanager
 def prefix_errors(where: str) -> Generator[None]:
-    """Prefix the message of a ValueError with the place of the wrong value."""
+    """Raise a ValueError as a DataError whose message begins with the place of the wrong value."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{where} {error}") from None
+        raise DataError(f"{where} {error}") from None
 
 
 def as_tensor(name: str, raw: Array) -> Tensor:

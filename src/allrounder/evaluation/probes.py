@@ -9,6 +9,8 @@ from typing import TypeAlias, final
 from allrounder.attacks import parse_attack
 from allrounder.attacks.base import Attack
 from allrounder.config.fields import TextValue, did_you_mean
+from allrounder.config.text import quote
+from allrounder.errors import RecipeError
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 
@@ -48,9 +50,10 @@ class Probe(TextValue):
         """Parse "attack@threat"."""
         if isinstance(raw, cls):
             return raw
-        name, sign, threat = str(raw).partition("@")
-        if not isinstance(raw, str) or not sign:
-            raise ValueError(f'expected an attack and a threat, such as "pgd-20@Linf:8/255", got {raw!r}')
+        name, sign, threat = raw.partition("@") if isinstance(raw, str) else ("", "", "")
+        if not sign:
+            expected = 'expected an attack and a threat, such as "pgd-20@Linf:8/255"'
+            raise RecipeError(f"{expected}, got {quote(raw)}")
         return cls.of(name, threat)
 
     def to_toml(self) -> str:

@@ -8,7 +8,6 @@ compared with the files of the run whenever the outcome is read, so that a table
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from importlib import resources
@@ -26,10 +25,12 @@ from allrounder.config.fields import (
     did_you_mean,
     frozen_config,
 )
+from allrounder.config.text import shorten
+from allrounder.config.toml import is_file, parse_toml, read_toml
 from allrounder.errors import RecipeError, RunError
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
-from allrounder.system.checked_files import read_json, read_toml, write_json
+from allrounder.system.checked_files import read_json, read_toml_text, write_json
 from allrounder.system.files import check_location, hash_file, newest_folder
 
 STUDY_FILE = "study.toml"
@@ -88,7 +89,7 @@ class Manifest:
             return adapter(cls).validate_python(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(key) for key in first["loc"])
+            place = shorten(".".join(str(key) for key in first["loc"]))
             raise RunError(f"{file}: {place}: {first['msg']}; {again}") from None
 
     def save(self, folder: Path) -> None:
@@ -216,28 +217,20 @@ def find_study_folder(source: str, out: Path | None, shipped: Collection[str]) -
 
 def read_study_text(folder: Path) -> str:
     """Read the study that ran in a folder; to change a study, change a copy of its file."""
-    return read_toml(folder / STUDY_FILE, "run a copy of it with another --out")
+    return read_toml_text(folder / STUDY_FILE, "run a copy of it with another --out")
 
 
 def read_study(source: str, file: Traversable, shipped: Collection[str], kind: str) -> dict[str, Any]:
     """Read the file of a study as a raw table; errors call it `source`, and `kind` says what it may be."""
-    if not file.is_file():
+    if not is_file(file):
         reason = f"no such {kind}, and no shipped study of that name{did_you_mean(source, shipped)}"
-        raise RecipeError(f"{source}: {reason} (see: allrounder list studies)")
-    return parse_study(file.read_bytes(), source)
-
-
-def parse_study(content: bytes, source: str) -> dict[str, Any]:
-    """Parse TOML to a raw table; `source` names it in errors."""
-    try:
-        return tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{source}: not valid TOML: {error}") from None
+        raise RecipeError(f"{shorten(source)}: {reason} (see: allrounder list studies)")
+    return read_toml(file, source)
 
 
 def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
     """Raise if a study file differs from the study that ran in a folder, comparing files without torch."""
-    saved = parse_study(read_study_text(folder).encode(), str(folder / STUDY_FILE))
+    saved = parse_toml(read_study_text(folder), str(folder / STUDY_FILE))
     keys = [key for key in {**saved, **raw} if key not in NOT_COMPARED]
     changed = [key for key in keys if not _is_same(raw.get(key), saved.get(key))]
     if changed:

@@ -30,7 +30,7 @@ from allrounder.experiments.manifest import (
 )
 from allrounder.experiments.study import Study, Trial
 from allrounder.report.outcome import OUTCOME_FILE
-from allrounder.system.checked_files import write_toml
+from allrounder.system.checked_files import write_toml_text
 from allrounder.system.files import check_location, make_folder, temporary_path
 from allrounder.system.processes import Job
 from allrounder.system.progress import ProgressCallback, ProgressEvent
@@ -99,7 +99,7 @@ def open_study(study: Study, folder: Path) -> Study:
     manifest = make_manifest(study)  # raises if a recipe is wrong, before anything is written
     make_folder(folder)
     if text != study.dumps():  # cluster tasks that start together find the file and do not write it again
-        write_toml(file, study.dumps())
+        write_toml_text(file, study.dumps())
     manifest.save(folder)
     return study
 

@@ -15,6 +15,8 @@ recipe = "embedded/at-linf"
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -28,6 +30,7 @@ from pydantic import Field
 
 from allrounder.config.decode import decode
 from allrounder.config.fields import (
+    FiniteFloat,
     NonEmpty,
     NonNegativeInt,
     PositiveInt,
@@ -36,14 +39,24 @@ from allrounder.config.fields import (
     frozen_config,
     raise_field_errors,
 )
+from allrounder.config.text import MAX_LINE, shorten
+from allrounder.config.toml import parse_toml
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
-from allrounder.experiments.manifest import STUDIES_FOLDER, parse_study, read_study, slug
+from allrounder.experiments.manifest import STUDIES_FOLDER, read_study, slug
 from allrounder.recipe.recipe import Problem, Recipe
 from allrounder.types import Passes
 
 Label = Annotated[str, Field(min_length=1, max_length=80)]
-Percent = Annotated[float, Field(ge=0, le=100)]
+Percent = Annotated[FiniteFloat, Field(ge=0, le=100)]
+MAX_TRAININGS = 2000
+"""Trainings of a study, rows times seeds; the recipe of each is read before the first one starts."""
+MAX_LABEL = 200
+"""Characters of the label of a row, which is the name of a folder; that of a combination joins several."""
+MAX_AXES = 20
+MAX_SETS = 1000
+Sets = Annotated[tuple[str, ...], Field(max_length=MAX_SETS)]
+"""Overrides of a recipe, `a.b=c`."""
 
 
 @final
@@ -52,7 +65,7 @@ class Point:
     """One value on an axis, or one row: a label and the changes to a recipe."""
 
     label: Label
-    sets: tuple[str, ...] = ()
+    sets: Sets = ()
     """Overrides of the recipe, `a.b=c`."""
     recipe: str = ""
     """The recipe to use instead of the base."""
@@ -81,10 +94,10 @@ class Study:
     about: str = ""
     base: str = ""
     """The recipe that the axes vary: the name of a shipped one, or a file."""
-    sets: tuple[str, ...] = ()
+    sets: Sets = ()
     """Overrides for all trainings, applied before those of points."""
     seeds: Annotated[tuple[NonNegativeInt, ...], NonEmpty] = (0,)
-    axis: tuple[Axis, ...] = ()
+    axis: Annotated[tuple[Axis, ...], Field(max_length=MAX_AXES)] = ()
     row: tuple[Point, ...] = ()
     """Trainings beside those of the axes, each of its own recipe or of the base."""
     probes: tuple[Probe, ...] = ()
@@ -102,6 +115,10 @@ class Study:
 
     def _problems(self) -> Iterator[Problem]:
         """Yield the fields to fix, each with a message."""
+        if (num_trainings := self.num_rows * len(self.seeds)) > MAX_TRAININGS:
+            got = f"{self.num_rows:,} rows times {len(self.seeds):,} seeds are {num_trainings:,} trainings"
+            yield ("axis",), f"{got}, expected at most {MAX_TRAININGS:,}; vary less, or write several studies"
+            return
         labels = self.labels()
         if not labels:
             yield ("row",), "missing; name the trainings to compare with [[axis]] or [[row]]"
@@ -109,17 +126,27 @@ class Study:
             setters = [axis.name for axis in self.axis if any(getattr(point, field) for point in axis.point)]
             if len(setters) > 1:
                 yield ("axis",), f"{field} is set by {setters}; expected at most one axis that sets it"
-        for label in sorted({label for label in labels if labels.count(label) > 1}):
+        if longest := max((label for label in labels if len(label) > MAX_LABEL), key=len, default=""):
+            got = f'a row has a label of {len(longest)} characters, "{shorten(longest)}"'
+            yield ("row",), f"{got}, expected at most {MAX_LABEL}; shorten the labels of the axes"
+        for label in sorted(label for label, count in Counter(labels).items() if count > 1):
             yield ("row",), f'two rows have the label "{label}"; labels must differ'
         if len(set(map(slug, labels))) < len(set(labels)):
-            yield ("row",), f"some labels give the same folder name: {labels}; change them"
+            shown = shorten(str(labels), MAX_LINE)
+            yield ("row",), f"some labels give the same folder name: {shown}; change them"
         for number, point in enumerate(self.row):
             if not point.recipe and not self.base:
                 yield ("row", number, "recipe"), "missing; name a recipe, because the study has no base"
         if self.axis and not self.base:
             yield ("base",), "missing; name the recipe that the axes vary"
         if self.reference and self.reference not in labels:
-            yield ("reference",), f'"{self.reference}" is not a row{did_you_mean(self.reference, labels)}'
+            got = f'"{shorten(self.reference)}" is not a row'
+            yield ("reference",), f"{got}{did_you_mean(self.reference, labels)}"
+
+    @property
+    def num_rows(self) -> int:
+        """The number of the table's rows."""
+        return (math.prod(len(axis.point) for axis in self.axis) if self.axis else 0) + len(self.row)
 
     def _rows(self) -> list[tuple[str, str, tuple[Point, ...]]]:
         """Return label, recipe and points of every row: the combinations of the axes, then `row`."""
@@ -162,7 +189,7 @@ class Study:
     @classmethod
     def loads(cls, text: str, source: str = "study") -> Study:
         """Parse a study from TOML text; `source` names it in errors."""
-        return decode(cls, parse_study(text.encode(), source), source)
+        return decode(cls, parse_toml(text, source), source)
 
     @classmethod
     def load(cls, source: str | Path) -> Study:

@@ -20,11 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from allrounder.config.decode import DROP, EXTENDS, NAMES, Table, is_table
+from allrounder.config.decode import DROP, EXTENDS, NAMES, is_table, parse_index
+from allrounder.config.text import MAX_LINE, quote, shorten
+from allrounder.config.toml import Table
 from allrounder.errors import RecipeError
 from allrounder.recipe.library import FileKey, RecipeFile, find_recipe
 
 NOT_INHERITED = ("name", "about")
+MAX_FILES = 32
+"""Files that a recipe may be made of."""
+MAX_MEMBERS = 1000
+"""Members of a list that is merged by name, such as [[task]]; every member is compared with every other."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def merge(base: Table, child: Table, place: str = "") -> Table:
         old = merged.get(key)
         if new == {DROP: True}:
             if key not in merged:
-                raise RecipeError(f"{place}{key}: drop: no such key is inherited")
+                raise RecipeError(f"{shorten(place + key)}: drop: no such key is inherited")
             del merged[key]
             continue
         if isinstance(new, str) and is_table(old) and "kind" in old:
@@ -101,9 +107,13 @@ def _collect(file: RecipeFile, layers: dict[FileKey, Layer], children: tuple[Rec
     """Add a file to the layers, after everything that it extends."""
     chain = (*children, file)
     if file.key in (child.key for child in children):
-        raise RecipeError(f"{file.label} extends itself: {' -> '.join(child.label for child in chain)}")
+        path = shorten(" -> ".join(child.label for child in chain), MAX_LINE)
+        raise RecipeError(f"{shorten(file.label)} extends itself: {path}")
     if file.key in layers:
         return
+    if max(len(chain), len(layers) + 1) > MAX_FILES:
+        advice = "put what they set into fewer files"
+        raise RecipeError(f"{shorten(chain[0].label)}: extends more than {MAX_FILES - 1} files; {advice}")
     table = file.read()
     for parent in _parents(table.pop(EXTENDS, []), file):
         _collect(file.find_parent(parent), layers, chain)
@@ -115,7 +125,7 @@ def _parents(value: object, file: RecipeFile) -> list[str]:
     for name in names:
         if not isinstance(name, str):
             expected = "expected the name of a file or of a shipped recipe, or a list of names"
-            raise RecipeError(f"{file.label}: {EXTENDS}: {expected}, got {name!r}")
+            raise RecipeError(f"{file.label}: {EXTENDS}: {expected}, got {quote(name)}")
     return cast(list[str], names)
 
 
@@ -124,11 +134,14 @@ def _merge_members(old: list[Any], entries: list[Table], place: str) -> list[Any
 
     A second member of one name is appended, so that decoding reports it.
     """
+    if len(old) + len(entries) > MAX_MEMBERS:
+        got = f"got {len(old) + len(entries):,} members, the inherited ones included"
+        raise RecipeError(f"{place}: {got}, expected at most {MAX_MEMBERS:,}; remove some")
     members = list(old)
     taken: list[Any] = []
     for entry in entries:
         names = _names(entry, place)
-        where = f"{place}.{', '.join(map(str, names))}"
+        where = f"{place}.{shorten(', '.join(map(str, names)))}"
         fields = {key: value for key, value in entry.items() if key not in (NAMES, DROP)}
         matches = [i for i, member in enumerate(members) if _name(member) in names]
         if DROP in entry:
@@ -163,8 +176,9 @@ def _check_drop(entry: Table, names: list[Any], members: list[Any], where: str) 
     inherited = [_name(member) for member in members]
     for name in names:
         if name not in inherited:
-            others = ", ".join(map(str, inherited)) or "none"
-            raise RecipeError(f"{where}: drop: nothing inherited is called {name} (there are: {others})")
+            others = shorten(", ".join(map(str, inherited)), MAX_LINE) or "none"
+            problem = f"nothing inherited is called {shorten(str(name))}"
+            raise RecipeError(f"{where}: drop: {problem} (there are: {others})")
 
 
 def _name(member: Any) -> Any:
@@ -189,7 +203,13 @@ def _contains(value: Any, path: Sequence[str]) -> bool:
         return False
     members = cast(list[Any], value)
     tables = [member for member in members if is_table(member)]
-    matches = [table for table in tables if first in (table.get("name"), *table.get(NAMES, ()))]
-    if not matches and first.isdigit():
-        matches = members[int(first) : int(first) + 1]
+    matches = [table for table in tables if first in _listed_names(table)]
+    index = parse_index(first)
+    if not matches and index is not None:
+        matches = members[index : index + 1]
     return any(_contains(member, rest) for member in matches)
+
+
+def _listed_names(member: Table) -> list[Any]:
+    names = member.get(NAMES)
+    return [member.get("name"), *(cast(list[Any], names) if isinstance(names, list) else ())]

@@ -6,7 +6,6 @@ recipes that differ from another one in a few fields. Other files that start wit
 
 from __future__ import annotations
 
-import tomllib
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -15,8 +14,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
 from typing import cast
 
-from allrounder.config.decode import Table, is_table
+from allrounder.config.decode import is_table
 from allrounder.config.fields import did_you_mean
+from allrounder.config.text import shorten
+from allrounder.config.toml import Table, is_file, read_toml
 from allrounder.errors import RecipeError
 
 VARIANTS_FILE = "_variants.toml"
@@ -49,7 +50,7 @@ class RecipeFile:
     def read(self) -> Table:
         """Read the file, or the entry, as a raw table."""
         if self.entry is None:
-            return _read_toml(self.file, self.label)
+            return read_toml(self.file, shorten(self.label))
         return deepcopy(_read_variants(self.folder)[self.entry])
 
     def find_parent(self, name: str) -> RecipeFile:
@@ -58,8 +59,8 @@ class RecipeFile:
             return _find_shipped()[name]
         file = self.folder / name
         shown = PurePath(self.shown_folder) / name
-        if not file.is_file():
-            problem = f"{shown}: no such file, and no shipped recipe of that name"
+        if not is_file(file):
+            problem = f"{shorten(str(shown))}: no such file, and no shipped recipe of that name"
             raise RecipeError(f"{self.label}: extends: {problem}{did_you_mean(name, _find_shipped())}")
         folder = file.parent if isinstance(file, Path) else self.folder
         return RecipeFile(file, folder, str(shown.parent))
@@ -76,18 +77,10 @@ def find_recipe(source: str | Path) -> RecipeFile:
     if str(source) in files:
         return files[str(source)]
     path = Path(source)
-    if path.is_file():
+    if is_file(path):
         return RecipeFile(path, path.parent, str(path.parent))
     problem = f"no such file, and no shipped recipe of that name{did_you_mean(str(source), files)}"
-    raise RecipeError(f"{source}: {problem} (see: allrounder list recipes)")
-
-
-def parse_toml(text: str, source: str) -> Table:
-    """Parse TOML text as a raw table."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{source}: not TOML: {error}") from None
+    raise RecipeError(f"{shorten(str(source))}: {problem} (see: allrounder list recipes)")
 
 
 @cache
@@ -111,15 +104,8 @@ def _read_variants(folder: Traversable) -> dict[str, Table]:
     """Read the variants of a folder of shipped recipes, by name."""
     file = folder / VARIANTS_FILE
     label = f"{folder.name}/{VARIANTS_FILE}"
-    entries = _read_toml(file, label) if file.is_file() else {}
+    entries = read_toml(file, label) if file.is_file() else {}
     for name, entry in entries.items():
         if not is_table(entry) or (folder / f"{name}.toml").is_file():
             raise RecipeError(f"{label}: {name}: expected a table, and no file of the same name")
     return cast(dict[str, Table], entries)
-
-
-def _read_toml(file: Traversable, label: str) -> Table:
-    try:
-        return parse_toml(file.read_text(encoding="utf-8"), label)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{label}: cannot be read: {error}") from None

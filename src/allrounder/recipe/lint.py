@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 from allrounder.attacks.base import Attack
 from allrounder.config.schedules import Schedule, TimeConstant
@@ -11,6 +12,8 @@ from allrounder.recipe.recipe import Recipe
 
 MAX_LISTED = 4
 """The largest number of epochs that a warning lists in full."""
+MAX_EXAMINED = 100_000
+"""Exchanges that are examined: the first ones of a run that has more."""
 
 
 MIN_REACH = 0.5
@@ -71,7 +74,7 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
     exchange, shares = mix.exchange, mix.shares
     if exchange is None:
         return []
-    due = [t for t in range(1, clock.total_steps + 1) if exchange.is_due(t, clock)]
+    due = list(islice(exchange.due_steps(clock), MAX_EXAMINED))
     if not due:
         times = f"it starts at {exchange.start}, every {exchange.every}, of {recipe.epochs} epochs"
         return [f"no exchange ever happens: {times}"]
@@ -83,9 +86,10 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
         epochs = list(dict.fromkeys(f"{time:g}" for time in times))
         if len(epochs) > MAX_LISTED:
             epochs[3:] = [f"... {epochs[-1]}"]
+        examined = f"the first {len(due)}" if exchange.count_due(clock) > len(due) else f"{len(due)}"
         others = ", ".join(name for name in recipe.names if name != shares.lead)
         warnings.append(
-            f"{len(overwriting)} of {len(due)} exchanges happen while the share of {shares.lead} is 1 "
+            f"{len(overwriting)} of {examined} exchanges happen while the share of {shares.lead} is 1 "
             f"(at epoch {', '.join(epochs)}): they overwrite {others} with {shares.lead} alone"
         )
     averages = [task.average for task in recipe.tasks if task.average is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, cast, final
 
@@ -91,6 +91,34 @@ class Exchange:
         end = clock.epoch(t) * clock.steps_per_epoch
         return end - end % period >= max(start, end - clock.steps_per_epoch + 1)
 
+    def due_steps(self, clock: Clock) -> Iterator[int]:
+        """Yield the steps for which `is_due` holds, in order, without visiting the others."""
+        if self.when == "epoch-end":
+            yield from self._period_ends(clock)
+            return
+        length = clock.steps_per_epoch
+        last_epoch = 0
+        for end in self._period_ends(clock):
+            if (epoch := clock.epoch(end)) > last_epoch:
+                yield from range((epoch - 1) * length + 1, epoch * length + 1)
+                last_epoch = epoch
+
+    def count_due(self, clock: Clock) -> int:
+        """Return the number of steps for which `is_due` holds, in a time that does not depend on it."""
+        ends = self._period_ends(clock)
+        if self.when == "epoch-end" or not ends:
+            return len(ends)
+        length = clock.steps_per_epoch
+        # From the first one on, short periods end in every epoch. No two long ones end in the same epoch.
+        is_short = ends.step < length
+        return (clock.epochs - clock.epoch(ends[0]) + 1 if is_short else len(ends)) * length
+
+    def _period_ends(self, clock: Clock) -> range:
+        """Return the steps from `start` on at which a period ends."""
+        period = self.period(clock)
+        first = max(-(-self.start.to_steps(clock) // period), 1) * period
+        return range(first, clock.total_steps + 1, period)
+
     def period(self, clock: Clock) -> int:
         """Return the number of steps between two exchanges."""
         return max(self.every.to_steps(clock), 1)
@@ -139,6 +167,12 @@ class Mix:
     def shares_at(self, t: int, clock: Clock, names: Sequence[str]) -> dict[str, float]:
         """Return every learner's share at step t; without shares, all are equal."""
         return self.shares.at(t, clock, names) if self.shares else {name: 1 / len(names) for name in names}
+
+    def count_exchanges(self, clock: Clock) -> int:
+        """Return the number of exchanges of a run; none happens after its last step."""
+        if self.exchange is None:
+            return 0
+        return self.exchange.count_due(clock) - self.exchange.is_due(clock.total_steps, clock)
 
     def exchange_due(self, t: int, clock: Clock) -> bool:
         """Whether the learners restart from the global weights after step t."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Annotated, final
 import tomli_w
 from pydantic import Field, ValidationError
 
-from allrounder.config.decode import Table, decode
+from allrounder.config.decode import decode
 from allrounder.config.fields import (
     NonEmpty,
     NonNegativeInt,
@@ -28,6 +29,7 @@ from allrounder.config.fields import (
 )
 from allrounder.config.schedules import Schedule, order_problem
 from allrounder.config.time import Duration, Pace, Time
+from allrounder.config.toml import Table, parse_toml
 from allrounder.data import DATASETS
 from allrounder.data.base import DataSpec
 from allrounder.data.extra import Extra
@@ -39,7 +41,6 @@ from allrounder.recipe.budgets import FieldPath, Problem, budget_problems
 from allrounder.recipe.compute import Compute
 from allrounder.recipe.inherit import Chain
 from allrounder.recipe.init import INITS, Init, Random
-from allrounder.recipe.library import parse_toml
 from allrounder.recipe.library import shipped_recipes as shipped_recipes
 from allrounder.recipe.mix import Mix
 from allrounder.recipe.overrides import apply_overrides, overrides_field
@@ -239,4 +240,4 @@ class Recipe:
 
 
 def _duplicates(names: Sequence[str]) -> list[str]:
-    return sorted({name for name in names if names.count(name) > 1})
+    return sorted(name for name, count in Counter(names).items() if count > 1)

@@ -15,6 +15,8 @@ from allrounder.optim.optimizers import AnyOptimizer, Sgd
 from allrounder.types import Passes
 
 RESERVED_NAMES = ("global", "best", "last", "live")
+MAX_NAME = 100
+"""Characters of the name of a learner, which is part of the names of files."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 
@@ -29,7 +31,9 @@ def _check_not_reserved(name: str) -> str:
 class Task:
     """One learner's sub-task: objective, optimiser, learning rate, augmentation, averaging."""
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_check_not_reserved)]
+    name: Annotated[
+        str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME), AfterValidator(_check_not_reserved)
+    ]
     """The learner's name in shares, logs and files."""
     objective: Annotated[Objective, OneOf(lambda: OBJECTIVES)]
     lr: LearningRate

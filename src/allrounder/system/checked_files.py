@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from allrounder.config.toml import read_limited
 from allrounder.errors import RunError
 from allrounder.system.files import write_atomically, write_text
 
@@ -28,6 +29,8 @@ ARRAYS_KEY = "arrays"
 METADATA_KEY = "allrounder"
 """The only metadata text of a file of arrays: safetensors does not keep the order of several."""
 TOML_START = f"# {DIGEST_KEY} = "
+MAX_JSON_BYTES = 2**26
+"""Size of a JSON file, such as the manifest of a study."""
 CHANGED = "it was damaged or changed after it was written"
 
 
@@ -55,7 +58,7 @@ def read_json(path: Path, advice: str, version: int | None = None) -> Fields:
     """Read what `write_json` wrote, without the digest. Raise RunError if it is damaged, or if its field
     "format" is not `version`; `advice` says what to do without an intact copy."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_limited(path, MAX_JSON_BYTES).decode("utf-8")
         fields = _parse_object(text)
         # Files of earlier versions have no digest.
         if version is None or fields.get("format") == version or DIGEST_KEY in fields:
@@ -100,13 +103,13 @@ def parse_json_lines(path: Path, content: bytes, advice: str) -> list[Fields]:
     return events
 
 
-def write_toml(path: Path, text: str) -> None:
+def write_toml_text(path: Path, text: str) -> None:
     """Write TOML with a digest of the text in its first line."""
     write_text(path, f"{TOML_START}{_digest(text)}\n{text}")
 
 
-def read_toml(path: Path, advice: str) -> str:
-    """Read the text that `write_toml` wrote; raise RunError if it is damaged."""
+def read_toml_text(path: Path, advice: str) -> str:
+    """Read the text that `write_toml_text` wrote; raise RunError if it is damaged."""
     try:
         start, _, text = path.read_bytes().decode().partition("\n")
         if start != f"{TOML_START}{_digest(text)}":

@@ -1,4 +1,4 @@
-"""The peak memory of a block of code, including memory that it frees again."""
+"""The memory of the machine, and the peak memory of a block of code, including memory that it frees again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from pathlib import Path
 import torch
 
 STATM = Path("/proc/self/statm")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""The file with the bytes that a container may use, or the word max."""
 POLL_SECONDS = 0.002
+
+
+def total_memory() -> int:
+    """Return the bytes of memory of this machine, or of the container that the process runs in."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
+    return min(physical, int(limit)) if limit.isdecimal() else physical
 
 
 @contextmanager

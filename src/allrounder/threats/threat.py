@@ -11,6 +11,8 @@ import torch
 from typing_extensions import override
 
 from allrounder.config.fields import TextValue, parse_fraction
+from allrounder.config.text import quote
+from allrounder.errors import RecipeError
 from allrounder.threats.norms import Linf, Norm, parse_norm
 from allrounder.types import Images, PerExample, PerExampleBool
 
@@ -37,11 +39,11 @@ class Threat(TextValue):
         """The budget as a number."""
         try:
             eps = float(parse_fraction(self.budget))
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"threat {str(self)!r}: {error}; {FORMAT_HINT}") from None
+        except ValueError as error:
+            raise RecipeError(f"threat {quote(str(self))}: {error}; {FORMAT_HINT}") from None
         if eps < 0:
             problem = "the budget is negative, expected 0 or more"
-            raise ValueError(f"threat {str(self)!r}: {problem}; {FORMAT_HINT}")
+            raise RecipeError(f"threat {quote(str(self))}: {problem}; {FORMAT_HINT}")
         return eps
 
     @classmethod
@@ -50,12 +52,12 @@ class Threat(TextValue):
         if isinstance(raw, cls):
             return raw
         if not isinstance(raw, str) or raw.count(":") != 1:
-            raise ValueError(f"threat {raw!r}: expected one text NORM:BUDGET; {FORMAT_HINT}")
+            raise RecipeError(f"threat {quote(raw)}: expected one text NORM:BUDGET; {FORMAT_HINT}")
         name, budget = raw.split(":")
         try:
             norm = parse_norm(name.strip())
         except ValueError as error:
-            raise ValueError(f"threat {raw!r}: {error}") from None
+            raise RecipeError(f"threat {quote(raw)}: {error}") from None
         return cls(norm, budget.strip())
 
     @override

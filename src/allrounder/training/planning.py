@@ -215,7 +215,7 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
         checkpoint=sum(path.stat().st_size for path in checkpoint.iterdir()) if checkpoint else 0,
         checkpoint_seconds=checkpoint_seconds,
         checkpoints=_count_events(clock.total_steps, recipe.checkpoint.to_steps(clock)),
-        exchanges=sum(trainer.mix.exchange_due(t, clock) for t in range(1, clock.total_steps)),
+        exchanges=trainer.mix.count_exchanges(clock),
         evaluation=pass_times.suite_cost(recipe.probes, len(dataset.test), len(dataset.classes)),
     )
 

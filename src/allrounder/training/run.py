@@ -36,9 +36,9 @@ from allrounder.system.checked_files import (
     damage_error,
     parse_json_lines,
     read_json,
-    read_toml,
+    read_toml_text,
     write_json,
-    write_toml,
+    write_toml_text,
 )
 from allrounder.system.files import (
     LOCK_FILE,
@@ -86,7 +86,7 @@ class Run:
             if not (folder / FORMAT_FILE).is_file():
                 check_version(folder, None, FORMAT_VERSION, ADVICE)
             read_json(folder / FORMAT_FILE, ADVICE, FORMAT_VERSION)
-            recipe = Recipe.loads(read_toml(file, ADVICE), str(file))
+            recipe = Recipe.loads(read_toml_text(file, ADVICE), str(file))
         self.recipe = recipe
 
     @classmethod
@@ -99,7 +99,7 @@ class Run:
             with lock_folder(folder, "training"):
                 if not (folder / RECIPE_FILE).is_file():
                     write_json(folder / FORMAT_FILE, {"format": FORMAT_VERSION})
-                    write_toml(folder / RECIPE_FILE, recipe.dumps())
+                    write_toml_text(folder / RECIPE_FILE, recipe.dumps())
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
             held, asked = identify_recipe(run.recipe), identify_recipe(recipe)

@@ -293,6 +293,8 @@ def conforms(instance: Any, schema: Table, root: Table) -> bool:
                 return instance < rule if key == "exclusiveMaximum" else instance <= rule
             case "pattern":
                 return re.search(rule, instance) is not None
+            case "maxLength":
+                return len(instance) <= rule
             case _:
                 raise AssertionError(f"unknown keyword {key}")
 

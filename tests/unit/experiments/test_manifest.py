@@ -366,7 +366,7 @@ def test_a_folder_of_another_study_is_refused(folder: Path, file: Path, tmp_path
     with pytest.raises(RecipeError, match=r'dmo: no such file or folder, .*did you mean "embedded/demo"'):
         find_study_folder("embedded/dmo", None, shipped)
     (tmp_path / "wrong.toml").write_text("= 1")
-    with pytest.raises(RecipeError, match=r"wrong\.toml: not valid TOML"):
+    with pytest.raises(RecipeError, match=r"wrong\.toml: not TOML"):
         find_study_folder(str(tmp_path / "wrong.toml"), folder, shipped)
     (folder / STUDY_FILE).unlink()
     with pytest.raises(RunError, match=r"study\.toml: cannot be read"):

@@ -72,7 +72,7 @@ def test_probes_of_a_study_replace_those_of_its_recipes():
         ('base = "x"\nseeds = []\nrow = [{ label = "b" }]', "seeds"),
         ('base = "x"\nrow = [{ label = "b", paper = { natural = 101.0 } }]', "paper"),
         ("sweeps = 1", "unknown key"),
-        ("= 1", "not valid TOML"),
+        ("= 1", "not TOML"),
     ],
 )
 def test_an_invalid_study_is_refused(text: str, message: str):

@@ -6,6 +6,7 @@ import pytest
 
 from allrounder.config.time import Clock, Time
 from allrounder.recipe.lint import shortening_warnings, warnings_for
+from tests.support.refusals import answer
 from tests.support.trainings import PAIR, SOLO, recipe
 
 CLOCK = Clock(20, 10)
@@ -114,3 +115,18 @@ def test_attack_steps_in_pixel_values_are_noticed():
         "the attack of linf moves at most 0.0784 budgets: 10 steps of 0.00784; step is a fraction of the "
         "budget, such as 0.25, not a pixel value"
     )
+
+
+@pytest.mark.parametrize("when", ["epoch-end", "every-step"])
+def test_only_the_first_exchanges_of_a_very_long_run_are_examined(when: str):
+    sets = [
+        ("curve = 0.6", "curve = 1"),
+        (EXCHANGE, f"exchange = {{ start = 0, every = 1, when = '{when}' }}"),
+    ]
+    text = answer(lambda: remarks(*sets, clock=Clock(10**9, 400)))
+    assert "100000 of the first 100000 exchanges happen while the share of linf is 1" in text
+
+
+def test_the_first_exchange_of_a_very_long_run_is_found():
+    late = "exchange = { start = '99%', every = '50%' }"
+    assert answer(lambda: remarks((EXCHANGE, late), clock=Clock(10**9, 400))) == "[]"

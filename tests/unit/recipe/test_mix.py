@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -122,3 +122,30 @@ def test_a_rule_without_moving_average_has_decay_zero_and_equal_shares():
 def test_fields_that_a_rule_does_not_use_are_refused(fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Mix(rule=Uniform(), **fields)
+
+
+@given(
+    epochs=st.integers(1, 6),
+    length=st.integers(1, 7),
+    start=st.integers(0, 40),
+    every=st.integers(1, 40),
+    when=st.sampled_from(["epoch-end", "every-step"]),
+)
+def test_due_steps_are_listed_and_counted_without_visiting_the_others(
+    epochs: int, length: int, start: int, every: int, when: Literal["epoch-end", "every-step"]
+):
+    clock = Clock(epochs, length)
+    exchange = Exchange(start=Time(Fraction(start, 6)), every=Time(Fraction(every, 6)), when=when)
+    due = [t for t in range(1, clock.total_steps + 1) if exchange.is_due(t, clock)]
+    assert list(exchange.due_steps(clock)) == due
+    assert exchange.count_due(clock) == len(due)
+    mix = Mix(exchange=exchange)
+    assert mix.count_exchanges(clock) == sum(mix.exchange_due(t, clock) for t in range(1, clock.total_steps))
+
+
+@pytest.mark.parametrize("when", ["epoch-end", "every-step"])
+def test_a_run_of_any_length_is_counted_at_once(when: Literal["epoch-end", "every-step"]):
+    exchange = Exchange(start=Time.parse(0), every=Time.parse(1), when=when)
+    clock = Clock(10**12, 400)
+    assert exchange.count_due(clock) == 10**12 * (1 if when == "epoch-end" else 400)
+    assert next(exchange.due_steps(clock)) == (400 if when == "epoch-end" else 1)

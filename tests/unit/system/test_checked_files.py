@@ -18,10 +18,10 @@ from allrounder.system.checked_files import (
     parse_with_digest,
     read_arrays,
     read_json,
-    read_toml,
+    read_toml_text,
     write_arrays,
     write_json,
-    write_toml,
+    write_toml_text,
 )
 from tests.support.damage import damages
 
@@ -34,7 +34,7 @@ def read_back(kind: str, file: Path) -> object:
         case "json":
             return read_json(file, "go", 3)
         case "toml":
-            return read_toml(file, "go")
+            return read_toml_text(file, "go")
         case _:
             arrays, fields = read_arrays(file)
             return {name: (str(a.dtype), a.shape, a.tolist()) for name, a in arrays.items()}, fields
@@ -42,7 +42,7 @@ def read_back(kind: str, file: Path) -> object:
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "json": lambda file: write_json(file, FIELDS),
-    "toml": lambda file: write_toml(file, "a = 1\nb = '\u00fc'\n"),
+    "toml": lambda file: write_toml_text(file, "a = 1\nb = '\u00fc'\n"),
     "arrays": lambda file: write_arrays(file, ARRAYS, FIELDS),
 }
 

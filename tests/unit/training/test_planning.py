@@ -59,6 +59,11 @@ def test_a_plan_adds_up_its_parts():
     assert PLAN.comm_bytes == 200
 
 
+def test_the_end_of_an_endless_plan_is_described():
+    message = "\n".join(describe_plan(replace(PLAN, epochs=10**18), datetime(2030, 1, 1)))
+    assert "started now, it would finish after the year 9999" in message
+
+
 def test_describe_plan_lists_all_costs():
     message = "\n".join(describe_plan(replace(PLAN, remarks=("noise",)), datetime(2030, 1, 1, 12, 0, 0)))
     assert message.startswith(

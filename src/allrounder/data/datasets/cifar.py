@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from allrounder.config.fields import PathField, frozen_config
+from allrounder.config.toml import read_limited
 from allrounder.data.base import Data, DataSpec, prefix_errors
 from allrounder.data.datasets.class_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
 from allrounder.data.files.archives import read_members
@@ -20,6 +21,8 @@ from allrounder.data.files.safe_pickle import read_plain_dict
 
 SHAPE = (3, 32, 32)
 NUM_PIXELS = 3 * 32 * 32
+MAX_FILE_BYTES = 2**28
+"""Bytes of one file; the largest one, the training images of CIFAR-100, has 155 MB."""
 ImagesAndLabels = tuple[NDArray[np.uint8], NDArray[np.int64]]
 Names = tuple[str, ...]
 Splits = tuple[Names, Names]
@@ -114,16 +117,21 @@ def _read_files(
     path = folder / version.archive
     unpacked = [place for place in (folder / version.folder, folder) if (place / needed[0]).is_file()]
     if path.is_file():
-        files = read_members(path, wanted)
+        files = read_members(path, wanted, max_file_bytes=MAX_FILE_BYTES)
     elif unpacked:
         path = unpacked[0]
-        files = {name: (path / name).read_bytes() for name in wanted if (path / name).is_file()}
+        files = {name: _read_file(path / name) for name in wanted if (path / name).is_file()}
     else:
         return None
     missing = [name for name in needed if name not in files]
     if missing:
         raise missing_error(kind, path, missing)
     return path, files
+
+
+def _read_file(path: Path) -> bytes:
+    with prefix_errors(f"{path}:"):
+        return read_limited(path, MAX_FILE_BYTES)
 
 
 def _parse_all(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import final
+from typing import Annotated, final
 
+from pydantic import Field
 from typing_extensions import override
 
 from allrounder.config.fields import Flag, PositiveInt, Workers, frozen_config, raise_field_errors
@@ -19,6 +20,9 @@ from allrounder.data.streaming.file_index import (
 )
 from allrounder.data.streaming.split import lazy_data
 
+MAX_SIDE = 4096
+"""Pixels of a side of an image after resizing."""
+Side = Annotated[PositiveInt, Field(le=MAX_SIDE)]
 TEST_FOLDERS = ("val", "test", "valid", "validation")
 """Usual names of the folder with the test images."""
 
@@ -40,9 +44,9 @@ class Folder(DataSpec):
     """The folder inside it with the training images."""
     test: str = "auto"
     """The folder inside it with the test images; auto takes val, test, valid or validation."""
-    size: PositiveInt | None = None
+    size: Side | None = None
     """Height and width in pixels to which images are resized and cropped; by default all must be equal."""
-    resize: PositiveInt | None = None
+    resize: Side | None = None
     """Length of the shorter side in pixels before the centre crop; by default 256/224 of the size."""
     channels: PositiveInt = 3
     """3 for colour, 1 for greyscale."""

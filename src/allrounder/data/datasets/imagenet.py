@@ -9,9 +9,9 @@ from typing import final
 
 from typing_extensions import override
 
-from allrounder.config.fields import PathField, PositiveInt, Workers, frozen_config
+from allrounder.config.fields import PathField, Workers, frozen_config
 from allrounder.data.base import Data, DataSpec
-from allrounder.data.datasets.folder import list_common_classes, resize_for_crop
+from allrounder.data.datasets.folder import Side, list_common_classes, resize_for_crop
 from allrounder.data.files.cache import dataset_folder
 from allrounder.data.files.catalog import PUBLISHED
 from allrounder.data.streaming.decode import DecodeSpec
@@ -44,7 +44,7 @@ class ImageNet(DataSpec):
 
     folder: PathField = None
     """The folder with train and val; by default `imagenet` in the cache. Its owners must provide it."""
-    size: PositiveInt = 224
+    size: Side = 224
     """Height and width in pixels; the shorter side is first resized to 256/224 of it."""
     subset: str | None = None
     """A file that lists the test images to use, such as a fixed 5,000: one path per line, relative to val."""

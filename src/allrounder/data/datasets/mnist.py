@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
@@ -25,7 +26,9 @@ CLOTHES = (
 )
 IDX_UINT8 = 0x08
 """The type code of uint8 in an idx file."""
-MAX_BYTES = 2**31
+MAX_BYTES = 2**30
+"""Bytes of an idx file after decompression; MNIST has 47 MB."""
+CHUNK_BYTES = 2**20
 
 
 @final
@@ -82,10 +85,21 @@ def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
                     raise ValueError(f"{got} of an idx file with {ndim} dimensions; get it again")
                 shape = struct.unpack(f">{ndim}I", head[4:])
                 size = math.prod(shape)
-                content = file.read(min(size, MAX_BYTES) + 1)
+                if size > MAX_BYTES:
+                    limit = f"expected at most {MAX_BYTES} bytes"
+                    raise ValueError(f"has the shape {shape}, {limit}; get it again")
+                content = _read_chunks(file, size + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"cut short or damaged ({error}); get it again") from None
         if len(content) != size:
             got = f"{len(content)} bytes" if len(content) < size else "more bytes"
             raise ValueError(f"holds {got}, expected {size} for shape {shape}; get it again")
     return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _read_chunks(file: gzip.GzipFile | io.BufferedReader, size: int) -> bytes:
+    """Read at most `size` bytes; memory grows with what the file has, whatever its header says."""
+    content = io.BytesIO()
+    while chunk := file.read(min(CHUNK_BYTES, size - content.tell())):
+        content.write(chunk)
+    return content.getvalue()

@@ -25,6 +25,9 @@ from allrounder.errors import DataError
 from allrounder.system.files import temporary_path
 
 MAX_BYTES = 8 * 2**30
+"""Bytes of an archive that is unpacked."""
+MAX_MEMBERS_BYTES = 2**30
+"""Bytes of an archive that is read in place."""
 MAX_FILES = 400_000
 CHUNK_BYTES = 2**20
 MAX_READ_BYTES = 2**24
@@ -37,19 +40,28 @@ Member = tuple[str, int, IO[bytes] | None]
 """Name, size, and the open file; None for a link, a device or an encrypted file."""
 
 
-class DamagedArchive(ValueError):
+class DamagedArchive(DataError):
     """The archive is cut short or damaged."""
 
 
-def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 2**30) -> dict[str, bytes]:
+def read_members(
+    archive: Path,
+    names: Iterable[str],
+    *,
+    max_bytes: int = MAX_MEMBERS_BYTES,
+    max_file_bytes: int = MAX_BYTES,
+) -> dict[str, bytes]:
     """Read files of an archive by their names without folders; files that it does not have are left out."""
     wanted = set(names)
     contents: dict[str, bytes] = {}
     with _report_damage(archive):
-        for path, file in _entries(archive, max_bytes):
+        for path, size, file in _entries(archive, max_bytes):
             if path.name in contents:
-                raise ValueError(f"{archive}: holds {path.name} twice, expected it once; pack it again")
+                raise DataError(f"{archive}: holds {path.name} twice, expected it once; pack it again")
             if path.name in wanted:
+                if size > max_file_bytes:
+                    got = f"{archive}: {path.name} has {size} bytes"
+                    raise DataError(f"{got}, expected at most {max_file_bytes}; get it again")
                 buffer = BytesIO()
                 shutil.copyfileobj(file, buffer, CHUNK_BYTES)
                 contents[path.name] = buffer.getvalue()
@@ -78,17 +90,17 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
     try:
         temporary.mkdir()
         with _report_damage(archive):
-            for path, source in _entries(archive, max_bytes):
+            for path, _, source in _entries(archive, max_bytes):
                 file = temporary / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 # "x" also fails on a name that occurs twice.
                 with file.open("xb") as copy:
                     shutil.copyfileobj(source, copy, CHUNK_BYTES)
         if not (temporary / top).is_dir():
-            raise ValueError(f"{archive}: has no folder {top}; get it again")
+            raise DataError(f"{archive}: has no folder {top}; get it again")
         (temporary / top).rename(target)
     except FileExistsError as error:
-        raise ValueError(f"{archive}: holds a name twice ({error.filename}); get it again") from None
+        raise DataError(f"{archive}: holds a name twice ({error.filename}); get it again") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -104,10 +116,10 @@ def _report_damage(archive: Path) -> Generator[None]:
         raise DamagedArchive(f"{archive}: cut short or damaged ({reason}); get it again") from None
 
 
-def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, IO[bytes]]]:
-    """Yield the regular files of a tar or zip archive in order, each open for reading.
+def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, int, IO[bytes]]]:
+    """Yield the regular files of a tar or zip archive in order: path, size, and the file, open for reading.
 
-    Raises ValueError for names outside the folder, links, devices, and more than `max_bytes` in all. Headers
+    Raises DataError for names outside the folder, links, devices, and more than `max_bytes` in all. Headers
     may be false, but tarfile and zipfile never read more than the size in them.
     """
     members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
@@ -115,16 +127,18 @@ def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, IO
     for number, (name, size, file) in enumerate(members(archive), 1):
         bytes_left -= size
         if number > MAX_FILES or bytes_left < 0:
-            raise ValueError(f"{archive}: holds more files or bytes than is allowed; unpack it yourself")
+            limit = f"{MAX_FILES} files or {max_bytes} bytes"
+            problem = f"holds more files or bytes than is allowed ({limit})"
+            raise DataError(f"{archive}: {problem}; unpack it yourself")
         if file is None:
-            raise ValueError(
+            raise DataError(
                 f"{archive}: {name} is a link, a device or encrypted, expected files; do not use it"
             )
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
-            raise ValueError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
+            raise DataError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
         with file:
-            yield path, file
+            yield path, size, file
 
 
 @final
@@ -149,12 +163,16 @@ def _tar_members(archive: Path) -> Generator[Member]:
     with archive.open("rb") if decompress is None else cast(BufferedIOBase, decompress(archive)) as file:
         bounded = _BoundedReader(file)
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], bounded))
-        for member in tar:
+        for number, member in enumerate(tar, 1):
+            if number > 2 * MAX_FILES:
+                raise tarfile.ReadError("too many folders")
             if not member.isdir():
                 yield member.name, member.size, tar.extractfile(member) if member.isreg() else None
         # A compressed archive ends with a checksum, which is verified when the end is read.
+        end = bounded.tell() + MAX_READ_BYTES
         while bounded.read(CHUNK_BYTES):
-            pass
+            if bounded.tell() > end:
+                raise tarfile.ReadError("bytes after its end")
 
 
 def _zip_members(archive: Path) -> Generator[Member]:

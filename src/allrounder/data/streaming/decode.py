@@ -26,6 +26,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """Accepted formats, whatever the file name says: Pillow's decoders of other formats may start programs."""
 MAX_ASPECT_RATIO = 50
 """Greatest accepted ratio of the sides: resizing a narrower image could fill the memory."""
+MAX_PIXELS = 89_478_485
+"""Pixels of an image: as many as Pillow reads without a warning."""
 END_REQUEST = bytes(4)
 """A request of length 0; it ends the process."""
 DONE = b"\x01"
@@ -97,11 +99,18 @@ class DecodeSpec:
 
 @contextmanager
 def open_image(path: str) -> Generator[Image.Image]:
-    """Open an image file of an accepted format."""
+    """Open an image file of an accepted format; its pixels are decoded when they are used."""
     with warnings.catch_warnings():
         # Pillow warns of damaged EXIF data, which ImageNet often has; the pixels are not affected.
         warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise UnusableImage(
+                    f"is {width}x{height}, expected at most {MAX_PIXELS} pixels; make it smaller, or take it "
+                    "out of the folder"
+                )
             yield image
 
 

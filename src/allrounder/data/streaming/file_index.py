@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 
 from allrounder.config.fields import did_you_mean
+from allrounder.config.toml import read_limited
+from allrounder.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """Suffixes of image files, in lower or upper case."""
 IGNORED_FILES = ("thumbs.db", "desktop.ini")
 """Files that operating systems create; they are ignored, as are files whose names begin with a dot."""
+MAX_LIST_BYTES = 2**28
+"""Size of a text file with a line for each image."""
 
 
 @final
@@ -165,9 +169,12 @@ def select_listed(file: Path, test: FileIndex, split: str) -> FileIndex:
 def read_lines(file: Path) -> Iterable[tuple[int, str]]:
     """Read the nonempty lines of a text file, with their numbers from 1."""
     try:
-        text = file.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+        # Some editors write a byte order mark.
+        text = read_limited(file, MAX_LIST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: is no text in UTF-8 ({error}); save it as such") from None
+        raise DataError(f"{file}: is no text in UTF-8 ({error}); save it as such") from None
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from None
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
