@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-from functools import cache
 from typing import TypeVar, final
 
 from rich import progress
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
-from allrounder.cli.echo import PIPE_WIDTH
+from allrounder.cli.echo import QUIET, output_width
 from allrounder.system.progress import ProgressEvent
 
 Bars = TypeVar("Bars", bound="ProgressBars")
 
 
-@cache
-def get_console(quiet: bool = False) -> Console:
-    """Return the console of standard output; a quiet one prints nothing."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, quiet=quiet)
+@final
+class PlainConsole(Console):
+    """The console of standard output. It prints texts unchanged: users' names are no markup and no emoji."""
+
+    def __init__(self, quiet: bool = False):
+        """Print nothing if `quiet`."""
+        super().__init__(quiet=quiet, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal:
+            self.width = output_width()
+
+    @override
+    def on_broken_pipe(self) -> None:
+        """Raise the error again, where rich would exit without a message."""
+        raise
 
 
 def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -31,7 +40,7 @@ def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0)
     for row in rows:
         table.add_row(*row)
-    get_console().print(table)
+    PlainConsole().print(table)
 
 
 def format_duration(seconds: float) -> str:
@@ -56,10 +65,11 @@ class ProgressBars:
     """One bar per job, and one for all of them; outside a terminal, a line per tenth of a job."""
 
     def __init__(self, names: Sequence[str], overall: str = "", quiet: bool = False):
-        """Bars for jobs with these names, in this order; `overall` labels the bar of all jobs."""
-        self.console = get_console(quiet)
+        """Bars for jobs with these names, in this order; `overall` labels the bar of all jobs. Nothing is
+        printed if `quiet`, or with --quiet."""
+        self.console = PlainConsole(quiet or QUIET.get())
         self.progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
@@ -69,7 +79,7 @@ class ProgressBars:
             disable=not self.console.is_terminal,
         )
         self.rows = {name: self.progress.add_task(name, total=None, start=False) for name in names}
-        self.overall = self.progress.add_task(f"[bold]{overall}", total=100) if overall else None
+        self.overall = self.progress.add_task(overall, total=100) if overall else None
         self.tenths: dict[str, int] = {}
 
     def __enter__(self: Bars) -> Bars:
@@ -92,12 +102,12 @@ class ProgressBars:
         self.progress.update(row, completed=done, total=total, description=f"{name} {stage}".strip())
         tenth = 10 * done // max(total, 1)
         if not self.console.is_terminal and tenth > self.tenths.get(name, 0):
-            self.console.print(f"{name} {stage} {done}/{total}".replace("  ", " "), highlight=False)
+            self.console.print(f"{name} {stage} {done}/{total}".replace("  ", " "), soft_wrap=True)
         self.tenths[name] = tenth
 
     def log(self, text: str) -> None:
         """Print a line above the bars."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, soft_wrap=True)
 
 
 @final

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from allrounder.cli.echo import echo
+from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.index import complete_recipe
 
 RecipeName = Annotated[
@@ -70,20 +70,24 @@ def show(recipe: RecipeName, sets: Overrides = None) -> None:
     from allrounder.training.data import load_data, train_val_split
 
     resolved = Recipe.load(recipe, sets or ())
-    echo(f"# {' '.join(resolved.name.split())}, fingerprint {resolved.fingerprint()}")
-    echo(f"# from: {', '.join(layer.label for layer in Chain.read(recipe).layers)}")
+    echo_note(f"# {' '.join(resolved.name.split())}, fingerprint {resolved.fingerprint()}")
+    echo_note(f"# from: {', '.join(layer.label for layer in Chain.read(recipe).layers)}")
     if resolved.pipeline is not None:
         for name, stage in resolved.stage_recipes().items():
-            echo(f"# stage {name}: {stage.epochs} epochs, {stage.passes()} forward/backward passes per step")
+            echo_note(
+                f"# stage {name}: {stage.epochs} epochs, {stage.passes()} forward/backward passes per step"
+            )
     try:
         data = load_data(resolved)
     except RecipeError as error:
-        echo(f"# number of steps unknown, exchanges not checked: {' '.join(str(error).split())}")
+        echo_note(f"# number of steps unknown, exchanges not checked: {' '.join(str(error).split())}")
     else:
         split, _ = train_val_split(resolved, data)
         steps = Batches(split, resolved.batch_size, Rng(resolved.seed)).steps
         clock = Clock(resolved.epochs, steps, resolved.pace)
-        echo(f"# {len(split)} training images, {steps} steps per epoch, {clock.total_steps} steps in total")
+        echo_note(
+            f"# {len(split)} training images, {steps} steps per epoch, {clock.total_steps} steps in total"
+        )
         for warning in warnings_for(resolved, clock):
-            echo(f"# note: {warning}")
+            echo_note(f"# note: {warning}")
     echo(resolved.dumps().rstrip("\n"))
