@@ -16,7 +16,8 @@ from allrounder.cli.data import app as data_app
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
 from allrounder.cli.failures import describe_os_error, explain
-from allrounder.cli.index import list_, schema
+from allrounder.cli.index import schema
+from allrounder.cli.listing import list_
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
 from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup

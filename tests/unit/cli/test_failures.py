@@ -57,10 +57,9 @@ def test_an_error_is_one_sentence_and_a_code(error: Exception, message: str, cod
 
 
 def test_a_bug_names_its_place_and_keeps_to_one_line():
-    try:
+    with pytest.raises(ValueError) as caught:
         int("several\nlines")
-    except ValueError as error:
-        text, _ = explain(error)
+    text, _ = explain(caught.value)
     assert text.startswith("error: unexpected ValueError in test_failures.py, line ")
     assert "\n" not in text and "--debug" in text
 

@@ -16,7 +16,6 @@ import torch
 import typer.main
 
 from allrounder.cli import main as cli
-from allrounder.cli.index import build_index
 from allrounder.config.decode import json_schema
 from allrounder.data.files.cache import CACHE_VARIABLE
 from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
@@ -94,7 +93,7 @@ COMMON = {"--debug", "--quiet", "-q"}
 OPTIONS = {
     "": {"--version", "--install-completion", "--show-completion"},
     "train": {"--out", "--set", "--resume", "--threads", "--workers"},
-    "list": set[str](),
+    "list": {"--method"},
     "show": {"--set"},
     "plan": {"--set", "--steps"},
     "schema": set[str](),
@@ -161,40 +160,6 @@ def test_the_version_includes_that_of_torch(allrounder: Command):
     answer = allrounder("--version")
     assert answer.code == 0
     assert answer.out.startswith("allrounder 0.") and torch.__version__ in answer.out
-
-
-def test_every_entry_of_every_table_is_listed_with_a_line(allrounder: Command):
-    answer = allrounder("list")
-    assert answer.code == 0
-    for title, table in build_index()["lists"].items():
-        alone = allrounder("list", title)
-        assert alone.code == 0
-        first, *rows = alone.out.splitlines()
-        assert first.strip() == title
-        named = {row.split()[0]: row.split()[1:] for row in rows if row.startswith("  ") and row[2] != " "}
-        assert list(named) == list(table)
-        assert all(words for words in named.values())
-        assert flat(alone.out) in flat(answer.out)
-
-
-def test_objectives_are_listed_with_reference_norms_and_passes(allrounder: Command):
-    listed = flat(allrounder("list", "objectives").out)
-    assert "(Madry et al., 2018; Linf L2 L1; 11/11 forward/backward passes)" in listed
-
-
-def test_recipes_are_listed_with_their_descriptions(allrounder: Command):
-    answer = allrounder("list", "recipes")
-    assert answer.code == 0
-    rows = [row for row in answer.out.splitlines() if row.startswith("  ") and row[2] != " "]
-    assert [row.split()[0] for row in rows] == list(shipped_recipes())
-    assert all(Recipe.load(name).about.split()[0] in answer.out for name in shipped_recipes())
-    assert "objectives" not in answer.out
-
-
-def test_an_unknown_list_is_a_mistake_of_usage(allrounder: Command):
-    answer = allrounder("list", "nonsense")
-    assert answer.code == 2
-    assert "nonsense: expected one of recipes, studies, objectives, attacks" in flat(answer.err)
 
 
 def test_show_prints_every_recipe_as_a_file_that_loads(
