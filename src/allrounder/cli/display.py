@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar, final
 
 from rich import progress
@@ -38,6 +38,18 @@ def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(header_style="bold", show_lines=True)
     for number, name in enumerate(header):
         table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0)
+    for row in rows:
+        table.add_row(*row)
+    PlainConsole().print(table)
+
+
+def print_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
+) -> None:
+    """Print a table without lines; the columns at the positions `numbers` are right-aligned."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for position, name in enumerate(header):
+        table.add_column(name, justify="right" if position in numbers else "left", no_wrap=position == 0)
     for row in rows:
         table.add_row(*row)
     PlainConsole().print(table)

@@ -18,6 +18,7 @@ from allrounder.cli.evaluate import doctor_, eval_
 from allrounder.cli.failures import describe_os_error, explain
 from allrounder.cli.index import schema
 from allrounder.cli.listing import list_
+from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
 from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
@@ -59,6 +60,8 @@ app.command()(show)
 app.command()(plan)
 app.command()(schema)
 app.command()(demo)
+app.command()(ls)
+app.command()(log)
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
 app.command()(sweep)

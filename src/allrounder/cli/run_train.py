@@ -13,6 +13,7 @@ from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_du
 from allrounder.cli.echo import echo
 from allrounder.distributed import default_threads, launch_processes
 from allrounder.recipe.recipe import Recipe
+from allrounder.report.curves import format_accuracies
 from allrounder.training.planning import Plan, SuiteCost, plan
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
@@ -44,10 +45,8 @@ def _print_run(run: Run) -> None:
     events = [event for event in run.metrics() if event["event"] == "validation"]
     if events:
         best = max(events, key=lambda event: event["score"])
-        accuracies = {"natural": best["natural"], **best["robust"]}
-        text = ", ".join(f"{name} {100 * accuracy:.1f}%" for name, accuracy in accuracies.items())
         images = "the TEST set" if best["selected_on"] == "test" else "validation images"
-        echo(f"best global weights: epoch {best['epoch']}, {text} (selected on {images})")
+        echo(f"best global weights: epoch {best['epoch']}, {format_accuracies(best)} (selected on {images})")
     echo(f"run folder: {run.folder}")
 
 

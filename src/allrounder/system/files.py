@@ -33,6 +33,19 @@ def lock_folder(folder: Path, activity: str) -> Generator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether another process holds the lock of a folder. Nothing is created, but for a moment this process
+    has a shared lock."""
+    try:
+        with (folder / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; an existing file is replaced."""
     temporary = temporary_path(path)

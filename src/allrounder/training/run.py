@@ -29,14 +29,20 @@ from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.files import LOCK_FILE, fsync, lock_folder, newest_folder, temporary_path, write_text
 from allrounder.system.tensor_folders import prune_folders, read_manifest, read_tensors, write_folder
+from allrounder.training.record import (
+    FORMAT_FILE,
+    FORMAT_VERSION,
+    METRICS_FILE,
+    RECIPE_FILE,
+    check_format,
+    is_finished,
+    read_format,
+    read_metrics,
+)
 from allrounder.types import Weights
 
 ModelFactory: TypeAlias = Callable[[], nn.Module]
 """Builds the network that replaces the recipe's."""
-FORMAT_VERSION = 2
-"""Of run folders, checkpoints and saved weights; increased by every incompatible change of them."""
-FORMAT_FILE = "format.json"
-RECIPE_FILE = "recipe.toml"
 
 
 @final
@@ -46,12 +52,12 @@ class Run:
     def __init__(self, folder: Path, recipe: Recipe | None = None):
         """Open a run folder. With `recipe` nothing is read: the folder may be on another machine."""
         self.folder = folder
-        self.metrics_file = folder / "metrics.jsonl"
+        self.metrics_file = folder / METRICS_FILE
         if recipe is None:
             file = folder / RECIPE_FILE
             if not file.is_file():
                 raise RunError(f"{folder}: not a run folder, it has no {RECIPE_FILE}")
-            _check_format(folder, _read_format(folder))
+            check_format(folder, read_format(folder))
             recipe = Recipe.loads(file.read_text(encoding="utf-8"), str(file))
         self.recipe = recipe
 
@@ -79,7 +85,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the training is finished."""
-        return newest_folder(self.folder / "weights", "last") is not None
+        return is_finished(self.folder)
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes within the context."""
@@ -92,8 +98,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all events; a last line without its end is still being written and is left out."""
-        text = self.metrics_file.read_text(encoding="utf-8") if self.metrics_file.exists() else ""
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        return read_metrics(self.metrics_file)
 
     def filter_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Delete the events for which `keep` is false, and an incomplete last line."""
@@ -136,7 +141,7 @@ class Run:
         if path is None:
             return None, {"t": 0, "metrics_bytes": 0}
         facts = read_manifest(path)
-        _check_format(path, facts.get("format"))
+        check_format(path, facts.get("format"))
         if facts.get("fingerprint") != self.recipe.fingerprint():
             reason = f"got {facts.get('fingerprint')}, expected {self.recipe.fingerprint()}"
             advice = "one of them was changed by hand, restore it"
@@ -172,7 +177,7 @@ class Run:
         """Return saved weights and their manifest; `which` as for `weights_file`."""
         file = self.weights_file(which)
         facts = read_manifest(file.parent)
-        _check_format(file.parent, facts.get("format"))
+        check_format(file.parent, facts.get("format"))
         return read_tensors(file.parent, file.name.removesuffix(".safetensors")), facts
 
     def weights_file(self, which: str = "global") -> Path:
@@ -253,28 +258,6 @@ def _check_unused(folder: Path) -> None:
     ours = {LOCK_FILE, FORMAT_FILE, *(temporary_path(folder / file).name for file in files)}
     if folder.exists() and (not folder.is_dir() or any(path.name not in ours for path in folder.iterdir())):
         raise RunError(f"{folder}: exists and is not a run folder; choose another --out")
-
-
-def _read_format(folder: Path) -> object:
-    """Return the format version of a run folder, None if it has none."""
-    path = folder / FORMAT_FILE
-    if not path.is_file():
-        return None
-    try:
-        facts: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); restore it") from None
-    return cast(dict[str, Any], facts).get("format") if isinstance(facts, dict) else None
-
-
-def _check_format(path: Path, version: object) -> None:
-    """Raise RunError unless a folder has the format version that this version reads and writes."""
-    if version != FORMAT_VERSION:
-        got = "no format version" if version is None else f"format version {version}"
-        raise RunError(
-            f"{path}: got {got}, expected format version {FORMAT_VERSION}; use the version of allrounder "
-            "that wrote it, or train it again in another folder"
-        )
 
 
 def _source_commit() -> str | None:

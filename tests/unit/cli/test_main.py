@@ -97,6 +97,8 @@ OPTIONS = {
     "show": {"--set"},
     "plan": {"--set", "--steps"},
     "schema": set[str](),
+    "ls": set[str](),
+    "log": {"--rows"},
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},

@@ -55,6 +55,7 @@ print(json.dumps([call(words, settings) for words, settings in json.loads(sys.ar
 Call = tuple[list[str], dict[str, str]]
 VERBS = [
     *("train", "list", "show", "plan", "schema", "demo", "eval", "doctor", "sweep", "compare", "table"),
+    *("ls", "log"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 
@@ -138,12 +139,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_table_needs_no_torch(finished: Path):
+def test_tables_and_logs_need_no_torch(finished: Path):
     file = str(finished / "mine.toml")
     styles = [(["table", "out", "--style", style], {}) for style in index.STUDY_STYLES]
     answers = call_without_torch(
         [*styles, (["table", file, "--out", "out"], {}), (["table", "."], {})], finished
     )
+    runs = call_without_torch([(["ls", "."], {}), (["log", "out/slow/seed-0"], {})], finished)
+    assert [code for code, _, _ in runs] == [0, 0] and "2 of 2 finished" in runs[0][1], runs
     assert [code for code, _, _ in answers] == [0] * (len(styles) + 1) + [1], answers
     assert all("slow" in out and "fast" in out for _, out, _ in answers[:-1])
     assert answers[0][1] == answers[-2][1] and answers[0][1].startswith("| row |")

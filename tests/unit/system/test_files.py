@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allrounder.system.files import write_text
+from allrounder.system.files import is_locked, lock_folder, write_text
 from tests.support.interruptions import Killed, Point, give_up, struck
 from tests.support.trainings import contents
 
@@ -19,3 +19,10 @@ def test_write_text_is_atomic(tmp_path: Path):
     assert path.read_text() == "old"
     write_text(path, "new")
     assert contents(tmp_path) == {"env.json": b"new"}
+
+
+def test_is_locked_notices_a_lock_and_creates_nothing(tmp_path: Path):
+    assert not is_locked(tmp_path) and list(tmp_path.iterdir()) == []
+    with lock_folder(tmp_path, "training"):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
