@@ -73,6 +73,14 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
+def format_count(count: int) -> str:
+    """Format a large number with a prefix, such as "1.11 G"."""
+    for prefix, power in (("T", 12), ("G", 9), ("M", 6), ("k", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {prefix}"
+    return f"{count} "
+
+
 class ProgressBars:
     """One bar per job, and one for all of them; outside a terminal, a line per tenth of a job."""
 

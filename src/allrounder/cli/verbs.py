@@ -15,11 +15,11 @@ from allrounder.cli.echo import QUIET
 from allrounder.errors import AllrounderError
 from allrounder.system.signals import EXIT_RESUMABLE
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 EXIT_CODES = (
     f"Exit codes: 0 success, {EXIT_FAILED} failure, {EXIT_USAGE} wrong usage or recipe, {EXIT_RESUMABLE} "
     "interrupted after the state was saved: the same command continues (train with --resume), "
-    "130 interrupted."
+    f"{EXIT_INTERRUPTED} interrupted."
 )
 DEBUG = ContextVar("debug", default=False)
 """Whether errors are printed with their traceback: the option --debug."""

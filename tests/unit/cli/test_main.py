@@ -223,8 +223,9 @@ def test_a_plan_is_printed_and_leaves_no_folder(
     before = sorted(tmp_path.iterdir())
     answer = allrounder("plan", "embedded/nt", "--steps", "1", *small)
     assert answer.code == 0, answer.err
+    assert answer.out.startswith("network: ")
     assert "learner natural: 1/1 forward/backward passes per step" in answer.out
-    assert "started now, it would finish at " in answer.out and "embedded-nt 4/4" in answer.out
+    assert "started now, it would finish at " in answer.out and "embedded-nt 3/3" in answer.out
     assert sorted(tmp_path.iterdir()) == before
 
 
