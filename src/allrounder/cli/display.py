@@ -15,6 +15,8 @@ from allrounder.cli.echo import QUIET, output_width
 from allrounder.system.progress import ProgressEvent
 
 Bars = TypeVar("Bars", bound="ProgressBars")
+MAX_HOURS = 72
+"""Longer durations are given in days."""
 
 
 @final
@@ -62,7 +64,11 @@ def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 60:
+        return f"{minutes} min"
+    return (
+        f"{minutes // 60} h {minutes % 60:02d} min" if minutes < MAX_HOURS * 60 else f"{minutes // 1440} days"
+    )
 
 
 def format_bytes(count: int) -> str:

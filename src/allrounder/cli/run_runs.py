@@ -130,6 +130,4 @@ def _describe_study(folder: Path) -> Row:
 
 
 def _format_age(file: Path) -> str:
-    seconds = max(0.0, time.time() - file.stat().st_mtime)
-    days = int(seconds // 86400)
-    return f"{days} days" if days > 1 else format_duration(seconds)
+    return format_duration(max(0.0, time.time() - file.stat().st_mtime))

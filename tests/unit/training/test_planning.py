@@ -100,7 +100,13 @@ def test_describe_plan_leaves_out_what_was_not_measured():
 
 @pytest.mark.parametrize(
     ("seconds", "message"),
-    [(0.0123, "12.3 ms"), (61.0, "61 s"), (600.0, "10 min"), (3600.0 * 30 + 300, "30 h 05 min")],
+    [
+        (0.0123, "12.3 ms"),
+        (61.0, "61 s"),
+        (600.0, "10 min"),
+        (3600.0 * 30 + 300, "30 h 05 min"),
+        (3600.0 * 100, "4 days"),
+    ],
 )
 def test_format_duration_chooses_a_unit(seconds: float, message: str):
     assert format_duration(seconds) == message
