@@ -66,9 +66,8 @@ def format_duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
-    return (
-        f"{minutes // 60} h {minutes % 60:02d} min" if minutes < MAX_HOURS * 60 else f"{minutes // 1440} days"
-    )
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60:02d} min" if hours < MAX_HOURS else f"{hours // 24} days"
 
 
 def format_bytes(count: int) -> str:
