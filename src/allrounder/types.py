@@ -36,8 +36,6 @@ BatchNormMode: TypeAlias = Literal["eval", "train", "train_frozen"]
 """Batch-norm during crafting: "eval" uses running statistics, "train" uses batch statistics and updates the
 running ones, "train_frozen" uses batch statistics and keeps the running ones."""
 
-KeepOrReset: TypeAlias = Literal["keep", "reset"]
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -9,8 +9,9 @@ from typer import Argument, Exit, Option, Typer
 
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.index import complete_dataset, read_index
+from allrounder.cli.verbs import VerbGroup
 
-app = Typer(help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
+app = Typer(cls=VerbGroup, help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
 
 Name = Annotated[
     str, Argument(metavar="NAME", help="A dataset, such as CIFAR-10.", autocompletion=complete_dataset)

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import TypeVar, final
 
 from rich import progress
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
-from allrounder.cli.echo import PIPE_WIDTH
+from allrounder.cli.echo import QUIET, output_width
 from allrounder.system.progress import ProgressEvent
 
 Bars = TypeVar("Bars", bound="ProgressBars")
+MAX_HOURS = 72
+"""Longer durations are given in days."""
 
 
-@cache
-def get_console(quiet: bool = False) -> Console:
-    """Return the console of standard output; a quiet one prints nothing."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, quiet=quiet)
+@final
+class PlainConsole(Console):
+    """The console of standard output. It prints texts unchanged: users' names are no markup and no emoji."""
+
+    def __init__(self, quiet: bool = False):
+        """Print nothing if `quiet`."""
+        super().__init__(quiet=quiet, markup=False, emoji=False, highlight=False)
+        if not self.is_terminal:
+            self.width = output_width()
+
+    @override
+    def on_broken_pipe(self) -> None:
+        """Raise the error again, where rich would exit without a message."""
+        raise
 
 
 def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -33,7 +44,22 @@ def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(name, justify="left" if number == 0 else "right", no_wrap=number > 0)
     for row in rows:
         table.add_row(*row)
-    get_console().print(table)
+    PlainConsole().print(table)
+
+
+def print_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
+) -> None:
+    """Print a table without lines; the columns at the positions `numbers` are right-aligned. The first column
+    is wrapped only if it would leave too little room for the others."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    fits = max((len(row[0]) for row in rows), default=0) <= output_width() // 2
+    for position, name in enumerate(header):
+        justify = "right" if position in numbers else "left"
+        table.add_column(name, justify=justify, no_wrap=position == 0 and fits, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    PlainConsole().print(table)
 
 
 def format_duration(seconds: float) -> str:
@@ -43,7 +69,10 @@ def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60:02d} min" if hours < MAX_HOURS else f"{hours // 24} days"
 
 
 def format_bytes(count: int) -> str:
@@ -54,14 +83,23 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
+def format_count(count: int) -> str:
+    """Format a large number with a prefix, such as "1.11 G"."""
+    for prefix, power in (("T", 12), ("G", 9), ("M", 6), ("k", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.3g} {prefix}"
+    return f"{count} "
+
+
 class ProgressBars:
     """One bar per job, and one for all of them; outside a terminal, a line per tenth of a job."""
 
     def __init__(self, names: Sequence[str], overall: str = "", quiet: bool = False):
-        """Bars for jobs with these names, in this order; `overall` labels the bar of all jobs."""
-        self.console = get_console(quiet)
+        """Bars for jobs with these names, in this order; `overall` labels the bar of all jobs. Nothing is
+        printed if `quiet`, or with --quiet."""
+        self.console = PlainConsole(quiet or QUIET.get())
         self.progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
@@ -71,7 +109,7 @@ class ProgressBars:
             disable=not self.console.is_terminal,
         )
         self.rows = {name: self.progress.add_task(name, total=None, start=False) for name in names}
-        self.overall = self.progress.add_task(f"[bold]{overall}", total=100) if overall else None
+        self.overall = self.progress.add_task(overall, total=100) if overall else None
         self.tenths: dict[str, int] = {}
 
     def __enter__(self: Bars) -> Bars:
@@ -94,12 +132,12 @@ class ProgressBars:
         self.progress.update(row, completed=done, total=total, description=f"{name} {stage}".strip())
         tenth = 10 * done // max(total, 1)
         if not self.console.is_terminal and tenth > self.tenths.get(name, 0):
-            self.console.print(f"{name} {stage} {done}/{total}".replace("  ", " "), highlight=False)
+            self.console.print(f"{name} {stage} {done}/{total}".replace("  ", " "), soft_wrap=True)
         self.tenths[name] = tenth
 
     def log(self, text: str) -> None:
         """Print a line above the bars."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, soft_wrap=True)
 
     @contextmanager
     def print_warnings(self) -> Generator[None]:

@@ -47,7 +47,7 @@ KeepExamples = Annotated[
     bool, Option("--save-examples", help="Save the adversarial images that fool the network.")
 ]
 Force = Annotated[bool, Option("--force", help="Continue where the preflight would stop.")]
-Style = Annotated[str | None, Option("--table", help=f"One of {', '.join(INDEX['table_styles'])}.")]
+Style = Annotated[str | None, Option(help=f"One of {', '.join(INDEX['table_styles'])}.")]
 Ood = Annotated[
     str,
     Option(
@@ -59,7 +59,6 @@ Ood = Annotated[
 OodData = Annotated[
     Path | None, Option(help="A folder with CIFAR-10-C or -P files. Default: the cache, or generated images.")
 ]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Print the numbers only.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,6 @@ class EvalCommand(TargetOptions):
     style: str | None
     ood: str
     ood_data: Path | None
-    quiet: bool
 
 
 def eval_(
@@ -117,7 +115,6 @@ def eval_(
     style: Style = None,
     ood: Ood = "",
     ood_data: OodData = None,
-    quiet: Quiet = False,
 ) -> None:
     """Evaluate a network under attack; call again to resume, or to add attacks or images.
 
@@ -127,7 +124,7 @@ def eval_(
     command = EvalCommand(**locals())
     check_choice(budget, INDEX["budgets"], "--budget")
     if style is not None:
-        check_choice(style, INDEX["table_styles"], "--table")
+        check_choice(style, INDEX["table_styles"], "--style")
     from allrounder.cli.run_evaluate import run_evaluate
 
     run_evaluate(command)

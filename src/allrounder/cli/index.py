@@ -8,17 +8,17 @@ files; a test compares them with the tables.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import typer
 
-from allrounder.cli.echo import PIPE_WIDTH, echo
+from allrounder.cli.echo import echo
+
+if TYPE_CHECKING:
+    from allrounder.recipe.recipe import Recipe
 
 INDEX_FILE = "index.json"
 SCHEMA_FILE = "schema.json"
@@ -26,11 +26,23 @@ STUDY_STYLES = ("markdown", "latex", "csv", "json")
 """The styles of the table of a study."""
 
 
+class RecipeFacts(TypedDict):
+    """What the list of recipes shows beside a name and its line."""
+
+    methods: str
+    """Kinds of pipelines, objectives, updates and attacks, without descend and pgd, separated by spaces;
+    "generalist" comes first if learners are mixed."""
+    norms: str
+    passes: str
+    """Forward/backward passes per training image and step; of a pipeline's last stage."""
+
+
 class Index(TypedDict):
     """The content of the index file."""
 
     lists: dict[str, dict[str, str]]
     """By the title of a list, its names with one line each."""
+    recipes: dict[str, RecipeFacts]
     suites: list[str]
     budgets: dict[str, int | None]
     """The number of images by name; null for all."""
@@ -67,42 +79,29 @@ def _completion(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
+def list_folders() -> list[str]:
+    """Return the folders of shipped recipes and studies."""
+    lists = read_index()["lists"]
+    return sorted({name.split("/")[0] for title in ("recipes", "studies") for name in lists[title]})
+
+
+def list_methods() -> list[str]:
+    """Return the methods of the shipped recipes."""
+    return sorted(
+        {method for facts in read_index()["recipes"].values() for method in facts["methods"].split()}
+    )
+
+
 complete_recipe = _completion(lambda: read_index()["lists"]["recipes"])
 complete_study = _completion(lambda: read_index()["lists"]["studies"])
-complete_list = _completion(lambda: read_index()["lists"])
+complete_list = _completion(lambda: (*read_index()["lists"], *list_folders()))
+complete_method = _completion(lambda: list_methods())
 complete_dataset = _completion(lambda: read_index()["downloads"])
-
-ListTitle = Annotated[
-    str | None,
-    typer.Argument(metavar="LIST", help="Print one list, such as recipes.", autocompletion=complete_list),
-]
-
-
-def list_(title: ListTitle = None) -> None:
-    """List recipes, studies, objectives, attacks, models, datasets and more, one line each."""
-    lists = read_index()["lists"]
-    if title is not None:
-        check_choice(title, lists)
-        lists = {title: lists[title]}
-    for name, lines in lists.items():
-        _print_names(name, lines)
 
 
 def schema() -> None:
     """Print the JSON Schema of recipes, for editors that complete and check TOML."""
     echo(read_schema().rstrip())
-
-
-def _print_names(title: str, lines: Mapping[str, str]) -> None:
-    """Print names with one line each, in two columns."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    indent = 4 + max(map(len, lines), default=0)
-    typer.secho(title, bold=True)
-    for name, line in lines.items():
-        first, *others = textwrap.wrap(line, max(width - indent, 20)) or [""]
-        typer.echo(f"  {typer.style(name.ljust(indent - 4), fg='cyan')}  {first}".rstrip())
-        for other in others:
-            typer.echo(" " * indent + other)
 
 
 def build_index() -> Index:
@@ -141,8 +140,9 @@ def build_index() -> Index:
         "inits": INITS,
         "pipelines": PIPELINES,
     }
+    recipes = {name: Recipe.load(name) for name in shipped_recipes()}
     lists = {
-        "recipes": {name: Recipe.load(name).about for name in shipped_recipes()},
+        "recipes": {name: recipe.about for name, recipe in recipes.items()},
         "studies": {name: Study.load(name).about for name in shipped_studies()},
         "objectives": {
             k: f"{_first_sentence(cls)} ({describe_objective(k)})" for k, cls in OBJECTIVES.items()
@@ -152,12 +152,37 @@ def build_index() -> Index:
         lists[title] = {name: _first_sentence(cls) for name, cls in table.items()}
     return {
         "lists": lists,
+        "recipes": {name: _describe_recipe(recipe) for name, recipe in recipes.items()},
         "suites": list(SUITES),
         "budgets": dict(BUDGETS),
         "table_styles": [*STUDY_STYLES, "robustbench", *SHIFT_STYLES],
         "corruptions": list(CORRUPTIONS),
         "perturbations": list(PERTURBATIONS),
         "downloads": list(PUBLISHED),
+    }
+
+
+def _describe_recipe(recipe: Recipe) -> RecipeFacts:
+    from allrounder.attacks import ATTACKS
+    from allrounder.config.fields import kind_of
+    from allrounder.objectives import OBJECTIVES
+    from allrounder.optim import UPDATES
+    from allrounder.recipe.pipeline import PIPELINES
+
+    methods = ["generalist"] if recipe.mix is not None and len(recipe.tasks) > 1 else []
+    if recipe.pipeline is not None:
+        methods.append(kind_of(recipe.pipeline, PIPELINES))
+    for task in recipe.tasks:
+        objective = kind_of(task.objective, OBJECTIVES)
+        attack = getattr(task.objective, "attack", None)
+        methods += [objective, kind_of(task.update, UPDATES)]
+        if objective == "adversarial":  # other objectives have their own attacks
+            methods.append(kind_of(attack, ATTACKS))
+    norms = [threat.norm.name for task in recipe.tasks for threat in task.objective.threats()]
+    return {
+        "methods": " ".join(method for method in dict.fromkeys(methods) if method not in ("descend", "pgd")),
+        "norms": " ".join(dict.fromkeys(norms)),
+        "passes": str(recipe.passes()),
     }
 
 

@@ -1,28 +1,32 @@
-"""The entry point: the verbs, the exit codes, and one message for every error of a user.
+"""The entry point: the verbs, and one message for every error.
 
 No option belongs to a method: settings of a method are fields of the recipe, which --set reaches.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, cast
 
 from typer import Exit, Option, Typer
 
-from allrounder import errors
 from allrounder.cli.data import app as data_app
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
-from allrounder.cli.index import list_, schema
+from allrounder.cli.failures import describe_os_error, explain
+from allrounder.cli.index import schema
+from allrounder.cli.listing import list_
 from allrounder.cli.new import new
+from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
-
-EXIT_FAILED, EXIT_USAGE, EXIT_RESUMABLE = 1, 2, 75
+from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
 
 app = Typer(
     help="Train image classifiers that are accurate and robust under several norms, and evaluate them.",
+    cls=VerbGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # joins the lines of a paragraph
@@ -58,6 +62,8 @@ app.command()(show)
 app.command()(plan)
 app.command()(schema)
 app.command()(demo)
+app.command()(ls)
+app.command()(log)
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
 app.command()(sweep)
@@ -67,15 +73,30 @@ app.add_typer(data_app, name="data")
 
 
 def main() -> None:
-    """Run the command line; an error of the user is printed as one message, and sets the exit code."""
+    """Run the command line; print an error as one sentence, and exit with a code of `verbs.EXIT_CODES`."""
+    if cast(object, sys.stdout) is None:
+        echo_error("error: standard output is closed; redirect it to a file or to /dev/null")
+        sys.exit(EXIT_FAILED)
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        if not code:  # else an error is printed already
+            echo_error(f"error: standard output: {describe_os_error(error)}")
+            code = EXIT_FAILED
+    sys.exit(code)
+
+
+def _run() -> int | str | None:
+    """Run a verb and return its exit code."""
     try:
         app(prog_name="allrounder")
-    except errors.Interrupted as stop:
-        echo_error(str(stop))
-        sys.exit(EXIT_RESUMABLE)
-    except errors.RecipeError as error:
-        echo_error(str(error))
-        sys.exit(EXIT_USAGE)
-    except errors.AllrounderError as error:
-        echo_error(f"error: {error}")
-        sys.exit(EXIT_RESUMABLE if error.resumable else EXIT_FAILED)
+    except SystemExit as stop:
+        return stop.code
+    except Exception as error:
+        if DEBUG.get():
+            traceback.print_exc()
+        message, code = explain(error)
+        echo_error(message)
+        return code

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from allrounder.cli.display import ProgressBars
-from allrounder.cli.echo import echo
+from allrounder.cli.echo import echo, echo_note
 from allrounder.data.corruptions import CORRUPTIONS
 from allrounder.data.corruptions.generate import make_set
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
@@ -33,7 +33,7 @@ def generate_perturbations(data: str, names: Sequence[str] | None, folder: Path 
 def _generate(data: str, folder: Path | None, kind: str, files: int, make: Callable[..., Path]) -> None:
     images = load_eval_data(data)
     target = folder or cache_folder() / f"{images.name}-{kind}-generated"
-    echo(f"{images.name}: {len(images.test)} images")
+    echo_note(f"{images.name}: {len(images.test)} images")
     started: dict[str, None] = {}
     with ProgressBars([""], overall=f"all {files} files, percent") as bars:
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from allrounder.cli.display import JobBar, ProgressBars, format_bytes, print_numbers
-from allrounder.cli.echo import echo
+from allrounder.cli.echo import echo, echo_note
 from allrounder.config.fields import kind_of
 from allrounder.data import DATASETS
 from allrounder.data.base import Data, Split
@@ -26,7 +26,7 @@ def get_dataset(name: str, source: Path | None) -> None:
     with _as_data_error():
         kind, entry = _find_published(name)
         folder = cache.dataset_folder(kind)
-        echo(f"{kind}: {entry.about}; into {folder}")
+        echo_note(f"{kind}: {entry.about}; into {folder}")
         if entry.unpacked is not None and integrity.has_files(inner := folder / entry.unpacked):
             if missing := integrity.missing_members(entry, inner):
                 absent = ", ".join(missing)
@@ -45,7 +45,7 @@ def get_dataset(name: str, source: Path | None) -> None:
                     advice = [cache.manual_instructions(other, folder) for other in others]
                     raise DataError("; ".join([str(error), *advice])) from error
         if entry.unpacked is not None:
-            echo(f"{entry.files[0].name}: unpacking into {folder / entry.unpacked}")
+            echo_note(f"{entry.files[0].name}: unpacking into {folder / entry.unpacked}")
             unpack(entry.files[0], folder, entry.unpacked)
 
 
@@ -113,7 +113,7 @@ def _check_arrays(kind: str, place: str | None) -> list[str]:
     if not inner.is_dir() and any((folder / name).is_file() for name in entry.members):
         inner = folder  # the path names the unpacked folder itself
     if inner.is_dir():
-        echo(f"{inner}: {_describe_folder(inner)}, no published checksum of single files")
+        echo_note(f"{inner}: {_describe_folder(inner)}, no published checksum of single files")
         return [*problems, *integrity.array_problems(entry, inner)]
     names = [file.name for file in entry.files]
     if not all((folder / name).is_file() for name in names):
@@ -132,7 +132,7 @@ def _verify_files(entry: PublishedDataset, folder: Path) -> list[str]:
         path = folder / file.name
         if path.is_file():
             problem = cache.verify(path, file)
-            echo(f"{path}: {format_bytes(path.stat().st_size)}, {problem or _describe_checksum(file)}")
+            echo_note(f"{path}: {format_bytes(path.stat().st_size)}, {problem or _describe_checksum(file)}")
             problems += [] if problem is None else [f"{path}: {problem}"]
     return problems
 
@@ -162,7 +162,7 @@ def print_cache() -> None:
     if rows:
         print_numbers(("dataset", "content", "state"), rows)
     if missing := [name for name in PUBLISHED if name not in {row[0] for row in rows}]:
-        echo(f"allrounder data get NAME downloads: {', '.join(missing)}")
+        echo_note(f"allrounder data get NAME downloads: {', '.join(missing)}")
 
 
 def _describe_state(folder: Path) -> str:

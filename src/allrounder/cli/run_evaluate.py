@@ -13,7 +13,7 @@ import typer
 from torch import nn
 
 from allrounder.cli.display import EvaluationBars, print_numbers
-from allrounder.cli.echo import echo
+from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.evaluate import EvalCommand
 from allrounder.cli.target import EvalTarget, load_target_on_all_ranks
 from allrounder.distributed import World
@@ -54,7 +54,7 @@ def run_evaluate(command: EvalCommand) -> None:
         if workers == 1 and device_and_dtype(target.model)[0].type == "cpu":
             torch.set_num_threads(1)  # as worker processes do, so that their number does not change results
         earlier = read_outcome(folder / OUTCOME_FILE) if folder and world.is_main else None
-        with EvaluationBars(workers, command.quiet or not world.is_main) as bars, bars.print_warnings():
+        with EvaluationBars(workers, quiet=not world.is_main) as bars, bars.print_warnings():
             ranks = f", in {world.size} processes; the bar is that of rank 0" if world.size > 1 else ""
             bars.log(f"{target.name}: {images} images of {len(target.data.test)}{ranks}")
             outcome = evaluate(
@@ -83,7 +83,7 @@ def run_evaluate(command: EvalCommand) -> None:
         if folder is not None:
             _write_tables(folder, target.name, stored)
         _print_outcome(outcome, target.name, command.style)
-        if folder is not None and not command.quiet:
+        if folder is not None:
             _print_files(folder, earlier, stored, outcome)
 
 
@@ -131,13 +131,13 @@ def _write_tables(folder: Path, name: str, outcome: Outcome) -> None:
 def _print_files(folder: Path, earlier: Outcome | None, stored: Outcome, printed: Outcome) -> None:
     """Print where the results are, and how they differ from what was printed and from earlier ones."""
     if more := len(stored.predicted) - len(printed.predicted):
-        echo(f"{OUTCOME_FILE} and table.md also hold {more} probes of earlier calls")
+        echo_note(f"{OUTCOME_FILE} and table.md also hold {more} probes of earlier calls")
     if earlier is not None and (gone := len(earlier.predicted.keys() - stored.predicted.keys())):
         same_rows = earlier.facts["rows"] == stored.facts["rows"]
         reason = "of another set" if same_rows else f"on {len(earlier)} images"
         kept = "their results are kept, evaluate them again to get them back"
-        echo(f"{OUTCOME_FILE} no longer holds {gone} probes {reason}; {kept}")
-    echo(f"results: {folder}/")
+        echo_note(f"{OUTCOME_FILE} no longer holds {gone} probes {reason}; {kept}")
+    echo_note(f"results: {folder}/")
 
 
 def _print_outcome(outcome: Outcome, name: str, style: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import cast, get_args
 import typer
 
 from allrounder.cli.display import ProgressBars, print_numbers
-from allrounder.cli.echo import echo
+from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.index import check_choice
 from allrounder.errors import Interrupted, RunError
 from allrounder.experiments.launchers import SLURM_SCRIPT, Launcher, run_on_ray, slurm_script, submit_to_slurm
@@ -44,7 +44,7 @@ def run_study(
     opened = open_study(study, folder)
     selected = trials if only is None else [trials[only]]
     jobs = make_jobs(selected, folder, study.images)
-    echo(f"{study.name}: {len(selected)} trainings into {folder}/")
+    echo_note(f"{study.name}: {len(selected)} trainings into {folder}/")
     if launcher == "slurm":
         write_text(folder / SLURM_SCRIPT, slurm_script(folder, len(opened.trials())))
         echo(submit_to_slurm(folder / SLURM_SCRIPT))
@@ -69,7 +69,7 @@ def _print_table(study: Study, folder: Path, only: int | None) -> None:
         print_numbers(table.header, format_rows(table, "text"))
         for line in table.notes:
             echo(line)
-        echo(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
+        echo_note(f"Run folders: {folder}/ (this table: {folder / 'table.md'})")
 
 
 def _run_with_bars(trials: Sequence[Trial], jobs: dict[str, Job], launcher: Launcher, workers: int) -> None:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import torch
 
-from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_duration
-from allrounder.cli.echo import echo
+from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_count, format_duration
+from allrounder.cli.echo import QUIET, echo, echo_note
+from allrounder.cli.verbs import EXIT_INTERRUPTED
 from allrounder.config.time import Clock
 from allrounder.distributed import default_threads, launch_processes
 from allrounder.errors import RecipeError
 from allrounder.recipe.inherit import Chain
 from allrounder.recipe.lint import shortening_warnings, warnings_for
 from allrounder.recipe.recipe import Recipe
+from allrounder.report.curves import format_accuracies
 from allrounder.training.data import TrainingData, add_extra, load_data
-from allrounder.training.planning import Plan, SuiteCost, plan
+from allrounder.training.pass_times import SuiteCost
+from allrounder.training.planning import Plan, refine_plan
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
+from allrounder.types import Passes
 
 
 def run_train(
@@ -34,6 +38,7 @@ def run_train(
     folder = out or Path("runs") / f"{name}-{recipe.fingerprint()}"
     if workers > 1:
         options = [word for text in overrides for word in ("--set", text)] + ["--resume"] * resume
+        options += ["--quiet"] * QUIET.get()
         words = ["train", source, "--out", str(folder), "--threads", str(threads), *options]
         return launch_processes(words, workers)
     torch.set_num_threads(threads)
@@ -55,23 +60,25 @@ def run_show(source: str, overrides: Sequence[str]) -> None:
     """Print a resolved recipe, its files, and warnings; a comment instead if its data cannot be read."""
     recipe = Recipe.load(source, overrides)
     chain = Chain.read(source)
-    echo(f"# {' '.join(recipe.name.split())}, fingerprint {recipe.fingerprint()}")
-    echo(f"# from: {', '.join(layer.label for layer in chain.layers)}")
+    echo_note(f"# {' '.join(recipe.name.split())}, fingerprint {recipe.fingerprint()}")
+    echo_note(f"# from: {', '.join(layer.label for layer in chain.layers)}")
     if recipe.pipeline is not None:
         for name, stage in recipe.stage_recipes().items():
-            echo(f"# stage {name}: {stage.epochs} epochs, {stage.passes()} forward/backward passes per step")
+            echo_note(
+                f"# stage {name}: {stage.epochs} epochs, {stage.passes()} forward/backward passes per step"
+            )
     try:
         data = add_extra(recipe, load_data(recipe))
     except RecipeError as error:
-        echo(f"# number of steps unknown, exchanges not checked: {' '.join(str(error).split())}")
+        echo_note(f"# number of steps unknown, exchanges not checked: {' '.join(str(error).split())}")
     else:
         images = TrainingData.split(recipe, data)
         first, *notes = images.describe(recipe)
-        echo(f"# {first}; {images.clock.total_steps} steps in total")
+        echo_note(f"# {first}; {images.clock.total_steps} steps in total")
         notes += warnings_for(recipe, images.clock)
         notes += shortening_warnings(recipe, images.clock, chain.largest_epochs())
         for note in notes:
-            echo(f"# note: {note}")
+            echo_note(f"# note: {note}")
     echo(recipe.dumps().rstrip("\n"))
 
 
@@ -79,43 +86,87 @@ def _print_run(run: Run) -> None:
     events = [event for event in run.metrics() if event["event"] == "validation"]
     if events:
         best = max(events, key=lambda event: event["score"])
-        accuracies = {"natural": best["natural"], **best["robust"]}
-        text = ", ".join(f"{name} {100 * accuracy:.1f}%" for name, accuracy in accuracies.items())
         images = "the TEST set" if best["selected_on"] == "test" else "validation images"
-        echo(f"best global weights: epoch {best['epoch']}, {text} (selected on {images})")
+        echo(f"best global weights: epoch {best['epoch']}, {format_accuracies(best)} (selected on {images})")
     echo(f"run folder: {run.folder}")
 
 
-def run_plan(source: str, overrides: Sequence[str], steps: int) -> None:
-    """Measure the stages of a recipe and print what they take."""
+def run_plan(source: str, overrides: Sequence[str], steps: int | None) -> int:
+    """Print an estimate of every stage of a recipe after a few seconds, then a plan from measured steps, or
+    the best plan so far after an interrupt; return the exit code."""
     recipe = Recipe.load(source, overrides)
     name = recipe.name.replace("/", "-")
     stages = recipe.stage_recipes()
-    total = 0.0
-    for stage, stage_recipe in stages.items():
-        with ProgressBars([name]) as bars:
-            measured = plan(stage_recipe, steps=steps, progress=JobBar(bars, name))
-        clock = Clock(measured.epochs, measured.steps_per_epoch, stage_recipe.pace)
-        notes = warnings_for(stage_recipe, clock)
-        if stage:
-            echo(f"stage {stage}:")
-        else:
-            notes += shortening_warnings(recipe, clock, Chain.read(source).largest_epochs())
-        for line in (*(f"note: {note}" for note in notes), *describe_plan(measured, datetime.now())):
-            echo(line)
-        total += measured.seconds
+    plans: dict[str, Plan] = {}
+    try:
+        for stage, stage_recipe in stages.items():
+            if stage:
+                echo(f"stage {stage}:")
+            with (
+                ProgressBars([name]) as bars,
+                closing(refine_plan(stage_recipe, steps=steps, progress=JobBar(bars, name))) as refined,
+            ):
+                for plan in refined:
+                    if stage not in plans:
+                        clock = Clock(plan.epochs, plan.steps_per_epoch, stage_recipe.pace)
+                        notes = warnings_for(stage_recipe, clock)
+                        if not stage:
+                            full_epochs = Chain.read(source).largest_epochs()
+                            notes += shortening_warnings(recipe, clock, full_epochs)
+                        for line in (*(f"note: {note}" for note in notes), *describe_estimate(plan)):
+                            bars.log(line)
+                    plans[stage] = plan
+            _print_plan(plans[stage])
+    except KeyboardInterrupt:
+        if not plans:
+            raise
+        stage, plan = list(plans.items())[-1]
+        echo(f"interrupted; {_describe_progress(plan)}:")
+        _print_plan(plan)
+        return EXIT_INTERRUPTED
     if len(stages) > 1:
+        total = sum(plan.seconds for plan in plans.values())
         echo(f"all {len(stages)} stages: {format_duration(total)}, without the work between them")
+    return 0
+
+
+def _print_plan(plan: Plan) -> None:
+    for line in describe_plan(plan, datetime.now()):
+        echo(line)
+
+
+def _describe_progress(plan: Plan) -> str:
+    names = [learner.name for learner in plan.learners if learner.measured]
+    if not names:
+        return "no step was measured, so this is the estimate"
+    if len(names) < len(plan.learners):
+        return f"only steps of {', '.join(names)} were measured"
+    return "memory and the checkpoint were not measured" if plan.memory is None else "everything was measured"
+
+
+def describe_estimate(plan: Plan) -> Iterator[str]:
+    """Describe the estimate before any step is measured."""
+    times = plan.pass_times
+    network = f"{format_count(times.flops)}FLOP per image and forward pass"
+    yield f"network: {network}; this machine computes {format_count(round(times.rate))}FLOP/s on it"
+    passes = sum((learner.passes for learner in plan.learners), Passes())
+    steps = plan.steps_per_epoch * plan.epochs
+    per_step = (
+        f"{passes} forward/backward passes per image and step, {format_duration(plan.step_seconds)} per step"
+    )
+    yield f"estimate: {format_duration(plan.seconds)} for {plan.epochs} epochs, {steps} steps ({per_step})"
+    yield "now measuring steps; Ctrl-C prints what is known"
 
 
 def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
-    """Describe a plan line by line."""
+    """Describe a plan line by line; what is not measured yet is left out, or marked as an estimate."""
     yield from (f"note: {remark}" for remark in plan.remarks)
     for learner in plan.learners:
-        seconds = format_duration(learner.seconds)
-        yield f"learner {learner.name}: {learner.passes} forward/backward passes per step, {seconds} per step"
+        seconds = f"{format_duration(learner.seconds)} per step{'' if learner.measured else ' (estimated)'}"
+        yield f"learner {learner.name}: {learner.passes} forward/backward passes per step, {seconds}"
         text = ", ".join(f"{name} {format_bytes(count)}" for name, count in learner.held.items())
-        yield f"  holds {format_bytes(learner.bytes)}: {text}"
+        if learner.measured:
+            yield f"  holds {format_bytes(learner.bytes)}: {text}"
     fetch = format_duration(plan.fetch_seconds)
     yield f"step: {format_duration(plan.step_seconds)}, of which {fetch} to fetch the batch"
     yield f"epoch: {format_duration(plan.epoch_seconds)} for {plan.steps_per_epoch} steps"
@@ -123,10 +174,13 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     duration = format_duration(plan.seconds)
     yield f"training: {duration} for {plan.epochs} epochs, {validations}, {plan.checkpoints} checkpoints"
     yield f"  started now, it would finish {_describe_end(now, plan.seconds)}"
-    activations = format_bytes(plan.activations)
-    yield f"memory: {format_bytes(plan.memory)} at the peak, of which {activations} activations and buffers"
-    write = format_duration(plan.checkpoint_seconds)
-    yield f"checkpoint: {format_bytes(plan.checkpoint)} on disk, {write} to write"
+    if plan.memory is not None and plan.activations is not None:
+        activations = format_bytes(plan.activations)
+        peak = format_bytes(plan.memory)
+        yield f"memory: {peak} at the peak, of which {activations} activations and buffers"
+    if plan.checkpoint is not None:
+        write = format_duration(plan.checkpoint_seconds)
+        yield f"checkpoint: {format_bytes(plan.checkpoint)} on disk, {write} to write"
     times = f"{plan.exchanges} exchanges and {plan.validations} validations"
     comm = format_bytes(plan.comm_bytes)
     yield f"communication (one process per learner): {comm} per exchange or validation, {times}"

@@ -53,7 +53,7 @@ def sweep(
 def compare(
     names: Annotated[
         list[str],
-        Argument(metavar="RECIPE...", help="Recipes, or one shipped study.", autocompletion=complete_recipe),
+        Argument(metavar="RECIPE", help="Recipes, or one shipped study.", autocompletion=complete_recipe),
     ],
     seeds: Annotated[int, Option(min=1, help="Trainings per recipe, with seeds 0, 1, ...")] = 1,
     sets: Overrides = None,

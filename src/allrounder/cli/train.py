@@ -27,7 +27,8 @@ Threads = Annotated[
 ]
 WORKERS_HELP = "Local processes to spread the learners over (like torchrun --nproc-per-node)."
 Workers = Annotated[int, Option(min=1, help=WORKERS_HELP)]
-Steps = Annotated[int, Option(min=1, help="Steps to measure, after one warm-up step.")]
+STEPS_HELP = "Steps to measure, after one warm-up step. Default: 3, or a single one if it takes above 10 s."
+Steps = Annotated[int | None, Option(min=1, help=STEPS_HELP)]
 
 
 def train(
@@ -50,11 +51,16 @@ def train(
         raise Exit(code)
 
 
-def plan(recipe: RecipeName, sets: Overrides = None, steps: Steps = 3) -> None:
-    """Measure a few steps of a recipe and predict its time, memory, disk space and communication."""
+def plan(recipe: RecipeName, sets: Overrides = None, steps: Steps = None) -> None:
+    """Predict the time, memory, disk space and communication of a recipe on this machine.
+
+    Prints an estimate after a few seconds, from the number of passes, then measures real steps. Ctrl-C prints
+    what is known.
+    """
     from allrounder.cli.run_train import run_plan
 
-    run_plan(recipe, tuple(sets or ()), steps)
+    if code := run_plan(recipe, tuple(sets or ()), steps):
+        raise Exit(code)
 
 
 def show(recipe: RecipeName, sets: Overrides = None) -> None:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 else:
     Adapter = TypeAdapter
 T = TypeVar("T")
+MAX_SUGGESTIONS = 6
+"""The largest number of names in an error message that suggests them."""
 KINDS_KEY = "x-kinds"
 MAX_WORD = 100
 """Characters of an unknown word that is compared with the known ones."""
@@ -90,12 +92,18 @@ def adapter(cls: type[Any]) -> Adapter:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return `; did you mean "x"?` with the choice closest to an unknown word, or "" if none is close."""
+    """Return `; did you mean "x"?` with the choice closest to an unknown word, or "" if none is close. For a
+    word without a folder, these are the choices FOLDER/NAME whose NAME is the word or closest to it."""
     if len(word) > MAX_WORD:
         return ""
-    candidates = [choice for choice in islice(choices, MAX_CHOICES) if len(choice) <= MAX_WORD]
-    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    names = [choice for choice in islice(choices, MAX_CHOICES) if len(choice) <= MAX_WORD]
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if "/" not in word:
+        in_folders = dict.fromkeys(name.rpartition("/")[2] for name in names if "/" in name)
+        for last_part in difflib.get_close_matches(word, in_folders, n=1, cutoff=0.7):
+            close = [name for name in names if name.endswith(f"/{last_part}")][:MAX_SUGGESTIONS]
+    quoted = " or ".join(f'"{name}"' for name in close)
+    return f"; did you mean {quoted}?" if quoted else ""
 
 
 @dataclass(frozen=True)

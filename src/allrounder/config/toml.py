@@ -71,7 +71,7 @@ def load_toml(text: str) -> Table:
 def read_limited(file: Traversable, max_bytes: int) -> bytes:
     """Read a file; raise ValueError if it is none, or has more than `max_bytes`."""
     if not file.is_file():
-        raise ValueError("it is a folder, a pipe or a device, expected a file")
+        raise ValueError("there is no such file, or it is a folder, a pipe or a device")
     with file.open("rb") as stream:
         content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:

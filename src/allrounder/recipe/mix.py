@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, cast, final
 
@@ -10,9 +10,9 @@ from pydantic import model_serializer
 
 from allrounder.config.fields import OneOf, Share, did_you_mean, frozen_config, kind_of, raise_field_errors
 from allrounder.config.schedules import Constant, Decay, Schedule, ShareCurve
-from allrounder.config.time import Clock, Duration, Time
+from allrounder.config.time import Clock
 from allrounder.nn.mixing import MIXES, Ema, MixRule
-from allrounder.types import KeepOrReset
+from allrounder.recipe.exchange import Exchange
 
 DEFAULT_DECAY = Constant(value=0.999)
 NO_DECAY = Constant(value=0.0)
@@ -61,67 +61,6 @@ class Shares:
         lead_share = self.curve(clock.schedule_step(t), clock)
         rest = self.rest or {name: 1.0 for name in names if name != self.lead}
         return {name: lead_share if name == self.lead else (1 - lead_share) * rest[name] for name in names}
-
-
-@final
-@frozen_config
-class Exchange:
-    """When the learners synchronise, that is restart from the global weights: t >= start and t mod every = 0.
-
-    The papers call it redistribution.
-    """
-
-    start: Time
-    """t' of the papers."""
-    every: Duration
-    """c of the papers."""
-    when: Literal["epoch-end", "every-step"] = "epoch-end"
-    """Once per period, at the end of an epoch if `every` is a whole number of epochs; or, as in the released
-    code, after every step of the epochs in which a period ends."""
-    momentum: KeepOrReset = "keep"
-    """The optimisers' momentum across an exchange; kept as released."""
-    averages: KeepOrReset = "keep"
-    """The learners' own weight averages across an exchange; kept as released."""
-
-    def is_due(self, t: int, clock: Clock) -> bool:
-        """Whether the learners restart after step t."""
-        start, period = self.start.to_steps(clock), self.period(clock)
-        if self.when == "epoch-end":
-            return t >= start and t % period == 0
-        end = clock.epoch(t) * clock.steps_per_epoch
-        return end - end % period >= max(start, end - clock.steps_per_epoch + 1)
-
-    def due_steps(self, clock: Clock) -> Iterator[int]:
-        """Yield the steps for which `is_due` holds, in order, without visiting the others."""
-        if self.when == "epoch-end":
-            yield from self._period_ends(clock)
-            return
-        length = clock.steps_per_epoch
-        last_epoch = 0
-        for end in self._period_ends(clock):
-            if (epoch := clock.epoch(end)) > last_epoch:
-                yield from range((epoch - 1) * length + 1, epoch * length + 1)
-                last_epoch = epoch
-
-    def count_due(self, clock: Clock) -> int:
-        """Return the number of steps for which `is_due` holds, in a time that does not depend on it."""
-        ends = self._period_ends(clock)
-        if self.when == "epoch-end" or not ends:
-            return len(ends)
-        length = clock.steps_per_epoch
-        # From the first one on, short periods end in every epoch. No two long ones end in the same epoch.
-        is_short = ends.step < length
-        return (clock.epochs - clock.epoch(ends[0]) + 1 if is_short else len(ends)) * length
-
-    def _period_ends(self, clock: Clock) -> range:
-        """Return the steps from `start` on at which a period ends."""
-        period = self.period(clock)
-        first = max(-(-self.start.to_steps(clock) // period), 1) * period
-        return range(first, clock.total_steps + 1, period)
-
-    def period(self, clock: Clock) -> int:
-        """Return the number of steps between two exchanges."""
-        return max(self.every.to_steps(clock), 1)
 
 
 @final

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from allrounder.config.toml import read_limited
 from allrounder.errors import RunError
-from allrounder.system.files import write_atomically, write_text
+from allrounder.system.files import MANIFEST, write_atomically, write_text
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 Fields: TypeAlias = dict[str, Any]
@@ -31,6 +31,8 @@ METADATA_KEY = "allrounder"
 TOML_START = f"# {DIGEST_KEY} = "
 MAX_JSON_BYTES = 2**26
 """Size of a JSON file, such as the manifest of a study."""
+ADVICE = "train again in another folder"
+"""What to do if a file of a run is damaged and there is no copy."""
 CHANGED = "it was damaged or changed after it was written"
 
 
@@ -68,6 +70,11 @@ def read_json(path: Path, advice: str, version: int | None = None) -> Fields:
     if version is not None:
         check_version(path, fields.get("format"), version, advice)
     return fields
+
+
+def read_manifest(folder: Path) -> Fields:
+    """Read the metadata of a folder of tensors, with the digests of its files under "files"."""
+    return read_json(folder / MANIFEST, ADVICE)
 
 
 def _parse_object(text: str) -> Fields:

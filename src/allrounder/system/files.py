@@ -98,6 +98,19 @@ def _acquire(handle: int) -> bool:
     return True
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether another process holds the lock of a folder. Nothing is created, but for a moment this process
+    has a shared lock."""
+    try:
+        with (folder / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` create a temporary file, then flush it and rename it to `path`; an existing file is
     replaced."""

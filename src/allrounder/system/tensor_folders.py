@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from allrounder.errors import RunError
-from allrounder.system.checked_files import CHANGED, damage_error, read_json, write_json
+from allrounder.system.checked_files import ADVICE, CHANGED, damage_error, read_manifest, write_json
 from allrounder.system.files import (
     MANIFEST,
     explain_write_errors,
@@ -24,9 +24,6 @@ from allrounder.system.files import (
     temporary_path,
 )
 from allrounder.types import Weights
-
-ADVICE = "train again in another folder"
-"""What to do if a file is damaged and there is no copy."""
 
 
 def write_folder(
@@ -61,11 +58,6 @@ def _write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file({key: contiguous_cpu_copy(tensor) for key, tensor in tensors.items()}, file)
     file.chmod(permissions)
     fsync(file)
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The metadata of a folder that `write_folder` wrote, with the digests of its files under "files"."""
-    return read_json(path / MANIFEST, ADVICE)
 
 
 def read_tensors(path: Path, name: str) -> Weights:

@@ -19,9 +19,10 @@ from allrounder.nn.nonfinite import ADVICE, NonFiniteGuard
 from allrounder.nn.state import EmaUpdate, clone, copy_, strip_prefix, weights_of
 from allrounder.optim.base import TrainingStep
 from allrounder.recipe.compute import Compute
+from allrounder.recipe.exchange import KeepOrReset
 from allrounder.recipe.task import Task
 from allrounder.rng import Rng
-from allrounder.types import Batch, Context, KeepOrReset, Loss, Weights, device_and_dtype
+from allrounder.types import Batch, Context, Loss, Weights, device_and_dtype
 
 AugmentKey: TypeAlias = tuple[Augment, str]
 """An augmentation and the random stream it draws from; learners with equal keys see the same images."""

@@ -1,32 +1,26 @@
 """Estimate what a recipe costs on this machine: time, memory, disk and communication.
 
-A few real steps of every learner are measured in a temporary folder. The cost of an evaluation is an upper
-bound: the passes of attacks that never succeed, times the measured seconds of a pass.
+The first estimate takes seconds: the passes of a step, times the measured seconds of a pass. Then a few real
+steps of every learner are measured in a temporary folder. The cost of an evaluation is an upper bound: the
+passes of attacks that never succeed, times the measured seconds of a pass.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, cast, final
+from typing import Any, cast, final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from allrounder.attacks.losses import LOSSES
-from allrounder.attacks.pgd import loss_grad
-from allrounder.data.base import Data, Split
+from allrounder.data.base import Data
 from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
 from allrounder.errors import RecipeError
-from allrounder.evaluation.evaluate import default_batch_size
-from allrounder.evaluation.probes import Probe, probe_stages
-from allrounder.inference.attack_view import attack_view
-from allrounder.nn.amp import full_precision
 from allrounder.optim import Descend
 from allrounder.recipe.init import Random
 from allrounder.recipe.recipe import Recipe
@@ -34,11 +28,14 @@ from allrounder.system.memory import measure_peak_memory
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.training.data import add_extra, load_data
 from allrounder.training.learner import Learner
+from allrounder.training.pass_times import PassTimes, SuiteCost, measure_time
 from allrounder.training.run import ModelFactory, Run
 from allrounder.training.trainer import Trainer
-from allrounder.types import Batch, Passes, device_and_dtype
+from allrounder.types import Batch, Passes
 
-Result = TypeVar("Result")
+DEFAULT_STEPS = 3
+SLOW_STEP = 10.0
+"""Seconds of a step above which one step, without a warm-up step before it, is enough by default."""
 
 
 @final
@@ -51,25 +48,16 @@ class LearnerCost:
     seconds: float
     held: Mapping[str, int]
     """Bytes of its weights, momentum, average, memory, and of its mix state: what the mixer keeps for it, and
-    what it sends when global weights are needed."""
+    what it sends when global weights are needed. Momentum exists only after a step."""
     epoch_end_seconds: float = 0.0
     """An upper bound on the additional seconds of the last step of an epoch."""
+    measured: bool = True
+    """Whether steps were measured; if not, the seconds are an estimate from the passes."""
 
     @property
     def bytes(self) -> int:
         """All bytes that the learner holds."""
         return sum(self.held.values())
-
-
-@final
-@dataclass(frozen=True)
-class SuiteCost:
-    """An upper bound on the cost of a list of probes."""
-
-    images: int
-    passes: Passes
-    """Per image."""
-    seconds: float
 
 
 @final
@@ -82,16 +70,18 @@ class Plan:
     learners: tuple[LearnerCost, ...]
     fetch_seconds: float
     """Seconds to fetch a batch."""
-    activations: int
-    """Bytes by which the process grew in a step beyond what it keeps: activations, gradients, scratch."""
+    activations: int | None
+    """Bytes by which the process grew in a step beyond what it keeps: activations, gradients, scratch. None
+    before all steps are measured."""
     validation: SuiteCost
     validations: int
-    checkpoint: int
-    """Bytes on disk."""
+    checkpoint: int | None
+    """Bytes on disk; None before a checkpoint is written."""
     checkpoint_seconds: float
     checkpoints: int
     exchanges: int
     evaluation: SuiteCost
+    pass_times: PassTimes
     remarks: tuple[str, ...] = ()
 
     @property
@@ -112,8 +102,10 @@ class Plan:
         return self.epoch_seconds * self.epochs + validations + self.checkpoint_seconds * self.checkpoints
 
     @property
-    def memory(self) -> int:
-        """Bytes at the peak: what the learners hold, and what a step needs on top."""
+    def memory(self) -> int | None:
+        """Bytes at the peak: what the learners hold, and what a step needs on top; None if not measured."""
+        if self.activations is None:
+            return None
         return sum(learner.bytes for learner in self.learners) + self.activations
 
     @property
@@ -125,15 +117,37 @@ class Plan:
 def plan(
     recipe: Recipe,
     *,
-    steps: int = 3,
+    steps: int | None = None,
     model: ModelFactory | None = None,
     data: Data | None = None,
     world: World | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Measure `steps` steps of a recipe on this machine, after one warm-up step; no files remain. If the
-    recipe's data is missing, noise of the same shape replaces it, and the remarks mention it."""
-    if steps < 1:
+    """Return the last plan of `refine_plan`."""
+    with closing(
+        refine_plan(recipe, steps=steps, model=model, data=data, world=world, progress=progress)
+    ) as plans:
+        *_, last = plans
+    return last
+
+
+def refine_plan(
+    recipe: Recipe,
+    *,
+    steps: int | None = None,
+    model: ModelFactory | None = None,
+    data: Data | None = None,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> Generator[Plan]:
+    """Yield an estimate from counted passes after a few seconds, a better plan after every measured step of a
+    learner, and at last a complete one.
+
+    `steps` steps are measured, after one warm-up step; by default three, or a single one without a warm-up
+    if it takes longer than SLOW_STEP. No files remain. If the recipe's data is missing, noise of the same
+    shape replaces it, and the remarks mention it.
+    """
+    if steps is not None and steps < 1:
         raise ValueError(f"steps: got {steps}, expected 1 or more")
     if recipe.pipeline is not None:
         names = ", ".join(recipe.stage_recipes())
@@ -148,8 +162,8 @@ def plan(
     with TemporaryDirectory(prefix="allrounder-plan-") as folder:
         run = Run.open_or_create(Path(folder) / "run", recipe, resume=False)
         trainer = Trainer(recipe, run, model, data, world)
-        measured = _measure(trainer, steps, progress or NullProgress())
-    return replace(measured, remarks=(*remarks, *data_remarks))
+        measurement = _Measurement(trainer, (*remarks, *data_remarks))
+        yield from measurement.refine(steps, progress or NullProgress())
 
 
 def _load_images(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
@@ -172,118 +186,114 @@ def _load_images(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
         return replace(data, extra=noise), [*remarks, f"extra images are noise, because {error}"]
 
 
-def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
-    clock, recipe, device = trainer.clock, trainer.recipe, trainer.world.device
-    selection, dataset = trainer.selection, trainer.data.dataset
-    fetch_seconds: list[float] = []
-    step_seconds = {learner.task.name: list[float]() for learner in trainer.learners}
-
-    def take_step(learner: Learner, batch: Batch, t: int) -> None:
-        learner.step(batch, t)
-        trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
-
-    progress.begin(steps + 3, 0)
-    with measure_peak_memory(device) as peak:
-        for number in range(steps + 1):
-            t = number % clock.total_steps + 1
-            seconds, batch = _measure_time(device, trainer.batches.at, clock.epoch(t), clock.step_in_epoch(t))
-            fetch_seconds.append(seconds)
-            for learner in trainer.learners:
-                seconds, _ = _measure_time(device, take_step, learner, batch, t)
-                step_seconds[learner.task.name].append(seconds)
-            progress.step(number + 1)
-    checkpoint_seconds, _ = _measure_time(device, trainer.save, 1)
-    checkpoint = trainer.run.latest_checkpoint()
-    progress.step(steps + 2)
-    pass_times = PassTimes.measure(trainer.scratch_model, dataset.test, steps)
-    progress.step(steps + 3)
-    # The first step warms up: it allocates memory, traces the network and creates the momentum.
-    seconds = {name: median(times[1:]) for name, times in step_seconds.items()}
-    learners = tuple(_learner_cost(trainer, learner, seconds, pass_times) for learner in trainer.learners)
-    num_validated = validations = 0
-    if selection.split is not None:
-        num_validated = len(selection.split) + len(selection.train_slice or ())
-        validations = _count_events(clock.total_steps, selection.settings.every.to_steps(clock))
-    return Plan(
-        steps_per_epoch=clock.steps_per_epoch,
-        epochs=clock.epochs,
-        learners=learners,
-        fetch_seconds=median(fetch_seconds[1:]),
-        activations=max(0, peak[0] - sum(cost.held["momentum"] for cost in learners)),
-        validation=pass_times.suite_cost(selection.probes, num_validated, len(dataset.classes)),
-        validations=validations,
-        checkpoint=sum(path.stat().st_size for path in checkpoint.iterdir()) if checkpoint else 0,
-        checkpoint_seconds=checkpoint_seconds,
-        checkpoints=_count_events(clock.total_steps, recipe.checkpoint.to_steps(clock)),
-        exchanges=trainer.mix.count_exchanges(clock),
-        evaluation=pass_times.suite_cost(recipe.probes, len(dataset.test), len(dataset.classes)),
-    )
-
-
-def _learner_cost(
-    trainer: Trainer, learner: Learner, seconds: Mapping[str, float], pass_times: PassTimes
-) -> LearnerCost:
-    task = learner.task
-    moments = [cast(dict[str, Any], entry).values() for entry in learner.optimizer.state.values()]
-    tensors = {
-        "weights": learner.params.values(),
-        "momentum": [t for entries in moments for t in entries if isinstance(t, Tensor)],
-        "average": (learner.average or {}).values(),
-        "memory": learner.memory.values(),
-        "mix state": trainer.mixer.state_dict(task.name).values(),
-    }
-    held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
-    epoch_passes = task.update.epoch_passes(task.objective)
-    at_epoch_end = pass_times.seconds(epoch_passes, trainer.recipe.batch_size)
-    return LearnerCost(task.name, task.passes(), seconds[task.name], held, at_epoch_end)
-
-
 @final
-@dataclass(frozen=True)
-class PassTimes:
-    """The seconds of a forward and a backward pass of one batch of an evaluation."""
+class _Measurement:
+    """Measures steps of a trainer, and makes a plan of what is known."""
 
-    batch_size: int
-    forward: float
-    backward: float
+    def __init__(self, trainer: Trainer, remarks: tuple[str, ...]):
+        """Measure the passes; no step is taken."""
+        self.trainer = trainer
+        self.device = trainer.world.device
+        self.pass_times = PassTimes.measure(trainer.scratch_model, trainer.data.dataset.test)
+        self.fetch_seconds: list[float] = []
+        self.step_seconds = {learner.task.name: list[float]() for learner in trainer.learners}
+        self.known = self._estimate(remarks)
 
-    @classmethod
-    def measure(cls, model: nn.Module, split: Split, times: int) -> PassTimes:
-        """Return the median of `times` passes, after one warm-up pass."""
-        batch_size = default_batch_size(model, split)
-        device, dtype = device_and_dtype(model)
-        rows = torch.arange(batch_size) % len(split)
-        x, y = split.fetch(rows).to(device, dtype), split.labels[rows].to(device)
-        forwards: list[float] = []
-        pairs: list[float] = []
-        with torch.no_grad(), full_precision(device), attack_view(model, x, "eval") as view:
-            for _ in range(times + 1):
-                forwards.append(_measure_time(device, view, x)[0])
-                pairs.append(_measure_time(device, loss_grad, view, x, y, LOSSES["ce"], None)[0])
-        forward = median(forwards[1:])
-        return cls(batch_size, forward, max(0.0, median(pairs[1:]) - forward))
+    def refine(self, steps: int | None, progress: Progress) -> Iterator[Plan]:
+        """Yield the estimate, a plan after every step of a learner, and the complete plan."""
+        yield self.known
+        if steps is not None or self.known.step_seconds <= SLOW_STEP:
+            num_steps = 1 + (steps or DEFAULT_STEPS)  # the first one warms up
+        else:
+            num_steps = 1
+        done = 0
+        progress.begin(num_steps * len(self.trainer.learners) + 1, done)
+        with measure_peak_memory(self.device) as peak:
+            for number in range(num_steps):
+                for _ in self._take_step(number % self.trainer.clock.total_steps + 1):
+                    done += 1
+                    progress.step(done)
+                    yield self._refresh()
+        self._refresh()
+        momentum = sum(cost.held["momentum"] for cost in self.known.learners)
+        seconds, _ = measure_time(self.device, self.trainer.save, 1)
+        checkpoint = self.trainer.run.latest_checkpoint()
+        progress.step(done + 1)
+        yield replace(
+            self.known,
+            activations=max(0, peak[0] - momentum),
+            checkpoint=sum(path.stat().st_size for path in checkpoint.iterdir()) if checkpoint else 0,
+            checkpoint_seconds=seconds,
+        )
 
-    def seconds(self, passes: Passes, images: int) -> float:
-        """Return the seconds of passes over `images` images, in full batches."""
-        num_batches = -(-images // self.batch_size)
-        return num_batches * (passes.forwards * self.forward + passes.backwards * self.backward)
+    def _take_step(self, t: int) -> Iterator[None]:
+        """Take step t of every learner; yield after each."""
+        trainer, clock = self.trainer, self.trainer.clock
 
-    def suite_cost(self, probes: Sequence[Probe], images: int, classes: int) -> SuiteCost:
-        """Return the cost of probes on `images` images; a stage that several probes share counts once."""
-        attacks = {stage.key(): stage.attack for probe in probes for stage in probe_stages(probe)}
-        passes = sum((attack.evaluation_passes(classes) for attack in attacks.values()), Passes(forwards=1))
-        return SuiteCost(images, passes, self.seconds(passes, images))
+        def step(learner: Learner, batch: Batch) -> None:
+            learner.step(batch, t)
+            trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
+
+        seconds, batch = measure_time(self.device, trainer.batches.at, clock.epoch(t), clock.step_in_epoch(t))
+        self.fetch_seconds.append(seconds)
+        for learner in trainer.learners:
+            seconds, _ = measure_time(self.device, step, learner, batch)
+            self.step_seconds[learner.task.name].append(seconds)
+            yield
+
+    def _refresh(self) -> Plan:
+        """Update the plan by the steps that were measured so far."""
+        learners = tuple(self._learner_cost(learner) for learner in self.trainer.learners)
+        self.known = replace(self.known, learners=learners, fetch_seconds=_typical(self.fetch_seconds))
+        return self.known
+
+    def _estimate(self, remarks: tuple[str, ...]) -> Plan:
+        trainer, clock, times = self.trainer, self.trainer.clock, self.pass_times
+        selection, dataset = trainer.selection, trainer.data.dataset
+        num_validated = validations = 0
+        if selection.split is not None:
+            num_validated = len(selection.split) + len(selection.train_slice or ())
+            validations = _count_events(clock.total_steps, selection.settings.every.to_steps(clock))
+        return Plan(
+            steps_per_epoch=clock.steps_per_epoch,
+            epochs=clock.epochs,
+            learners=tuple(self._learner_cost(learner) for learner in trainer.learners),
+            fetch_seconds=0.0,
+            activations=None,
+            validation=times.suite_cost(selection.probes, num_validated, len(dataset.classes)),
+            validations=validations,
+            checkpoint=None,
+            checkpoint_seconds=0.0,
+            checkpoints=_count_events(clock.total_steps, trainer.recipe.checkpoint.to_steps(clock)),
+            exchanges=trainer.mix.count_exchanges(clock),
+            evaluation=times.suite_cost(trainer.recipe.probes, len(dataset.test), len(dataset.classes)),
+            pass_times=times,
+            remarks=remarks,
+        )
+
+    def _learner_cost(self, learner: Learner) -> LearnerCost:
+        task, batch_size = learner.task, self.trainer.recipe.batch_size
+        moments = [cast(dict[str, Any], entry).values() for entry in learner.optimizer.state.values()]
+        tensors = {
+            "weights": learner.params.values(),
+            "momentum": [t for entries in moments for t in entries if isinstance(t, Tensor)],
+            "average": (learner.average or {}).values(),
+            "memory": learner.memory.values(),
+            "mix state": self.trainer.mixer.state_dict(task.name).values(),
+        }
+        held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
+        at_epoch_end = self.pass_times.seconds(task.update.epoch_passes(task.objective), batch_size)
+        measured = self.step_seconds[task.name]
+        seconds = _typical(measured) if measured else self.pass_times.seconds(task.passes(), batch_size)
+        return LearnerCost(task.name, task.passes(), seconds, held, at_epoch_end, bool(measured))
+
+
+def _typical(seconds: list[float]) -> float:
+    """Return the median of measured seconds. The first step allocates memory, traces the network and creates
+    the momentum, so it is left out if there are others."""
+    return median(seconds[1:] or seconds)
 
 
 def _count_events(total: int, every: int) -> int:
     """Return how often something happens that is due every `every` steps and at the end."""
     return -(-total // max(every, 1))
-
-
-def _measure_time(device: torch.device, function: Callable[..., Result], *args: Any) -> tuple[float, Result]:
-    """Call a function and wait for the device; return the seconds that it takes and its result."""
-    start = time.perf_counter()
-    result = function(*args)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start, result

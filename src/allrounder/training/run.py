@@ -30,13 +30,12 @@ from allrounder.nn.state import copy_, first_mismatch, weights_of
 from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.checked_files import (
-    CHANGED,
+    ADVICE,
     add_digest,
     check_version,
-    damage_error,
     parse_json_lines,
     read_json,
-    read_toml_text,
+    read_manifest,
     write_json,
     write_toml_text,
 )
@@ -52,22 +51,21 @@ from allrounder.system.files import (
     temporary_path,
     write_text,
 )
-from allrounder.system.tensor_folders import (
-    ADVICE,
-    check_folder,
-    prune_folders,
-    read_manifest,
-    read_tensors,
-    write_folder,
+from allrounder.system.tensor_folders import check_folder, prune_folders, read_tensors, write_folder
+from allrounder.training.record import (
+    FORMAT_FILE,
+    FORMAT_VERSION,
+    METRICS_FILE,
+    RECIPE_FILE,
+    is_finished,
+    read_metrics,
+    read_metrics_bytes,
+    read_recipe_text,
 )
 from allrounder.types import Weights
 
 ModelFactory: TypeAlias = Callable[[], nn.Module]
 """Builds the network that replaces the recipe's."""
-FORMAT_VERSION = 3
-"""Of run folders, checkpoints and saved weights; increased by every incompatible change of them."""
-FORMAT_FILE = "format.json"
-RECIPE_FILE = "recipe.toml"
 
 
 @final
@@ -77,16 +75,9 @@ class Run:
     def __init__(self, folder: Path, recipe: Recipe | None = None):
         """Open a run folder. With `recipe` nothing is read: the folder may be on another machine."""
         self.folder = folder
-        self.metrics_file = folder / "metrics.jsonl"
+        self.metrics_file = folder / METRICS_FILE
         if recipe is None:
-            check_location(folder)
-            file = folder / RECIPE_FILE
-            if not file.is_file():
-                raise RunError(f"{folder}: not a run folder, it has no {RECIPE_FILE}")
-            if not (folder / FORMAT_FILE).is_file():
-                check_version(folder, None, FORMAT_VERSION, ADVICE)
-            read_json(folder / FORMAT_FILE, ADVICE, FORMAT_VERSION)
-            recipe = Recipe.loads(read_toml_text(file, ADVICE), str(file))
+            recipe = Recipe.loads(read_recipe_text(folder), str(folder / RECIPE_FILE))
         self.recipe = recipe
 
     @classmethod
@@ -114,7 +105,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the training is finished."""
-        return newest_folder(self.folder / "weights", "last") is not None
+        return is_finished(self.folder)
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes within the context."""
@@ -126,9 +117,7 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all events; a last line without its end is still being written and is left out."""
-        last = newest_folder(self.folder / "weights", "last")
-        content = self._read_metrics(0 if last is None else read_manifest(last)["metrics_bytes"])
-        return parse_json_lines(self.metrics_file, content, ADVICE)
+        return read_metrics(self.folder)
 
     def filter_metrics(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Delete the events for which `keep` is false, and an incomplete last line."""
@@ -182,7 +171,7 @@ class Run:
         """Return to a checkpoint with these facts: delete later metrics, so that no event appears twice, and
         other checkpoints and best weights. First check what is kept, without which the run cannot end."""
         metrics_bytes: int = facts["metrics_bytes"]
-        kept = self._read_metrics(metrics_bytes)[:metrics_bytes]
+        kept = read_metrics_bytes(self.metrics_file, metrics_bytes)[:metrics_bytes]
         parse_json_lines(self.metrics_file, kept, ADVICE)
         best = self._best_folder(facts.get("best"))
         if best is not None:
@@ -247,18 +236,6 @@ class Run:
                 fsync(self.metrics_file)
         stamp = {"fingerprint": self.recipe.fingerprint(), "t": t, "metrics_bytes": self._metrics_bytes()}
         return {"format": FORMAT_VERSION, **stamp}
-
-    def _read_metrics(self, expected_bytes: int) -> bytes:
-        """Return the file of metrics; raise RunError unless a line ends after the bytes that a manifest
-        expects."""
-        try:
-            content = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
-        except OSError as error:
-            raise damage_error(self.metrics_file, error, ADVICE) from None
-        if expected_bytes and content[expected_bytes - 1 : expected_bytes] != b"\n":
-            reason = f"got {len(content)} bytes, expected a line that ends after {expected_bytes}: {CHANGED}"
-            raise damage_error(self.metrics_file, reason, ADVICE)
-        return content
 
     def _metrics_bytes(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0

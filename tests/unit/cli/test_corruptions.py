@@ -82,12 +82,12 @@ def test_all_that_is_asked_is_shown(ask: Ask):
 
 def test_tables_of_corruptions_can_be_asked_for(ask: Ask):
     few = ("--ood", "fog@c", "--n", "6", "--workers", "1", "--force", "--quiet")
-    answer = ask(*few, "--table", "corruptions")
+    answer = ask(*few, "--style", "corruptions")
     assert answer.code == 0, answer.err
     assert "| severity 1 |" in answer.out and "| fog |" in answer.out
-    table = list(csv.reader(io.StringIO(ask(*few, "--table", "corruptions-csv").out)))
+    table = list(csv.reader(io.StringIO(ask(*few, "--style", "corruptions-csv").out)))
     assert table[0][1:6] == ["fog"] * 5 and table[1][1:6] == list("12345")
-    nothing = ask(*few, "--table", "perturbations")
+    nothing = ask(*few, "--style", "perturbations")
     assert nothing.code == 1 and "has no perturbations" in flat(nothing.err)
 
 

@@ -147,8 +147,8 @@ def test_a_suite_gives_the_columns_of_a_table(ask: Ask, tmp_path: Path):
         (("--budget", "fast"), "--budget: fast: expected one of smoke, quick, standard, full"),
         (("--budget", "quik"), 'did you mean "quick"'),
         (
-            ("--table", "markdwn"),
-            '--table: markdwn: expected one of markdown, latex, .* did you mean "markdown"',
+            ("--style", "markdwn"),
+            '--style: markdwn: expected one of markdown, latex, .* did you mean "markdown"',
         ),
         (("--n", "0"), "--n"),
         (("--workers", "0"), "--workers"),
@@ -172,7 +172,7 @@ def test_somebodys_network_has_no_threats(ask: Ask):
 @pytest.mark.parametrize("style", ["markdown", "latex", "csv", "json"])
 def test_tables_have_styles(ask: Ask, style: str, tmp_path: Path):
     out = ("--out", str(tmp_path / "eval"))
-    answer = ask(*LINF, *PGD, *out, "--table", style, "--quiet")
+    answer = ask(*LINF, *PGD, *out, "--style", style, "--quiet")
     assert answer.code == 0, answer.err
     outcome = Outcome.load(tmp_path / "eval" / OUTCOME_FILE)
     name = "tests.support.networks:tiny weights.safetensors"
@@ -186,12 +186,12 @@ def test_tables_have_styles(ask: Ask, style: str, tmp_path: Path):
             assert json.loads(answer.out) == json.loads(outcome.table(style, {"name": name}))
         case _:
             assert format_percent(outcome.accuracy("pgd-2")) in answer.out
-    loud = ask(*LINF, *PGD, *out, "--table", style)
+    loud = ask(*LINF, *PGD, *out, "--style", style)
     assert answer.out.strip() in loud.out and "results: " in loud.out and "results: " not in answer.out
 
 
 def test_the_robustbench_style_requires_its_fields(ask: Ask, tmp_path: Path):
-    answer = ask(*LINF, *PGD, "--table", "robustbench", "--out", str(tmp_path))
+    answer = ask(*LINF, *PGD, "--style", "robustbench", "--out", str(tmp_path))
     assert answer.code == 1 and "Traceback" not in answer.err
     assert "robustbench: got no aa" in flat(answer.err) and "in Python, Outcome.load" in flat(answer.err)
     assert (tmp_path / OUTCOME_FILE).is_file() and (tmp_path / "table.md").is_file()

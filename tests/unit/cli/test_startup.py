@@ -68,6 +68,7 @@ VERBS = [
         "compare",
         "table",
     ),
+    *("ls", "log"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 
@@ -98,7 +99,7 @@ def test_help_version_lists_and_the_schema_need_no_torch(tmp_path: Path):
         (["--version"], {}),
         *(([*verb.split(), "--help"], {}) for verb in VERBS),
     ]
-    texts = [(["list"], {}), (["list", "recipes"], {}), (["list", "nonsense"], {}), (["schema"], {})]
+    texts = [(["list"], {}), (["list", "recipes"], {}), (["list", "--method", "x"], {}), (["schema"], {})]
     usage = [
         (["eval", "x", "--budget", "nonsense"], {}),
         (["table", "x", "--style", "nonsense"], {}),
@@ -106,10 +107,10 @@ def test_help_version_lists_and_the_schema_need_no_torch(tmp_path: Path):
     ]
     answers = call_without_torch([*calls, *texts, *usage], tmp_path)
     assert [code for code, _, _ in answers] == [0] * len(calls) + [0, 0, 2, 0] + [2, 2, 2]
-    helps, (everything, recipes, _, schema) = answers[: len(calls)], answers[len(calls) : len(calls) + 4]
+    helps, (overview, recipes, _, schema) = answers[: len(calls)], answers[len(calls) : len(calls) + 4]
     assert "train" in helps[0][1] and helps[1][1].startswith("allrounder ")
     assert all("Usage: allrounder" in out for _, out, _ in (helps[0], *helps[2:]))
-    assert recipes[1] in everything[1] and "embedded/generalist-t " in recipes[1]
+    assert "embedded (" in overview[1] and "embedded/generalist-t " in recipes[1]
     assert schema[1] == read_schema()
 
 
@@ -128,6 +129,8 @@ def test_completion_needs_no_torch(tmp_path: Path):
         ("sweep", "embedded/"): [name for name in lists["studies"] if name.startswith("embedded/")],
         ("table", "embedded/d"): ["embedded/demo"],
         ("list", "re"): ["recipes"],
+        ("list", "embed"): ["embedded"],
+        ("list", "--method", "tra"): ["trades"],
         ("data", "get", "cifar100"): ["cifar100", "cifar100-c"],
         ("data", "check", "mn"): ["mnist"],
         ("ev",): ["eval"],
@@ -149,12 +152,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_table_needs_no_torch(finished: Path):
+def test_tables_and_logs_need_no_torch(finished: Path):
     file = str(finished / "mine.toml")
     styles = [(["table", "out", "--style", style], {}) for style in index.STUDY_STYLES]
     answers = call_without_torch(
         [*styles, (["table", file, "--out", "out"], {}), (["table", "."], {})], finished
     )
+    runs = call_without_torch([(["ls", "."], {}), (["log", "out/slow/seed-0"], {})], finished)
+    assert [code for code, _, _ in runs] == [0, 0] and "2 of 2 finished" in runs[0][1], runs
     assert [code for code, _, _ in answers] == [0] * (len(styles) + 1) + [1], answers
     assert all("slow" in out and "fast" in out for _, out, _ in answers[:-1])
     assert answers[0][1] == answers[-2][1] and answers[0][1].startswith("| row |")

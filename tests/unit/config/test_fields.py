@@ -280,3 +280,11 @@ def test_floats_are_read_as_they_are_written(number: float):
 def test_the_nearest_word_is_offered_and_a_far_one_is_not():
     assert did_you_mean("stpes", ["steps", "step", "loss"]) == '; did you mean "steps"?'
     assert did_you_mean("kappa", {"steps": 1, "loss": 2}) == ""
+
+
+def test_a_name_without_its_folder_suggests_all_folders_that_have_it():
+    names = ["cifar10/generalist-t", "cifar10/generalist-t-wrn", "cifar10/nt", "embedded/generalist-t"]
+    neighbours = '; did you mean "cifar10/generalist-t" or "embedded/generalist-t"?'
+    assert did_you_mean("generalist-t", names) == did_you_mean("generalst-t", names) == neighbours
+    assert did_you_mean("embeded/generalist-t", names) == '; did you mean "embedded/generalist-t"?'
+    assert did_you_mean("NT", names) == did_you_mean("zzz", names) == ""

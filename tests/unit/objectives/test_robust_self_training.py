@@ -18,7 +18,8 @@ from allrounder.data.base import Subset
 from allrounder.errors import RecipeError
 from allrounder.objectives.robust_self_training import RobustSelfTraining, weighted_cross_entropy
 from allrounder.rng import Rng
-from allrounder.system.tensor_folders import read_manifest, read_tensors
+from allrounder.system.checked_files import read_manifest
+from allrounder.system.tensor_folders import read_tensors
 from allrounder.threats.threat import Threat
 from allrounder.training.data import train_val_split
 from allrounder.training.pipelines.self_training import hide_labels, predict_labels

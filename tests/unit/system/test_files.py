@@ -16,6 +16,7 @@ from allrounder.system.files import (
     append_line,
     check_location,
     explain_write_errors,
+    is_locked,
     lock_folder,
     make_folder,
     write_atomically,
@@ -109,3 +110,10 @@ def test_a_folder_is_locked_once(tmp_path: Path):
         pytest.fail("it was locked twice")
     with lock_folder(tmp_path, "training"):
         pass
+
+
+def test_is_locked_notices_a_lock_and_creates_nothing(tmp_path: Path):
+    assert not is_locked(tmp_path) and list(tmp_path.iterdir()) == []
+    with lock_folder(tmp_path, "training"):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from allrounder.errors import RunError
+from allrounder.system.checked_files import read_manifest
 from allrounder.system.files import newest_folder
-from allrounder.system.tensor_folders import prune_folders, read_manifest, read_tensors, write_folder
+from allrounder.system.tensor_folders import prune_folders, read_tensors, write_folder
 from tests.support.damage import edit_json, flip
 from tests.support.interruptions import Killed, Point, give_up, struck
 from tests.support.trainings import contents

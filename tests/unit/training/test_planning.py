@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from allrounder.attacks import Apgd, AutoAttack, Fab, Pgd, Square
 from allrounder.cli.display import format_bytes, format_duration
-from allrounder.cli.run_train import describe_plan
+from allrounder.cli.run_train import describe_estimate, describe_plan, run_plan
 from allrounder.config.fields import adapter
 from allrounder.data import DATASETS
 from allrounder.data.files.cache import CACHE_VARIABLE
@@ -26,7 +27,9 @@ from allrounder.rng import Rng
 from allrounder.system.memory import measure_peak_memory
 from allrounder.system.tensor_folders import read_tensors
 from allrounder.threats.threat import Threat
-from allrounder.training.planning import LearnerCost, PassTimes, Plan, SuiteCost, _load_images, plan
+from allrounder.training import planning
+from allrounder.training.pass_times import PassTimes, SuiteCost, count_flops
+from allrounder.training.planning import LearnerCost, Plan, _load_images, plan, refine_plan
 from allrounder.types import Passes
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import PAIR, SOLO, go, recipe
@@ -48,6 +51,7 @@ PLAN = Plan(
     checkpoints=3,
     exchanges=1,
     evaluation=SuiteCost(50, Passes(30, 20), 3600.0),
+    pass_times=PassTimes(batch_size=10, forward=1.0, backward=2.0, flops=2_000_000_000),
 )
 
 
@@ -80,9 +84,34 @@ def test_describe_plan_lists_all_costs():
     assert message.endswith("at most 1 h 00 min, 30/20 forward/backward passes per image, 50 images")
 
 
+def test_an_estimate_says_how_fast_the_machine_is():
+    network, estimate, _ = describe_estimate(PLAN)
+    assert network == (
+        "network: 2 GFLOP per image and forward pass; this machine computes 20 GFLOP/s on it"
+    ), "three times 2 GFLOP for ten images in three seconds"
+    assert estimate.startswith(
+        "estimate: 39.5 s for 3 epochs, 30 steps (12/12 forward/backward passes per image"
+    )
+
+
+def test_describe_plan_leaves_out_what_was_not_measured():
+    learners = (replace(COST, measured=False), NATURAL_COST)
+    partial = replace(PLAN, learners=learners, activations=None, checkpoint=None)
+    lines = list(describe_plan(partial, datetime(2030, 1, 1)))
+    assert lines[0].endswith("500 ms per step (estimated)")
+    assert sum(line.startswith("  holds") for line in lines) == 1
+    assert not any(line.startswith(("memory", "checkpoint")) for line in lines)
+
+
 @pytest.mark.parametrize(
     ("seconds", "message"),
-    [(0.0123, "12.3 ms"), (61.0, "61 s"), (600.0, "10 min"), (3600.0 * 30 + 300, "30 h 05 min")],
+    [
+        (0.0123, "12.3 ms"),
+        (61.0, "61 s"),
+        (600.0, "10 min"),
+        (3600.0 * 30 + 300, "30 h 05 min"),
+        (3600.0 * 100, "4 days"),
+    ],
 )
 def test_format_duration_chooses_a_unit(seconds: float, message: str):
     assert format_duration(seconds) == message
@@ -135,7 +164,7 @@ def test_the_counts_and_bytes_of_a_plan_are_those_of_the_run(tmp_path: Path):
     tensors = sum(t.nbytes for name in wanted.names for t in read_tensors(point, name).values())
     assert tensors == sum(cost.bytes for cost in result.learners)
     real = sum(path.stat().st_size for path in point.iterdir())
-    assert abs(result.checkpoint - real) < 500, "but for the digits in a manifest"
+    assert abs((result.checkpoint or 0) - real) < 500, "but for the digits in a manifest"
     assert sum(event["event"] == "validation" for event in run.metrics()) == result.validations
 
 
@@ -150,6 +179,57 @@ def test_a_plan_counts_the_passes_of_the_overfitting_guard(monkeypatch: pytest.M
     assert natural.epoch_end_seconds == 0
     steps = costs.step_seconds * costs.steps_per_epoch
     assert costs.epoch_seconds == pytest.approx(steps + linf.epoch_end_seconds)
+
+
+def test_a_plan_becomes_better_step_by_step(monkeypatch: pytest.MonkeyPatch):
+    times = PassTimes(batch_size=16, forward=0.01, backward=0.02)
+    monkeypatch.setattr(PassTimes, "measure", lambda *_: times)
+    estimate, *others = refine_plan(recipe(PAIR), steps=1, model=tiny, data=blobs(48))
+    assert [learner.seconds for learner in estimate.learners] == pytest.approx([0.09, 0.03])
+    assert not any(learner.measured for learner in estimate.learners)
+    assert estimate.memory is None and estimate.checkpoint is None
+    first, *_, last = others
+    assert len(others) == 2 * 2 + 1, "two steps of two learners, and the checkpoint"
+    assert [learner.measured for learner in first.learners] == [True, False]
+    assert first.learners[1].seconds == estimate.learners[1].seconds
+    assert last.memory is not None and last.checkpoint
+    assert last.learners[0].held["momentum"] > estimate.learners[0].held["momentum"] == 0
+    assert last.validations == estimate.validations and last.exchanges == estimate.exchanges
+
+
+@pytest.mark.parametrize(("slow", "num_steps"), [(0.0, 1), (1000.0, 4)])
+def test_slow_steps_are_measured_once(monkeypatch: pytest.MonkeyPatch, slow: float, num_steps: int):
+    monkeypatch.setattr(planning, "SLOW_STEP", slow)
+    assert len(list(refine_plan(recipe(SOLO), model=tiny, data=blobs(48)))) == 1 + num_steps + 1
+
+
+def test_passes_are_measured_on_batches_that_grow(monkeypatch: pytest.MonkeyPatch):
+    fast = PassTimes.measure(Tiny(), blobs(48).test)
+    assert fast.batch_size > 8 and fast.forward > 0 and fast.rate > 0
+    monkeypatch.setattr("allrounder.training.pass_times.MAX_PASS_SECONDS", 0.0)
+    assert PassTimes.measure(Tiny(), blobs(48).test).batch_size == 8
+
+
+def test_flops_are_those_of_the_convolutions_and_products():
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(256, 3)
+    )
+    assert count_flops(network, torch.zeros(1, 1, 8, 8)) == 2 * (64 * 4 * 9 + 256 * 3)
+
+
+def test_an_interrupted_plan_prints_what_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupt(*arguments: object, **settings: object) -> Iterator[Plan]:
+        yield replace(PLAN, learners=(COST, replace(NATURAL_COST, measured=False)), activations=None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("allrounder.cli.run_train.refine_plan", interrupt)
+    assert run_plan("embedded/nt", [], None) == 130
+    shown = capsys.readouterr().out
+    assert "estimate: 39.5 s" in shown
+    assert "interrupted; only steps of linf were measured:\nlearner linf: 11/11" in shown
+    assert "training: 39.5 s for 3 epochs" in shown
 
 
 def test_a_plan_may_measure_more_steps_than_the_run_has():

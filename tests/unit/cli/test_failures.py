@@ -1,0 +1,130 @@
+"""Every error ends in one sentence and an exit code, and --debug prints its traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allrounder.cli.failures import explain
+from allrounder.errors import Interrupted, RecipeError, RunError
+from tests.unit.cli.test_main import Command, allrounder, flat
+
+__all__ = ["allrounder"]  # a fixture
+
+
+def call(*words: str, stdout: int | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "allrounder", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+def os_error(code: int, file: str | None = "runs/x") -> OSError:
+    return OSError(code, os.strerror(code), file)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "code"),
+    [
+        (Interrupted("SIGTERM after step 3; continue with --resume"), "SIGTERM after step 3", 75),
+        (RecipeError("mine.toml cannot be run"), "mine.toml cannot be run", 2),
+        (RunError("folder: is taken"), "error: folder: is taken", 1),
+        (os_error(errno.ENOSPC), "error: runs/x: No space left on device; free some space", 1),
+        (os_error(errno.ENOSPC, None), "error: No space left on device; free some space", 1),
+        (os_error(errno.EROFS), "error: runs/x: Read-only file system; choose a folder", 1),
+        (os_error(errno.EACCES), "error: runs/x: Permission denied; choose another folder", 1),
+        (os_error(errno.ENAMETOOLONG), "error: runs/x: File name too long; choose a shorter name", 1),
+        (os_error(errno.EIO), "error: runs/x: Input/output error; check that its drive", 1),
+        (os_error(errno.EMFILE), "error: runs/x: Too many open files", 1),
+        (OSError("only a text"), "error: only a text", 1),
+        (MemoryError(), "error: not enough memory", 1),
+        (KeyError("[bold]"), "error: unexpected KeyError: '[bold]'; this is a bug", 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_an_error_is_one_sentence_and_a_code(error: Exception, message: str, code: int):
+    text, exit_code = explain(error)
+    assert exit_code == code
+    assert text.startswith(message) and "\n" not in text
+
+
+def test_a_bug_names_its_place_and_keeps_to_one_line():
+    with pytest.raises(ValueError) as caught:
+        int("several\nlines")
+    text, _ = explain(caught.value)
+    assert text.startswith("error: unexpected ValueError in test_failures.py, line ")
+    assert "\n" not in text and "--debug" in text
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let `allrounder show` fail."""
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("allrounder.recipe.recipe.Recipe.load", fail)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("ours"), RunError("[bold] :x:"), PermissionError(13, "no")]
+)
+def test_only_debug_prints_a_traceback(
+    allrounder: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    fail_with(monkeypatch, error)
+    answer = allrounder("show", "embedded/nt")
+    assert answer.code == 1 and answer.out == ""
+    assert "Traceback" not in answer.err and len(answer.err.splitlines()) == 1
+    debug = allrounder("show", "embedded/nt", "--debug")
+    assert debug.code == 1 and debug.err.endswith(answer.err)
+    assert debug.err.startswith("Traceback") and f"{type(error).__name__}: {error}" in debug.err
+    assert "Traceback" not in allrounder("show", "embedded/nt").err, "the option holds for one call"
+
+
+def test_an_interrupt_ends_without_a_traceback(allrounder: Command, monkeypatch: pytest.MonkeyPatch):
+    fail_with(monkeypatch, KeyboardInterrupt())
+    answer = allrounder("show", "embedded/nt")
+    assert (answer.code, answer.out, answer.err) == (130, "", "")
+
+
+def test_a_reader_that_closes_the_output_gets_one_sentence():
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = call("list", stdout=writer)
+    os.close(writer)
+    assert process.returncode == 1
+    assert process.stderr == "error: standard output was closed before everything was printed\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [("list",), ("train", "--help"), ("data", "where")])
+def test_output_that_cannot_be_written_is_one_sentence(words: tuple[str, ...]):
+    with Path("/dev/full").open("w") as full:
+        process = call(*words, stdout=full.fileno())
+    assert process.returncode == 1
+    assert "No space left on device" in process.stderr and len(process.stderr.splitlines()) == 1
+
+
+def test_an_output_that_is_closed_from_the_start_is_one_sentence():
+    code = (
+        "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-m', 'allrounder', 'list'])"
+    )
+    process = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: standard output is closed") and process.stderr.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(allrounder: Command, tmp_path: Path):
+    (tmp_path / "file").write_text("not a folder")
+    for out in (tmp_path / "file" / "run", tmp_path / ("long" * 100)):
+        answer = allrounder("train", "embedded/nt", "--out", str(out))
+        assert answer.code == 1 and "Traceback" not in answer.err
+        assert str(out) in flat(answer.err)
