@@ -59,7 +59,7 @@ CIFAR: dict[str, tuple[str, ...]] = {
     "trades-official": (FEW, *THIN),
     "generalist-d-linf-l2-released": (FEW, "task.l2.objective.attack.steps=3", "epochs=2"),
     "generalist-t-released": (FEW, "task.l2.objective.attack.steps=3", "epochs=2"),
-    "generalist-t-raw": (FEW, "task.l2.objective.attack.steps=3", "epochs=2"),
+    "generalist-t": (FEW, "task.l2.objective.attack.steps=3", "epochs=2"),
 }
 """Shipped recipes of the folder cifar10, with fewer steps of their attacks."""
 AVERAGE = "task.linf.average=0.7"
