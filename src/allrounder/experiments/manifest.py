@@ -11,7 +11,7 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -29,6 +29,7 @@ from allrounder.config.fields import (
     frozen_config,
 )
 from allrounder.errors import RecipeError, RunError
+from allrounder.recipe.init import STAGES_DIR
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
 from allrounder.system.files import hash_file, newest_folder, write_text
@@ -43,6 +44,8 @@ NOT_COMPARED = ("about", "name", "seeds", "probes")
 """Keys of a study file that are not compared with the study that ran: texts, seeds (which may be added), and
 probes (which may be written in several ways)."""
 EVALUATION_FOLDER = "eval"
+METRICS_FILE = "metrics.jsonl"
+"""The log of a training in its run folder."""
 KEYS = ("recipe", "recipe file", "weights file", "weights")
 """The entries of a signature, all of them texts."""
 CHANGED = "it was changed by hand; remove it and call again"
@@ -73,6 +76,8 @@ class Manifest:
     reference: str
     source: str
     images: PositiveInt | None
+    minutes: dict[str, FiniteFloat] = field(default_factory=dict[str, float])
+    """The papers' minutes of training by label. If there are any, the table also has ours."""
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -125,7 +130,37 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
             else:
                 missing.append(f"{label}, seed {trial.seed}")
     finished = {label: by_seed for label, by_seed in outcomes.items() if by_seed}
-    return StudyResults(finished, manifest.paper, cost, manifest.reference, manifest.source, missing)
+    return StudyResults(
+        finished,
+        manifest.paper,
+        cost,
+        manifest.reference,
+        manifest.source,
+        missing,
+        _measure_minutes(manifest, folder) if manifest.minutes else {},
+        manifest.minutes,
+    )
+
+
+def _measure_minutes(manifest: Manifest, folder: Path) -> dict[str, list[float]]:
+    """Return the minutes of training of every row, one number for each seed that has run."""
+    minutes: dict[str, list[float]] = {}
+    for trial in manifest.trials:
+        if seconds := training_seconds(folder / trial.folder):
+            for label in trial.rows:
+                minutes.setdefault(label, []).append(seconds / 60)
+    return minutes
+
+
+def training_seconds(run: Path) -> float:
+    """Return the seconds of all epochs of a run and of the stages of its pipeline, without validation."""
+    total = 0.0
+    for file in (run / METRICS_FILE, *sorted(run.glob(f"{STAGES_DIR}/*/{METRICS_FILE}"))):
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        # Every learner logs the seconds of the whole epoch.
+        total += sum({event["t"]: event["seconds"] for event in events if event["event"] == "epoch"}.values())
+    return total
 
 
 def evaluation_folder(folder: Path, which: str) -> Path:
