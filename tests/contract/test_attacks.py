@@ -22,11 +22,12 @@ WITH_FIELDS = {
     "early-stop-pgd": {"steps": 4, "tau": 3},
     "restarts": {"attack": Pgd(steps=3), "count": 3},
     "worst-of": {"attack": Pgd(steps=3)},
+    "per-norm": {"linf": Pgd(steps=4), "l2": Pgd(steps=4), "l1": Pgd(steps=4)},
     "apgd-train": {"steps": 4},
     "msd": {"steps": 4},
 }
 """Fields that keep these tests short, or that an attack cannot be made without."""
-CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "apgd-train", "msd")
+CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "per-norm", "apgd-train", "msd")
 """Attacks that follow the gradient to the top of a linear network."""
 THREATS = {"Linf": "Linf:8/255", "L2": "L2:1/2", "L1": "L1:3"}
 

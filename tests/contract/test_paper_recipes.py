@@ -101,7 +101,7 @@ UNIFIED = {
 }
 BASELINES = (
     *("half-half", "trades", "mart", "fat", "iat", "rst", "score", "agr", "part", "awp", "fast"),
-    *("avg", "max", "msd", "e-at", "ramp", "rmc", "soup", "at-salman"),
+    *("avg", "max", "msd", "e-at", "ramp", "rmc", "soup", "at-salman", "at-linf-preact"),
 )
 """Other methods, whose values other tests check."""
 STEPS = 6
@@ -278,4 +278,5 @@ def test_a_released_twin_repeats_the_choices_of_the_released_code(name: str):
 
 def test_the_guide_names_every_recipe():
     text = GUIDE.read_text(encoding="utf-8")
-    assert not [name for name in (*NAMES, *TWINS) if f"`{name}`" not in text]
+    assert not [name for name in (*NAMES, *RELEASED, *LITERAL) if f"`{name}`" not in text]
+    assert "`-averaged`" in text
