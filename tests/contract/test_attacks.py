@@ -27,7 +27,7 @@ WITH_FIELDS = {
     "msd": {"steps": 4},
 }
 """Fields that keep these tests short, or that an attack cannot be made without."""
-CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "per-norm", "apgd-train", "msd")
+CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "apgd-train", "msd")
 """Attacks that follow the gradient to the top of a linear network."""
 THREATS = {"Linf": "Linf:8/255", "L2": "L2:1/2", "L1": "L1:3"}
 
