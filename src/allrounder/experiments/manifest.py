@@ -121,12 +121,15 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
     outcomes: dict[str, dict[int, Outcome]] = {label: {} for label in manifest.labels}
     cost: dict[str, str] = {}
     missing: list[str] = []
+    minutes: dict[str, list[float]] = {}
     for trial in manifest.trials:
         run = folder / trial.folder
         for label, which in trial.rows.items():
             cost[label] = trial.cost
             if (evaluation_folder(run, which) / OUTCOME_FILE).is_file():
                 outcomes[label][trial.seed] = load_trial_outcome(run, trial.recipe, which, manifest.images)
+                if manifest.minutes:
+                    minutes.setdefault(label, []).append(_training_seconds(run) / 60)
             else:
                 missing.append(f"{label}, seed {trial.seed}")
     finished = {label: by_seed for label, by_seed in outcomes.items() if by_seed}
@@ -137,22 +140,12 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
         manifest.reference,
         manifest.source,
         missing,
-        _measure_minutes(manifest, folder) if manifest.minutes else {},
+        minutes,
         manifest.minutes,
     )
 
 
-def _measure_minutes(manifest: Manifest, folder: Path) -> dict[str, list[float]]:
-    """Return the minutes of training of every row, one number for each seed that has run."""
-    minutes: dict[str, list[float]] = {}
-    for trial in manifest.trials:
-        if seconds := training_seconds(folder / trial.folder):
-            for label in trial.rows:
-                minutes.setdefault(label, []).append(seconds / 60)
-    return minutes
-
-
-def training_seconds(run: Path) -> float:
+def _training_seconds(run: Path) -> float:
     """Return the seconds of all epochs of a run and of the stages of its pipeline, without validation."""
     total = 0.0
     for file in (run / METRICS_FILE, *sorted(run.glob(f"{STAGES_DIR}/*/{METRICS_FILE}"))):

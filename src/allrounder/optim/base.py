@@ -114,7 +114,7 @@ class Update(ABC):
 
 
 class NaturalPass(Update):
-    """An update whose released code passes natural images through the network in every step, for its log."""
+    """An update whose released code passes natural images in training mode in every step."""
 
     natural_pass: Any
     """A Flag; False by default."""
