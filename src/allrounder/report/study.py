@@ -181,6 +181,8 @@ def _title(column: Column, style: str) -> str:
     name, summary = column
     if style != "text":
         return column_title(column)
+    if summary and "(" in summary:  # corrupted images, by their source
+        return f"{name}\n{summary}".replace(" (", "\n(").replace(", ", ",\n")
     return tables.wrap_cell(name.replace("@", " ")) + (f" {summary}" if summary else "")
 
 
