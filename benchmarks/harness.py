@@ -38,7 +38,7 @@ from allrounder.training.trainer import Trainer
 
 SHAPES: dict[str, Shape] = {"small-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 """The shape of the images for each network."""
-VARIANTS = {"d": "cifar10/generalist-d-nt-linf", "t": "cifar10/generalist-t"}
+VARIANTS = {"d": "cifar10/generalist-d-nt-linf-averaged", "t": "cifar10/generalist-t-averaged"}
 """Generalist-D (natural and Linf) and Generalist-T (natural, Linf and L2); all learners keep averages."""
 CLASSES = 10
 BATCHES = 8

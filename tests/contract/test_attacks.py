@@ -22,6 +22,7 @@ WITH_FIELDS = {
     "early-stop-pgd": {"steps": 4, "tau": 3},
     "restarts": {"attack": Pgd(steps=3), "count": 3},
     "worst-of": {"attack": Pgd(steps=3)},
+    "per-norm": {"linf": Pgd(steps=4), "l2": Pgd(steps=4), "l1": Pgd(steps=4)},
     "apgd-train": {"steps": 4},
     "msd": {"steps": 4},
 }

@@ -75,14 +75,18 @@ NAMES = {
     for line in PAPER_VALUES
     for method in METHODS
 }
-TWINS = {
-    f"cifar10/{method}{network}-{kind}": f"cifar10/{method}{network}"
+BEYOND = {f"cifar10/generalist-{mixture}" for mixture in ("msd-nt", "nt-trades", "four")}
+"""Mixtures that the papers do not have."""
+PLAIN = [name for name in NAMES if NAMES[name][1] in GENERALISTS]
+AVERAGED = {f"{name}-averaged": name for name in (*PLAIN, *sorted(BEYOND))}
+RELEASED = {
+    f"cifar10/{method}{network}-released": f"cifar10/{method}{network}"
     for method in GENERALISTS
     for network in ("", "-wrn")
-    for kind in ("raw", "released")
 }
-RAW = [name for name in TWINS if name.endswith("-raw")]
-RELEASED = [name for name in TWINS if name.endswith("-released")]
+LITERAL = {f"{name}-literal": name for name in PLAIN if PAPER_VALUES[NAMES[name][0]].epochs != 120}
+TWINS = {**AVERAGED, **RELEASED, **LITERAL}
+"""By name, the recipe that each of the other forms of a Generalist differs from."""
 FALL = {1: 1, 40: 1, 50: 0.55, 60: 0.1, 90: 0.055, 120: 0.01}
 """A.1: flat to epoch 40, a tenth at 60, a hundredth at 120, linear between; as factors, by epochs of 120."""
 SHARE = {1: 1, 40: 1, 80: 1, 100: 0.5, 110: 0.25, 120: 0}
@@ -95,11 +99,9 @@ UNIFIED = {
     for method in SEVERAL_NORMS
     for network in ("", "-wrn")
 }
-BEYOND = {f"cifar10/generalist-{mixture}" for mixture in ("msd-nt", "nt-trades", "four")}
-"""Mixtures that the papers do not have."""
 BASELINES = (
     *("half-half", "trades", "mart", "fat", "iat", "rst", "score", "agr", "part", "awp", "fast"),
-    *("avg", "max", "msd", "e-at", "ramp", "rmc", "soup", "at-salman"),
+    *("avg", "max", "msd", "e-at", "ramp", "rmc", "soup", "at-salman", "at-linf-preact"),
 )
 """Other methods, whose values other tests check."""
 STEPS = 6
@@ -197,11 +199,12 @@ def test_digits_are_not_mirrored(name: str):
     assert {task.augment.flip for task in Recipe.load(name).tasks} == {not digits}  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-@for_each(name for name in NAMES if NAMES[name][1] in GENERALISTS)
+@for_each(PLAIN)
 def test_learners_are_mixed_as_in_the_papers(name: str):
+    """Algorithms 1 and 2: the learners' weights are mixed, not averages of them."""
     paper, recipe = PAPER_VALUES[NAMES[name][0]], Recipe.load(name)
     clock, mix = clock_of(recipe), recipe.effective_mix
-    assert [task.average(9, clock) for task in recipe.tasks if task.average] == [0.999] * len(recipe.tasks)
+    assert [task.average for task in recipe.tasks] == [None] * len(recipe.tasks)
     assert mix.decay(1, clock) == mix.decay(clock.total_steps, clock) == 0.999
     others = recipe.names[1:]
     for epoch, lead in SHARE.items():
@@ -218,12 +221,23 @@ def test_baselines_are_one_plain_learner(name: str):
     assert [task.average for task in recipe.tasks] == [None]
 
 
-@for_each(RAW)
-def test_a_raw_twin_has_no_averages_of_the_learners_and_nothing_else_is_changed(name: str):
+@for_each(AVERAGED)
+def test_an_averaged_twin_has_averages_of_the_learners_and_nothing_else_is_changed(name: str):
     recipe, plain = Recipe.load(name), Recipe.load(TWINS[name])
-    assert [task.average for task in recipe.tasks] == [None] * len(plain.tasks)
-    bare = tuple(replace(task, average=None) for task in plain.tasks)
-    assert recipe == replace(plain, tasks=bare, name=recipe.name, about=recipe.about)
+    bare = tuple(replace(task, average=None) for task in recipe.tasks)
+    assert replace(recipe, tasks=bare) == replace(plain, name=recipe.name, about=recipe.about)
+    for task in recipe.tasks:
+        assert task.average is not None and task.average(9, clock_of(recipe)) == 0.999
+
+
+@for_each(LITERAL)
+def test_a_literal_twin_exchanges_every_5_epochs_from_epoch_75_on_and_nothing_else_is_changed(name: str):
+    recipe, plain = Recipe.load(name), Recipe.load(TWINS[name])
+    assert recipe.epochs in (200, 240)
+    assert restarts(recipe) == [epoch * STEPS for epoch in range(75, recipe.epochs + 1, 5)]
+    assert recipe.mix is not None and plain.mix is not None
+    same = replace(recipe.mix, exchange=plain.mix.exchange)
+    assert replace(recipe, mix=same) == replace(plain, name=recipe.name, about=recipe.about)
 
 
 @for_each(RELEASED)
@@ -264,4 +278,5 @@ def test_a_released_twin_repeats_the_choices_of_the_released_code(name: str):
 
 def test_the_guide_names_every_recipe():
     text = GUIDE.read_text(encoding="utf-8")
-    assert not [name for name in (*NAMES, *TWINS) if f"`{name}`" not in text]
+    assert not [name for name in (*NAMES, *RELEASED, *LITERAL) if f"`{name}`" not in text]
+    assert "`-averaged`" in text

@@ -191,7 +191,8 @@ def test_what_was_chosen_is_transferred_unchanged():
     for recipe in found.values():
         assert recipe.names == GENERALISTS["T"]
         assert lead(recipe) == pytest.approx((1, 1, 1, 0))
-        assert (exchange(recipe).start.to_epochs(120), exchange(recipe).every.to_epochs(120)) == (75, 5)
+        epochs = recipe.epochs
+        assert (exchange(recipe).start.to_epochs(epochs), exchange(recipe).every.to_epochs(epochs)) == (75, 5)
     small = recipes("embedded/transfer")
     mixes = [recipe.mix for label, recipe in small.items() if label.endswith("NT+Linf")]
     assert mixes == [Recipe.load("embedded/generalist-d-nt-linf").mix] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,9 +22,9 @@ from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
 from allrounder.models.small_cnn import SmallCnn
 from allrounder.models.wide_resnet import WideResNet
 from allrounder.nn.state import distance
-from allrounder.recipe.init import STAGES_DIR
+from allrounder.recipe.init import STAGES_DIR, FromRun
 from allrounder.recipe.lint import warnings_for
-from allrounder.recipe.pipeline import ModeConnectivity, SelfTraining
+from allrounder.recipe.pipeline import ModeConnectivity, SelfTraining, WeightSoup
 from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.rng import Rng
 from allrounder.training.data import load_data, train_val_split
@@ -85,7 +86,15 @@ def small(name: str) -> Recipe:
     sets += [f"{place}.steps=2" for place in attacked(recipe)]
     if isinstance(recipe.pipeline, ModeConnectivity):
         sets.append("pipeline.points=2")
+    if isinstance(recipe.pipeline, WeightSoup) and recipe.pipeline.choose is not None:
+        sets.append("pipeline.choose.parts=2")
     return Recipe.load(name, sets)
+
+
+def start_from(base: str, recipe: Recipe, data: Data, folder: Path) -> Recipe:
+    """The recipe with a start from a short training of another one."""
+    train(small(base), folder, data=data)
+    return replace(recipe, init=FromRun(run=str(folder)))
 
 
 def attacked(recipe: Recipe) -> list[str]:
@@ -100,6 +109,8 @@ def attacked(recipe: Recipe) -> list[str]:
     every = [(f"{place}.{task['name']}", task) for place, tasks in places.items() for task in tasks]
     attacks = [(f"{place}.objective.attack", task["objective"].get("attack", {})) for place, task in every]
     attacks += [(f"{place}.attack", attack["attack"]) for place, attack in attacks if "attack" in attack]
+    norms = ("linf", "l2", "l1")
+    attacks += [(f"{at}.{norm}", attack[norm]) for at, attack in attacks for norm in norms if norm in attack]
     return [place for place, attack in attacks if "steps" in attack]
 
 
@@ -138,6 +149,8 @@ def test_it_is_selected_and_evaluated_under_its_training_threats(name: str):
 )
 def test_it_trains_two_steps(name: str, few: dict[str, Data], tmp_path: Path):
     recipe, data = small(name), few[name]
+    if isinstance(recipe.init, FromRun):
+        recipe = start_from(f"cifar10/{Path(recipe.init.run).name}", recipe, data, tmp_path / "base")
     run = train(recipe, tmp_path / "run", data=data)
     assert run.finished
     kept, _ = train_val_split(recipe, data)

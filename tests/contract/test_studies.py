@@ -30,6 +30,7 @@ MISPRINTED = {
     ("imagenet/plus-table3-wrn", "Generalist-D Linf+L2"),
 }
 """Where the paper's Union is not the mean of the two columns that it is defined by."""
+SHIFT_COLUMNS = {"corruptions severity 5 (official)", "perturbations all frames (official)"}
 
 
 @cache
@@ -92,9 +93,10 @@ def test_the_papers_numbers_stand_in_columns_of_its_table(name: str):
         probes = by_label[label].probes
         several = {p.name for p in probes if sum(q.name == p.name for q in probes) > 1}
         known = {"natural", *map(str, probes), *(f"{a} {how}" for a in several for how in ("worst", "mean"))}
+        known |= SHIFT_COLUMNS if study(name).ood else set()
         assert numbers.keys() <= known
         assert all(0 <= number <= 100 for number in numbers.values())
-        assert all(number <= numbers["natural"] for number in numbers.values())
+        assert all(number <= numbers.get("natural", 100) for number in numbers.values())
 
 
 @pytest.mark.parametrize("name", NAMES)

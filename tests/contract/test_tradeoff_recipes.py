@@ -102,7 +102,8 @@ def test_these_recipes_are_shipped_and_no_others_of_their_methods():
     kinds = ("half-half", "trades", "mart", "fat", "iat", "score")
     names = {name for name in shipped_recipes() if name.partition("/")[2].startswith(kinds)}
     # Those of 200 epochs are held to these by the tests of the papers' tables.
-    assert {name for name in names if not name.endswith("-200")} == COMMON.keys() | OWN.keys()
+    named = {name for name in names if not name.endswith("-200")}
+    assert named == COMMON.keys() | OWN.keys() | {"mnist/half-half-fgsm"}
 
 
 @for_each(COMMON)
@@ -111,6 +112,15 @@ def test_a_recipe_in_the_common_setting_differs_from_at_by_its_objective_alone(n
     recipe, at = Recipe.load(name), Recipe.load(base)
     expected = replace(at.tasks[0], objective=objective)
     assert recipe == replace(at, tasks=(expected,), name=recipe.name, about=recipe.about)
+
+
+def test_half_half_with_one_signed_step_is_that_of_goodfellow():
+    recipe, at = Recipe.load("mnist/half-half-fgsm"), Recipe.load("mnist/at-linf")
+    one_step = Pgd(steps=1, step=1, start="zero")
+    objective = HalfHalf(threat=Threat.parse("Linf:0.25"), beta=0.5, attack=one_step)
+    assert recipe.tasks == (replace(at.tasks[0], objective=objective),)
+    shown = {"name": at.name, "about": at.about, "probes": at.probes}
+    assert replace(recipe, tasks=at.tasks, **shown) == at
 
 
 @for_each(OWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -80,8 +81,8 @@ class Attack(ABC):
         """The most passes that a run on one batch takes; known only for attacks that can train."""
         raise ValueError(f"{self}: searches until it succeeds, so its passes are not known; train with Pgd")
 
-    def passes_under(self, num_threats: int) -> Passes:
-        """The most passes that a run under a union of `num_threats` threats takes; by default `passes`."""
+    def passes_under(self, threats: Sequence[Threat]) -> Passes:
+        """The most passes of a run under a threat, or under a union of several; by default `passes`."""
         return self.passes()
 
     def evaluation_passes(self, classes: int) -> Passes:

@@ -1,8 +1,8 @@
-"""Attacks that run other attacks: restarts, the worst of several threats, sequences, and transfer."""
+"""Attacks that run other attacks: restarts, the worst of several threats, norms, sequences, transfer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, final
 
 import torch
@@ -110,11 +110,58 @@ class WorstOf(Attack):
 
     @override
     def passes(self) -> Passes:
-        return self.passes_under(1)
+        return self.attack.passes() + Passes(forwards=1)
 
     @override
-    def passes_under(self, num_threats: int) -> Passes:
-        return (self.attack.passes() + Passes(forwards=1)) * num_threats
+    def passes_under(self, threats: Sequence[Threat]) -> Passes:
+        compared = (self.attack.passes_under((threat,)) + Passes(forwards=1) for threat in threats)
+        return sum(compared, Passes())
+
+
+@final
+@frozen_config
+class PerNorm(Attack):
+    """One attack for each norm, for methods whose numbers of steps depend on the norm."""
+
+    linf: Annotated[Attack | None, OneOf(_fixed_length, optional=True)] = None
+    """The attack under threats in Linf."""
+    l2: Annotated[Attack | None, OneOf(_fixed_length, optional=True)] = None
+    """The attack under threats in L2."""
+    l1: Annotated[Attack | None, OneOf(_fixed_length, optional=True)] = None
+    """The attack under threats in L1."""
+
+    def __post_init__(self) -> None:
+        if not self.sub_attacks():
+            raise ValueError("got no attack, expected at least one of linf, l2 and l1")
+
+    def attack_in(self, norm: Norm) -> Attack:
+        """The attack of a norm; raise ValueError if there is none."""
+        attack = getattr(self, norm.name.lower())
+        if attack is None:
+            raise ValueError(f"{self} has no attack in {norm.name}; set its field {norm.name.lower()}")
+        return attack
+
+    @override
+    def check_supports(self, threat: Threat | AnyOf) -> None:
+        if isinstance(threat, AnyOf):
+            raise ValueError(f"{self} searches one ball, got the union {threat}; put it into worst-of")
+        self.attack_in(threat.norm).check_supports(threat)
+
+    @override
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
+        return self.attack_in(threat.norm).run(model, x, y, threat, rng)
+
+    @override
+    def passes(self) -> Passes:
+        return max((attack.passes() for attack in self.sub_attacks()), key=lambda passes: passes.work)
+
+    @override
+    def passes_under(self, threats: Sequence[Threat]) -> Passes:
+        return sum((self.attack_in(threat.norm).passes_under((threat,)) for threat in threats), Passes())
+
+    @override
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        return tuple(attack for attack in (self.linf, self.l2, self.l1) if attack is not None)
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, final
 
 import torch
@@ -49,11 +50,11 @@ class Msd(Attack):
 
     @override
     def passes(self) -> Passes:
-        return self.passes_under(1)
+        return Passes(2, 1) * self.steps
 
-    def passes_under(self, num_threats: int) -> Passes:
+    def passes_under(self, threats: Sequence[Threat]) -> Passes:
         """Each step takes a gradient, and a forward pass per candidate."""
-        return Passes(1 + num_threats, 1) * self.steps
+        return Passes(1 + len(threats), 1) * self.steps
 
     @override
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat | AnyOf, rng: Rng) -> AttackResult:
@@ -75,7 +76,7 @@ class Msd(Attack):
             better = ~(chosen_loss <= best_loss)
             best = select_rows(better, point, best)
             best_loss = torch.where(better, chosen_loss, best_loss)
-        return AttackResult(x=best, loss=best_loss, passes=self.passes_under(len(union)))
+        return AttackResult(x=best, loss=best_loss, passes=self.passes_under(union))
 
     def _candidate(self, threat: Threat, x: Images, point: Images, g: Images, rng: Rng) -> Images:
         match threat.norm:

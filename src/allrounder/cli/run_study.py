@@ -43,7 +43,7 @@ def run_study(
         return
     opened = open_study(study, folder)
     selected = trials if only is None else [trials[only]]
-    jobs = make_jobs(selected, folder, study.images)
+    jobs = make_jobs(selected, folder, study.images, study.ood)
     echo_note(f"{study.name}: {len(selected)} trainings into {folder}/")
     if launcher == "slurm":
         write_text(folder / SLURM_SCRIPT, slurm_script(folder, len(opened.trials())))

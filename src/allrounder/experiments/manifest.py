@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -28,6 +28,7 @@ from allrounder.config.fields import (
 from allrounder.config.text import shorten
 from allrounder.config.toml import is_file, parse_toml, read_toml
 from allrounder.errors import RecipeError, RunError
+from allrounder.recipe.init import STAGES_DIR
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
 from allrounder.system.checked_files import read_json, read_toml_text, write_json
@@ -43,6 +44,8 @@ NOT_COMPARED = ("about", "name", "seeds", "probes")
 """Keys of a study file that are not compared with the study that ran: texts, seeds (which may be added), and
 probes (which may be written in several ways)."""
 EVALUATION_FOLDER = "eval"
+METRICS_FILE = "metrics.jsonl"
+"""The log of a training in its run folder."""
 KEYS = ("recipe", "recipe file", "weights file", "weights")
 """The entries of a signature, all of them texts."""
 CHANGED = "it was changed by hand; remove it and call again"
@@ -73,6 +76,8 @@ class Manifest:
     reference: str
     source: str
     images: PositiveInt | None
+    minutes: dict[str, FiniteFloat] = field(default_factory=dict[str, float])
+    """The papers' minutes of training by label. If there are any, the table also has ours."""
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -108,16 +113,39 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
     outcomes: dict[str, dict[int, Outcome]] = {label: {} for label in manifest.labels}
     cost: dict[str, str] = {}
     missing: list[str] = []
+    minutes: dict[str, list[float]] = {}
     for trial in manifest.trials:
         run = folder / trial.folder
         for label, which in trial.rows.items():
             cost[label] = trial.cost
             if (evaluation_folder(run, which) / OUTCOME_FILE).is_file():
                 outcomes[label][trial.seed] = load_trial_outcome(run, trial.recipe, which, manifest.images)
+                if manifest.minutes:
+                    minutes.setdefault(label, []).append(_training_seconds(run) / 60)
             else:
                 missing.append(f"{label}, seed {trial.seed}")
     finished = {label: by_seed for label, by_seed in outcomes.items() if by_seed}
-    return StudyResults(finished, manifest.paper, cost, manifest.reference, manifest.source, missing)
+    return StudyResults(
+        finished,
+        manifest.paper,
+        cost,
+        manifest.reference,
+        manifest.source,
+        missing,
+        minutes,
+        manifest.minutes,
+    )
+
+
+def _training_seconds(run: Path) -> float:
+    """Return the seconds of all epochs of a run and of the stages of its pipeline, without validation."""
+    total = 0.0
+    for file in (run / METRICS_FILE, *sorted(run.glob(f"{STAGES_DIR}/*/{METRICS_FILE}"))):
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        # Every learner logs the seconds of the whole epoch.
+        total += sum({event["t"]: event["seconds"] for event in events if event["event"] == "epoch"}.values())
+    return total
 
 
 def evaluation_folder(folder: Path, which: str) -> Path:

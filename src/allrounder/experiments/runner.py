@@ -104,13 +104,26 @@ def open_study(study: Study, folder: Path) -> Study:
     return study
 
 
-def make_jobs(trials: Sequence[Trial], folder: Path, images: int | None) -> dict[str, Job]:
+def make_jobs(
+    trials: Sequence[Trial], folder: Path, images: int | None, ood: Sequence[str] = ()
+) -> dict[str, Job]:
     """Return one job per trial, the most expensive first, so that no long one runs alone at the end."""
     order = sorted(trials, key=lambda trial: -trial.cost.work)
-    return {t.folder: partial(run_trial, trial=t, folder=folder / t.folder, images=images) for t in order}
+    return {
+        trial.folder: partial(run_trial, trial=trial, folder=folder / trial.folder, images=images, ood=ood)
+        for trial in order
+    }
 
 
-def run_trial(name: str, send: ProgressCallback, *, trial: Trial, folder: Path, images: int | None) -> None:
+def run_trial(
+    name: str,
+    send: ProgressCallback,
+    *,
+    trial: Trial,
+    folder: Path,
+    images: int | None,
+    ood: Sequence[str] = (),
+) -> None:
     """Train a recipe and evaluate its rows' weights; what an earlier call finished is checked and reused."""
     recipe = trial.recipe
     run = train(recipe, folder, resume=True, progress=ProgressSender(name, send))
@@ -130,6 +143,7 @@ def run_trial(name: str, send: ProgressCallback, *, trial: Trial, folder: Path, 
             load(folder, which),
             load_data(recipe),
             probes=recipe.probes,
+            ood=ood,
             n=images,
             budget="full",
             out=out,
@@ -159,4 +173,5 @@ def make_manifest(study: Study) -> Manifest:
         reference=study.reference,
         source=study.source,
         images=study.images,
+        minutes=study.paper_minutes(),
     )

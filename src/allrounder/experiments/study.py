@@ -33,6 +33,7 @@ from allrounder.config.fields import (
     FiniteFloat,
     NonEmpty,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     adapter,
     did_you_mean,
@@ -43,6 +44,7 @@ from allrounder.config.text import MAX_LINE, shorten
 from allrounder.config.toml import parse_toml
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
+from allrounder.evaluation.shifts import parse_shifts
 from allrounder.experiments.manifest import STUDIES_FOLDER, read_study, slug
 from allrounder.recipe.recipe import Problem, Recipe
 from allrounder.types import Passes
@@ -74,7 +76,9 @@ class Point:
     ...; by default the selected global weights. Rows that only differ in this field share a training."""
     paper: Mapping[str, Percent] = Field(default_factory=dict[str, float])  # pyright: ignore[reportAssignmentType]
     """The accuracies that a paper reports, in percent, by probe ("natural", "aa@Linf:8/255") or by attack
-    with "worst" or "mean" ("aa mean")."""
+    with "worst" or "mean" ("aa mean"), or by column of `ood` ("corruptions severity 5 (official)")."""
+    minutes: PositiveFloat | None = None
+    """The minutes of training that a paper reports. With them, the table also has the measured ones."""
 
 
 @final
@@ -102,6 +106,9 @@ class Study:
     """Trainings beside those of the axes, each of its own recipe or of the base."""
     probes: tuple[Probe, ...] = ()
     """The probes for all trainings; by default those of each recipe."""
+    ood: tuple[str, ...] = ()
+    """Images that were changed without an adversary, for all trainings: "c:5" (corruptions of severity 5),
+    "p" (perturbations), or single ones such as "fog@c"."""
     images: PositiveInt | None = None
     """The number of test images, balanced over the classes; by default all."""
     reference: str = ""
@@ -139,6 +146,10 @@ class Study:
                 yield ("row", number, "recipe"), "missing; name a recipe, because the study has no base"
         if self.axis and not self.base:
             yield ("base",), "missing; name the recipe that the axes vary"
+        try:
+            parse_shifts(self.ood)
+        except ValueError as error:
+            yield ("ood",), str(error).removeprefix("ood: ")
         if self.reference and self.reference not in labels:
             got = f'"{shorten(self.reference)}" is not a row'
             yield ("reference",), f"{got}{did_you_mean(self.reference, labels)}"
@@ -164,6 +175,11 @@ class Study:
         """Return the papers' numbers by label; a combination takes those of its only point that has any."""
         papers = {label: [dict(p.paper) for p in points if p.paper] for label, _, points in self._rows()}
         return {label: reported[0] for label, reported in papers.items() if len(reported) == 1}
+
+    def paper_minutes(self) -> dict[str, float]:
+        """Return the papers' minutes of training by label, under the same rule."""
+        minutes = {label: [p.minutes for p in points if p.minutes] for label, _, points in self._rows()}
+        return {label: reported[0] for label, reported in minutes.items() if len(reported) == 1}
 
     def trials(self) -> list[Trial]:
         """Return all trainings, with recipes read and checked. Rows with the same recipe share a trial."""

@@ -50,4 +50,4 @@ class Adversarial(SingleThreatObjective):
 
     @override
     def craft_passes(self) -> Passes:
-        return self.attack.passes_under(len(self.threats()))
+        return self.attack.passes_under(self.threats())

@@ -41,7 +41,7 @@ class Average(AttackObjective):
 
     def craft_passes(self) -> Passes:
         """One attack for every threat."""
-        return self.attack.passes() * len(self.against)
+        return sum((self.attack.passes_under((threat,)) for threat in self.against), Passes())
 
     def loss_passes(self) -> Passes:
         """One forward and one backward for every threat."""

@@ -7,18 +7,18 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from allrounder.config.fields import PositiveFloat, frozen_config
+from allrounder.config.fields import Flag, PositiveFloat, frozen_config
 from allrounder.config.time import Time
 from allrounder.objectives.base import Objective
 from allrounder.objectives.natural import Natural
-from allrounder.optim.base import EPSILON, Descend, TrainingStep, Update, l2_norm, never_starts
+from allrounder.optim.base import EPSILON, NaturalPass, TrainingStep, l2_norm, never_starts
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Loss, Passes
 
 
 @final
 @frozen_config
-class Agr(Update):
+class Agr(NaturalPass):
     """Adaptive gradient reconstruction (AGR): edit the gradient of any objective with the natural gradient.
 
     Before `start` this is plain descent. From then on, separately for every parameter tensor, with g1 the
@@ -26,7 +26,8 @@ class Agr(Update):
         g = g1 - (<g1, g2> / |g2|^2) g2     if cs <= 0: the component that raises the natural loss is removed;
         g = cs g2 + (1 - cs) g1             otherwise;
         g <- min(1, clip / |g|) g
-    The natural images pass the network first, in training mode, so they also update running statistics.
+    From `start` on, the natural images pass the network first, in training mode, so they also update running
+    statistics; with `natural_pass`, before `start` too.
     Tong et al., 2024, Balancing generalization and robustness in adversarial training via steering through
     clean and adversarial gradient directions.
     """
@@ -37,6 +38,8 @@ class Agr(Update):
     """When editing starts: after 155 of 200 epochs, as released."""
     clip: PositiveFloat = 0.1
     """The largest norm of an edited gradient, separately for every tensor."""
+    natural_pass: Flag = False
+    """Whether natural images update running statistics before `start` as well, as in the released code."""
 
     def passes(self, objective: Objective) -> Passes:
         """One more forward and backward, from `start` on."""
@@ -53,7 +56,7 @@ class Agr(Update):
     def apply(self, step: TrainingStep) -> Loss:
         """Take one step; both gradients are averaged over ranks before the edit, which is not linear."""
         if step.ctx.t <= self.start.to_steps(step.ctx.clock):
-            return Descend().apply(step)
+            return self._descend(step)
         crafted = step.craft()
         natural = step.natural_loss()
         step.compute_grads_(natural)
@@ -66,6 +69,16 @@ class Agr(Update):
                 parameter.grad.copy_(reconstruct(parameter.grad, g2, self.clip))
         step.optimizer.step()
         return Loss(loss.total, {**loss.parts, "natural": natural.total.detach()})
+
+    def _descend(self, step: TrainingStep) -> Loss:
+        """Take a step of plain descent, after the natural images if they pass."""
+        crafted = step.craft()
+        if self.natural_pass:
+            step.pass_natural_()
+        loss = step.loss(crafted)
+        step.compute_grads_(loss)
+        step.optimizer.step()
+        return loss
 
 
 def reconstruct(g1: Tensor, g2: Tensor, clip: float) -> Tensor:

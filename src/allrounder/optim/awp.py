@@ -10,26 +10,27 @@ from typing import ClassVar, final
 import torch
 from torch import nn
 
-from allrounder.config.fields import PositiveFloat, frozen_config
+from allrounder.config.fields import Flag, PositiveFloat, frozen_config
 from allrounder.config.time import Time
 from allrounder.nn.modes import preserve_buffers
 from allrounder.objectives.base import Objective
-from allrounder.optim.base import EPSILON, Descend, TrainingStep, Update, l2_norm, never_starts
+from allrounder.optim.base import EPSILON, Descend, NaturalPass, TrainingStep, l2_norm, never_starts
 from allrounder.optim.optimizers import Optimizer
 from allrounder.types import Loss, Passes
 
 
 @final
 @frozen_config
-class Awp(Update):
+class Awp(NaturalPass):
     """Adversarial weight perturbation (AWP): any objective's gradient, taken at weights that raise its loss.
 
     With g the gradient of the loss at w, separately for every tensor of more than one dimension:
         v = gamma |w| g / |g|,    w <- w - lr * grad loss(w + v)
     Images are crafted at w. Before `start` this is plain descent. gamma is 0.005 as released for TRADES;
-    released adversarial training uses 0.01. Only the pass at w + v updates the running statistics of
-    batch-norm: in the released code g comes from a copy of the network whose statistics are discarded. The
-    logged loss is the one at w + v.
+    released adversarial training uses 0.01. The pass at w updates no running statistics of batch-norm: in the
+    released code g comes from a copy of the network whose statistics are discarded. The logged loss is the
+    one at w + v. Released adversarial training also passes natural images after every step, for its log, and
+    they update running statistics: set `natural_pass` for that.
     Wu, Xia and Wang, 2020, Adversarial weight perturbation helps robust generalization.
     """
 
@@ -39,10 +40,12 @@ class Awp(Update):
     """The size of the perturbation, relative to the norm of a tensor."""
     start: Time = Time.parse(0)
     """When perturbing starts; released TRADES starts after 10 of 200 epochs."""
+    natural_pass: Flag = False
+    """Whether natural images pass after every step, which updates running statistics."""
 
     def passes(self, objective: Objective) -> Passes:
-        """The passes of the loss a second time, from `start` on."""
-        return objective.passes() + objective.loss_passes()
+        """The passes of the loss a second time, from `start` on, and a forward if natural images pass."""
+        return objective.passes() + objective.loss_passes() + Passes(forwards=int(self.natural_pass))
 
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
         """A start beyond the run."""
@@ -50,10 +53,15 @@ class Awp(Update):
 
     def apply(self, step: TrainingStep) -> Loss:
         """Take one step; the ascent gradient is averaged too, so that all ranks perturb in the same way."""
-        ctx = step.ctx
-        if ctx.t <= self.start.to_steps(ctx.clock):
-            return Descend().apply(step)
-        crafted = step.craft()
+        starts = step.ctx.t > self.start.to_steps(step.ctx.clock)
+        loss = self._descend(step) if starts else Descend().apply(step)
+        if self.natural_pass:
+            step.pass_natural_()
+        return loss
+
+    def _descend(self, step: TrainingStep) -> Loss:
+        """Take a step along the gradient at perturbed weights."""
+        ctx, crafted = step.ctx, step.craft()
         # The first pass must change neither running statistics nor the memory of the objective.
         scratch_ctx = replace(ctx, memory={name: tensor.clone() for name, tensor in ctx.memory.items()})
         with preserve_buffers(step.model):

@@ -6,9 +6,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
+from pydantic import model_serializer
 from torch import Tensor, nn
 
 from allrounder.attacks.base import AttackResult
@@ -54,6 +55,11 @@ class TrainingStep:
     def natural_loss(self) -> Loss:
         """The cross-entropy on natural images at the current weights."""
         return cross_entropy_loss(self.model(self.batch.x), self.batch)
+
+    def pass_natural_(self) -> None:
+        """Pass the natural images in training mode, only to update the running statistics of batch-norm."""
+        with torch.no_grad():
+            self.model(self.batch.x)
 
     def backward_(self, loss: Loss) -> None:
         """Replace the gradients by those of a loss on this rank's images; raise if it is not finite."""
@@ -105,6 +111,21 @@ class Update(ABC):
     @abstractmethod
     def apply(self, step: TrainingStep) -> Loss:
         """Craft, compute the loss, and change the weights."""
+
+
+class NaturalPass(Update):
+    """An update whose released code passes natural images in training mode in every step."""
+
+    natural_pass: Any
+    """A Flag; False by default."""
+
+    @model_serializer(mode="wrap")
+    def _to_table(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out the default, so that recipes older than the field keep their fingerprints."""
+        table = handler(self)
+        if not self.natural_pass:
+            table.pop("natural_pass")
+        return table
 
 
 @final

@@ -7,8 +7,9 @@ last stage of its pipeline.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from itertools import combinations_with_replacement, pairwise
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
@@ -114,25 +115,44 @@ class ModeConnectivity(Pipeline):
         if len(tasks) > 1 or not all(isinstance(task.update, ModeCurve) for task in tasks):
             message = 'expected one task, with update = { kind = "curve" }, which bends the curve'
             problems.append((("task",), message))
-        if not validation.selects:
-            message = "is 0, but the point of the curve is selected on held-out images; set it above 0"
-            problems.append((("validation", "images"), message))
-        trained = tuple(threat for task in tasks for threat in task.objective.threats())
-        if not (trained if validation.threats is None else validation.threats):
-            message = "is empty, but the point of the curve is selected by its threats; name at least one"
-            problems.append((("validation", "threats"), message))
-        return problems
+        return problems + _selection_problems("point of the curve is", tasks, validation)
+
+
+@final
+@frozen_config
+class ChooseShares:
+    """How the shares of a soup are chosen after its members are trained: by accuracy on held-out images.
+
+    All combinations of shares that are multiples of 1 / parts are measured, so with n members
+    (parts + n - 1)! / (parts! (n - 1)!) networks.
+    """
+
+    parts: Annotated[PositiveInt, Field(ge=2)] = 10
+    by: Literal["worst", "mean"] = "worst"
+    """Select by accuracy under the worst threat per image, or by the mean over the threats."""
+
+    def combinations(self, names: Sequence[str]) -> list[dict[str, float]]:
+        """Return the shares of every combination, in a fixed order."""
+        cuts = combinations_with_replacement(range(self.parts + 1), len(names) - 1)
+        ends = ((0, *cut, self.parts) for cut in cuts)
+        return [
+            {
+                name: (right - left) / self.parts
+                for name, (left, right) in zip(names, pairwise(end), strict=True)
+            }
+            for end in ends
+        ]
 
 
 @final
 @frozen_config
 class WeightSoup(Pipeline):
-    """A robust weight soup: every task of the recipe is trained separately from a common base, and the plain
-    average of the resulting weights is the result.
+    """A robust weight soup: every task of the recipe is trained separately from a common base, and an average
+    of the resulting weights is the result, with fixed shares, or with shares that are chosen afterwards.
 
     It is the natural competitor of learners that exchange their weights during training: the same tasks,
     averaged once, at the end. Croce et al., 2023, Seasoning model soups for robustness to adversarial and
-    natural distribution shifts.
+    natural distribution shifts, who choose the shares on a few images.
     """
 
     reference: ClassVar[str] = "Croce et al., 2023"
@@ -142,6 +162,8 @@ class WeightSoup(Pipeline):
     """The training that all members start from; without it, members are too far apart to be averaged."""
     shares: Mapping[str, PositiveFloat] = field(default_factory=dict[str, float])
     """The weight of every task, summing to one; by default all equal."""
+    choose: ChooseShares | None = None
+    """Choose the shares on the validation images instead, once the members are trained."""
     buffers: Literal["average", "recalibrate"] = "average"
     """Batch-norm statistics: averaged like weights, or re-estimated on training images."""
     which: Which = "last"
@@ -164,6 +186,10 @@ class WeightSoup(Pipeline):
         if self.shares and (set(self.shares) != set(names) or abs(sum(self.shares.values()) - 1) > 1e-9):
             message = f"expected a share for each of {names}, summing to one, got {dict(self.shares)}"
             problems.append((("pipeline", "shares"), message))
+        if self.choose is not None:
+            problems += _selection_problems("shares of the soup are", tasks, validation)
+            if self.shares:
+                problems.append((("pipeline", "shares"), "choose selects the shares; remove one of the two"))
         return problems
 
 
@@ -202,6 +228,19 @@ class SelfTraining(Pipeline):
         if has_extra:
             problems.append((("extra",), "the pipeline provides the extra images; remove it"))
         return problems
+
+
+def _selection_problems(what: str, tasks: Tasks, validation: Validation) -> Problems:
+    """Refuse a selection after the trainings without images or threats to select by."""
+    problems: Problems = []
+    if not validation.selects:
+        message = f"is 0, but the {what} selected on held-out images; set it above 0"
+        problems.append((("validation", "images"), message))
+    trained = tuple(threat for task in tasks for threat in task.objective.threats())
+    if not (trained if validation.threats is None else validation.threats):
+        message = f"is empty, but the {what} selected by its threats; name at least one"
+        problems.append((("validation", "threats"), message))
+    return problems
 
 
 def _which_problems(which: str, validation: Validation) -> Problems:

@@ -63,6 +63,10 @@ class StudyResults:
     """Where the paper's numbers come from."""
     missing: Sequence[str] = ()
     """Trainings that are not finished or not evaluated."""
+    minutes: Mapping[str, Sequence[float]] = field(default_factory=dict[str, list[float]])
+    """The measured minutes of training, by row, one for each seed."""
+    paper_minutes: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The minutes of training that a paper reports, by row."""
 
     def columns(self) -> list[Column]:
         """The columns of all outcomes: natural, every probe, and summaries over several threats."""
@@ -133,6 +137,8 @@ class StudyResults:
             )
         if self.cost:
             lines.append("Cost: forward/backward passes of every training image over the whole run, at most.")
+        if self.minutes:
+            lines.append("Minutes: of training on this machine, without validation; mean over seeds.")
         if any(self.paper.values()):
             lines.append(f"Paper: {self.source or 'as reported'}, in percent; not measured here.")
         lines += footnotes(outcomes) if outcomes else []
@@ -154,16 +160,29 @@ class StudyResults:
                 columns.append(("paper", [EMPTY if p is None else Cell(f"{p:.2f}") for p in paper]))
         if self.cost:
             columns.append(("cost", [Cell(self.cost.get(row, "-")) for row in self.outcomes]))
+        columns += self._minutes_columns()
         rows = [(row, [cells[index] for _, cells in columns]) for index, row in enumerate(self.outcomes)]
         # LaTeX notes are escaped, so they use the mark of plain text.
         notes = self.notes("markdown" if style == "markdown" else "text")
         return ResultTable(["row", *(title for title, _ in columns)], rows, notes)
+
+    def _minutes_columns(self) -> list[tuple[str, list[Cell]]]:
+        """The measured minutes of training and those of a paper, if there are any."""
+        measured = {row: statistics.fmean(minutes) for row, minutes in self.minutes.items()}
+        columns = (("minutes", measured), ("paper", self.paper_minutes))
+        return [
+            (title, [Cell(f"{minutes[row]:.1f}") if row in minutes else EMPTY for row in self.outcomes])
+            for title, minutes in columns
+            if minutes
+        ]
 
 
 def _title(column: Column, style: str) -> str:
     name, summary = column
     if style != "text":
         return column_title(column)
+    if summary and "(" in summary:  # corrupted images, by their source
+        return f"{name}\n{summary}".replace(" (", "\n(").replace(", ", ",\n")
     return tables.wrap_cell(name.replace("@", " ")) + (f" {summary}" if summary else "")
 
 
@@ -208,7 +227,10 @@ def _study_json(results: StudyResults) -> str:
             if cell is not None
         }
         facts = {str(seed): dict(outcome.facts) for seed, outcome in results.outcomes[row].items()}
-        rows.append({"row": row, "results": numbers, "cost": results.cost.get(row), "facts": facts})
+        minutes = {"minutes": list(results.minutes[row])} if row in results.minutes else {}
+        rows.append(
+            {"row": row, "results": numbers, "cost": results.cost.get(row), **minutes, "facts": facts}
+        )
     content = {
         "reference": results.reference_row(),
         "rows": rows,

@@ -46,7 +46,7 @@ EMBEDDED: dict[str, tuple[str, ...]] = {
 THIN = ("model.depth=10", "model.widen=1")
 FEW = "task.linf.objective.attack.steps=3"
 CIFAR: dict[str, tuple[str, ...]] = {
-    "awp-at-official": (FEW,),
+    "awp-at-official": (FEW, "task.linf.update.natural_pass=false"),
     "e-at-official": ("task.eat.objective.attack.steps=3",),
     "fast-at-official": (),
     "fat-official": (FEW, *THIN),
@@ -62,6 +62,8 @@ CIFAR: dict[str, tuple[str, ...]] = {
     "generalist-t-raw": (FEW, "task.l2.objective.attack.steps=3", "epochs=2"),
 }
 """Shipped recipes of the folder cifar10, with fewer steps of their attacks."""
+RENAMED = {"generalist-t-raw": "generalist-t"}
+"""The names of recipes that had another one when their case was recorded."""
 AVERAGE = "task.linf.average=0.7"
 ADAM = "task.natural.optimizer={ kind = 'adam', weight_decay = 1e-4 }"
 ADAMW = "task.l2.optimizer={ kind = 'adamw' }"
@@ -107,7 +109,7 @@ GUARDS = ("task.linf.update.fall=0.01", "task.linf.objective.attack.step=2", "ta
 CASES: dict[str, Callable[[], Result]] = {
     **{f"methods/{name}": partial(train_grey, f"embedded/{name}", *sets) for name, sets in EMBEDDED.items()},
     **{
-        f"methods/cifar10/{name}": partial(train_colour, f"cifar10/{name}", *sets)
+        f"methods/cifar10/{name}": partial(train_colour, f"cifar10/{RENAMED.get(name, name)}", *sets)
         for name, sets in CIFAR.items()
     },
     **{

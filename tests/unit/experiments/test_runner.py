@@ -272,3 +272,28 @@ def test_rows_that_differ_in_their_weights_share_a_training(study: Study, tmp_pa
     live, average = (run.weights(which)[0] for which in ("live", "last"))
     assert not same(live, average) and same(average, run.weights("linf")[0])
     assert [result.outcomes[row][0].facts["weights"] for row in result.outcomes] == ["last", "live", "best"]
+
+
+def test_shifted_images_are_columns_beside_the_attacks(study: Study, tmp_path: Path):
+    columns = ("brightness@c:5", "brightness@p")
+    shifted = replace(study, seeds=(0,), row=study.row[1:], ood=columns, images=12)
+    run_here(shifted, tmp_path / "out")
+    (outcome,) = collect_study(shifted, tmp_path / "out").outcomes["fast"].values()
+    titles = [" ".join(filter(None, column)) for column in outcome.columns()]
+    assert "corruptions severity 5 (generated, 1 of 15)" in titles
+    assert "perturbations all frames (generated, 1 of 10)" in titles
+    assert "pgd-2@Linf:0.1" in titles
+
+
+def test_minutes_are_those_of_the_epochs_and_only_shown_beside_the_papers(study: Study, tmp_path: Path):
+    folder = tmp_path / "out"
+    timed = replace(study, row=(replace(study.row[0], minutes=414), study.row[1]))
+    run_here(timed, folder)
+    results = collect_study(timed, folder)
+    assert results.paper_minutes == {"slow": 414}
+    events = [event for event in Run(folder / "slow/seed-0").metrics() if event["event"] == "epoch"]
+    assert len(results.minutes["slow"]) == 2
+    assert results.minutes["slow"][0] == pytest.approx(sum(event["seconds"] for event in events) / 60)
+    table = render_study(results)
+    assert "| minutes | paper |" in table and "414.0" in table and "Minutes: of training" in table
+    assert "minutes" not in render_study(collect_study(study, folder))

@@ -111,3 +111,8 @@ def test_two_axes_that_name_recipes_are_refused():
     axes = (Axis(name="one", point=points), Axis(name="two", point=(replace(points[0], label="c"),)))
     with pytest.raises(ValueError, match="recipe is set by"):
         Study(base="embedded/nt", axis=axes)
+
+
+def test_unknown_shifts_are_refused_with_the_field():
+    with pytest.raises(RecipeError, match=r"ood: .*'c:9', expected a severity of 1 to 5"):
+        Study.loads('ood = ["c:9"]\n[[row]]\nlabel = "x"\nrecipe = "embedded/nt"')

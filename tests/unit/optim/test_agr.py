@@ -166,3 +166,24 @@ def test_the_released_numbers_are_the_defaults():
     assert update.start.to_steps(Clock(epochs=120, steps_per_epoch=1)) == 93
     assert update.problems(Natural(), Sgd(), 10)
     assert not update.problems(AT, Sgd(), 10)
+
+
+def test_before_its_start_a_natural_pass_comes_first_and_changes_running_statistics_only():
+    plain, passing = network(), network()
+    after(Agr(), plain, 1)
+    after(Agr(natural_pass=True), passing, 1)
+    assert same(dict(plain.named_parameters()), dict(passing.named_parameters()))
+    expected = network()
+    crafted = craft(AT, expected, batch(), context(1))
+    expected.train()
+    with torch.no_grad():
+        expected(batch().x)
+        expected(crafted.x)
+    assert same(dict(expected.named_buffers()), dict(passing.named_buffers()))
+
+
+def test_after_its_start_a_natural_pass_changes_nothing():
+    plain, passing = network(), network()
+    after(Agr(), plain, CLOCK.total_steps)
+    after(Agr(natural_pass=True), passing, CLOCK.total_steps)
+    assert same(plain.state_dict(), passing.state_dict())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks import Pgd
+from allrounder.config.fields import adapter
 from allrounder.config.time import Clock, Time
 from allrounder.errors import Diverged, RecipeError
 from allrounder.objectives import Adversarial
@@ -169,3 +170,19 @@ def test_it_takes_the_loss_twice_and_crafts_once():
 def test_a_start_that_never_comes_is_refused_at_load():
     with pytest.raises(RecipeError, match="never comes in a run of 3 epochs"):
         Recipe.loads(f"{HEAD}{LINF}\nupdate = {{ kind = 'awp', start = 3 }}\n")
+
+
+@pytest.mark.parametrize("t", [1, 40])
+def test_a_natural_pass_after_the_step_changes_running_statistics_only(t: int):
+    plain, passing, start = network(), network(), Time.parse("50%")
+    after(Awp(gamma=0.3, start=start), plain, ctx=context(t))
+    after(Awp(gamma=0.3, start=start, natural_pass=True), passing, ctx=context(t))
+    assert same(dict(plain.named_parameters()), dict(passing.named_parameters()))
+    plain(batch().x)
+    assert same(plain.state_dict(), passing.state_dict())
+
+
+def test_a_natural_pass_costs_a_forward_and_leaves_no_trace_in_old_recipes():
+    assert Awp(natural_pass=True).passes(AT) == Awp().passes(AT) + Passes(1, 0)
+    assert adapter(Awp).dump_python(Awp()).keys() == {"gamma", "start"}
+    assert adapter(Awp).dump_python(Awp(natural_pass=True))["natural_pass"] is True

@@ -128,3 +128,19 @@ def test_unfinished_study_has_its_rows():
     assert formatted(empty) == (["row", "cost"], [["AT", "11/11"], ["NT", "-"]])
     assert render_study(empty).splitlines()[2:4] == ["| AT | 11/11 |", "| NT | - |"]
     assert formatted(StudyResults({"AT": {}})) == (["row"], [["AT"]])
+
+
+def test_titles_of_corrupted_images_are_narrow_on_a_screen():
+    arrays = {"natural": LABEL, "fog@c-official:5": LABEL}
+    shifted = Outcome(LABEL, arrays, {"seed": 0, "batch_size": 8, "budget": "full"})
+    head, _ = formatted(StudyResults({"AT": {0: shifted}}))
+    assert head[-1] == "corruptions\nseverity 5\n(official,\n1 of 15)"
+
+
+def test_minutes_stand_beside_those_of_the_paper_and_are_means_over_seeds():
+    timed = {"NT": {0: outcome(180, 2, 4)}, "AT": {0: outcome(150, 100, 80)}}
+    study = StudyResults(timed, minutes={"NT": [1.0, 2.0]}, paper_minutes={"AT": 414.0})
+    head, rows = formatted(study)
+    assert head[-2:] == ["minutes", "paper"]
+    assert [row[-2:] for row in rows] == [["1.5", "-"], ["-", "414.0"]]
+    assert json.loads(render_study(study, "json"))["rows"][0]["minutes"] == [1.0, 2.0]

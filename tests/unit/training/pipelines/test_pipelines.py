@@ -16,6 +16,7 @@ from allrounder.errors import Interrupted, RecipeError, RunError
 from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments.study import Trial
 from allrounder.nn.state import bezier
+from allrounder.recipe.pipeline import ChooseShares
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training.data import train_val_split
@@ -122,7 +123,10 @@ def test_a_signal_between_two_points_of_a_curve_can_be_resumed(tmp_path: Path, d
     def stop() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with struck(Point(LOG, 1, mentions="'point'"), stop), pytest.raises(Interrupted, match="after point 0"):
+    with (
+        struck(Point(LOG, 1, mentions="'point'"), stop),
+        pytest.raises(Interrupted, match="after point 1 of 3"),
+    ):
         go(pipeline("curve"), tmp_path / "run")
     assert remains(go(pipeline("curve"), tmp_path / "run", resume=True).folder) == done("curve")[1]
 
@@ -202,6 +206,40 @@ def test_shares_weigh_the_members(tmp_path: Path):
     assert not torch.allclose(theta["bn.running_var"], mean, atol=1e-6)
 
 
+CHOOSING = ('kind = "soup"', 'kind = "soup"\nchoose = { parts = 2 }')
+
+
+def test_chosen_shares_are_the_first_of_the_best_on_held_out_images(tmp_path: Path):
+    run = go(pipeline("soup", CHOOSING), tmp_path / "run")
+    points = [event for event in run.metrics() if event["event"] == "point"]
+    grid = [{"linf": 0.0, "natural": 1.0}, {"linf": 0.5, "natural": 0.5}, {"linf": 1.0, "natural": 0.0}]
+    assert [point["shares"] for point in points] == grid
+    best = max(points, key=lambda point: (point["worst"], point["natural"]))
+    (validation,) = [event for event in run.metrics() if event["event"] == "validation"]
+    assert (validation["shares"], validation["score"]) == (best["shares"], best["worst"])
+    members = {name: Run(run.folder / "stages" / name).weights()[0] for name in ("linf", "natural")}
+    for name, tensor in run.weights("best")[0].items():
+        if tensor.is_floating_point():
+            expected = sum(share * members[member][name] for member, share in best["shares"].items())
+            assert torch.allclose(tensor, torch.as_tensor(expected), rtol=0, atol=1e-6)
+
+
+def test_a_soup_that_was_killed_while_choosing_measures_only_what_is_missing(tmp_path: Path):
+    with struck(Point(LOG, 2, mentions="'point'"), give_up), pytest.raises(Killed):
+        go(pipeline("soup", CHOOSING), tmp_path / "run")
+    run = go(pipeline("soup", CHOOSING), tmp_path / "run", resume=True)
+    assert [event["event"] for event in run.metrics()].count("point") == 3
+    whole = go(pipeline("soup", CHOOSING), tmp_path / "whole")
+    assert remains(run.folder) == remains(whole.folder)
+
+
+def test_combinations_of_shares_sum_to_one_and_are_all_different():
+    combinations = ChooseShares(parts=4).combinations(["a", "b", "c"])
+    assert len(combinations) == 15 == len({tuple(shares.values()) for shares in combinations})
+    assert all(sum(shares.values()) == pytest.approx(1) for shares in combinations)
+    assert {"a": 0.25, "b": 0.5, "c": 0.25} in combinations
+
+
 class Listener:
     """Records the progress of a pipeline."""
 
@@ -265,6 +303,11 @@ REFUSED = {
         ('kind = "soup"', 'kind = "soup"\nshares = { linf = 1.0 }'),
         "expected a share for each",
     ),
+    "fixed shares beside chosen ones": (
+        "soup",
+        ('kind = "soup"', 'kind = "soup"\nchoose = {}\nshares = { linf = 0.5, natural = 0.5 }'),
+        "pipeline.shares: choose selects the shares",
+    ),
     "a second set beside the program's": (
         "self-training",
         ("[pipeline]", "[extra]\nshare = 0.5\ndata = { kind = 'embedded' }\n[pipeline]"),
@@ -280,6 +323,11 @@ def test_an_invalid_pipeline_is_refused(case: str):
     with pytest.raises(RecipeError) as error:
         pipeline(kind, change)
     assert message in str(error.value)
+
+
+def test_shares_are_not_chosen_without_held_out_images():
+    with pytest.raises(RecipeError, match="shares of the soup are selected on held-out images"):
+        pipeline("soup", CHOOSING, ("images = 12", "images = 0"))
 
 
 def test_a_curve_without_two_runs_to_start_from_is_refused():
