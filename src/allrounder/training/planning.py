@@ -186,10 +186,10 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
     with measure_peak_memory(device) as peak:
         for number in range(steps + 1):
             t = number % clock.total_steps + 1
-            seconds, batch = _measure_time(device, trainer.batches.at, clock.epoch(t), clock.step_in_epoch(t))
+            seconds, batches = _measure_time(device, trainer.fetch_batches, t)
             fetch_seconds.append(seconds)
             for learner in trainer.learners:
-                seconds, _ = _measure_time(device, take_step, learner, batch, t)
+                seconds, _ = _measure_time(device, take_step, learner, batches[learner.augment_key], t)
                 step_seconds[learner.task.name].append(seconds)
             progress.step(number + 1)
     checkpoint_seconds, _ = _measure_time(device, trainer.save, 1)
