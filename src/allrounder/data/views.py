@@ -25,8 +25,8 @@ View: TypeAlias = Crops | None
 class ViewSource(Protocol):
     """A split that can cut crops from images that may be larger than those that `fetch` returns."""
 
-    def fetch_views(self, index: Labels, views: Sequence[View]) -> list[Images]:
-        """Return views of the images at these positions, each as `fetch` returns images."""
+    def fetch_views(self, index: Labels, views: Sequence[View]) -> list[Tensor]:
+        """Return views of the images at these positions, each a batch as `fetch` returns one."""
         ...
 
     def prefetch_views(self, index: Labels, views: Sequence[View]) -> None:
@@ -45,7 +45,7 @@ def has_whole_images(split: Split) -> bool:
     )
 
 
-def fetch_views(split: Split, index: Labels, views: Sequence[View]) -> list[Images]:
+def fetch_views(split: Split, index: Labels, views: Sequence[View]) -> list[Tensor]:
     """Return views of the images at these positions. Crops of images in memory are cut from what `fetch`
     returns, rounded to 8 bits."""
     if tuple(views) == (None,):
@@ -77,8 +77,8 @@ def prefetch_views(split: Split, index: Labels, views: Sequence[View]) -> None:
             prefetch_views(part, positions, _select(views, rows))
 
 
-def _fetch_parts(split: ConcatSplit, index: Labels, views: Sequence[View]) -> list[Images]:
-    merged: list[Images] = []
+def _fetch_parts(split: ConcatSplit, index: Labels, views: Sequence[View]) -> list[Tensor]:
+    merged: list[Tensor] = []
     for part, rows, positions in _locate(split, index):
         seen = fetch_views(part, positions, _select(views, rows))
         merged = merged or [x.new_empty(len(index), *x.shape[1:]) for x in seen]
@@ -87,7 +87,7 @@ def _fetch_parts(split: ConcatSplit, index: Labels, views: Sequence[View]) -> li
     return merged
 
 
-def _locate(split: ConcatSplit, index: Labels) -> list[tuple[Split, Tensor, Labels]]:
+def _locate(split: ConcatSplit, index: Labels) -> list[tuple[Split, Tensor, Tensor]]:
     """For each part that has some of these images: the part, their rows in the batch, and their positions."""
     in_first = index < len(split.first)
     parts = (split.first, in_first, index), (split.second, ~in_first, index - len(split.first))
@@ -99,7 +99,7 @@ def _select(views: Sequence[View], rows: Tensor) -> list[View]:
     return [None if view is None else view.select(numbers) for view in views]
 
 
-def _cut_crops(x: Images, crops: Crops) -> Images:
+def _cut_crops(x: Images, crops: Crops) -> Tensor:
     pixels = x.mul(255).round().to(torch.uint8).movedim(1, -1).numpy()
     images = (Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image) for image in pixels)
     cut = [torch.tensor(to_chw(crops.cut(image, row))) for row, image in enumerate(images)]

@@ -117,8 +117,8 @@ class Learner:
         return self.task.augment, self.task.augment_stream
 
     def draw_view(self, t: int, count: int, size: Size, has_whole_images: bool) -> View:
-        """Return the random crops that the augmentation of step t begins with if there are whole images to cut
-        them from, or if their size is not that of the images; None if the task takes the images as they are."""
+        """Return the random crops that the augmentation of step t begins with, if there are whole images to
+        cut them from or if their size is not that of the images; else None."""
         crop_size = self.task.augment.crop_size(size, t, self.clock)
         if not has_whole_images and crop_size == size:
             return None

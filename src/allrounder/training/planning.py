@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from allrounder.attacks.losses import LOSSES
 from allrounder.attacks.pgd import loss_grad
+from allrounder.data.augment.base import Size
 from allrounder.data.base import Data, Split
 from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
@@ -175,30 +176,20 @@ def _load_images(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
 def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
     clock, recipe, device = trainer.clock, trainer.recipe, trainer.world.device
     selection, dataset = trainer.selection, trainer.data.dataset
-    fetch_seconds: list[float] = []
-    step_seconds = {learner.task.name: list[float]() for learner in trainer.learners}
-
-    def take_step(learner: Learner, batch: Batch, t: int) -> None:
-        learner.step(batch, t)
-        trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
-
-    progress.begin(steps + 3, 0)
+    phases = _find_size_phases(trainer)
+    seconds = dict.fromkeys(["", *recipe.names], 0.0)
+    progress.begin(len(phases) * (steps + 1) + 2, 0)
     with measure_peak_memory(device) as peak:
-        for number in range(steps + 1):
-            t = number % clock.total_steps + 1
-            seconds, batches = _measure_time(device, trainer.fetch_batches, t)
-            fetch_seconds.append(seconds)
-            for learner in trainer.learners:
-                seconds, _ = _measure_time(device, take_step, learner, batches[learner.augment_key], t)
-                step_seconds[learner.task.name].append(seconds)
-            progress.step(number + 1)
+        for number, (first, epochs) in enumerate(phases):
+            done = number * (steps + 1)
+            for name, median_seconds in _measure_steps(trainer, first, steps, progress, done).items():
+                seconds[name] += median_seconds * epochs / clock.epochs
+    done = len(phases) * (steps + 1)
     checkpoint_seconds, _ = _measure_time(device, trainer.save, 1)
     checkpoint = trainer.run.latest_checkpoint()
-    progress.step(steps + 2)
+    progress.step(done + 1)
     pass_times = PassTimes.measure(trainer.scratch_model, dataset.test, steps)
-    progress.step(steps + 3)
-    # The first step warms up: it allocates memory, traces the network and creates the momentum.
-    seconds = {name: median(times[1:]) for name, times in step_seconds.items()}
+    progress.step(done + 2)
     learners = tuple(_learner_cost(trainer, learner, seconds, pass_times) for learner in trainer.learners)
     num_validated = validations = 0
     if selection.split is not None:
@@ -208,7 +199,7 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
         steps_per_epoch=clock.steps_per_epoch,
         epochs=clock.epochs,
         learners=learners,
-        fetch_seconds=median(fetch_seconds[1:]),
+        fetch_seconds=seconds[""],
         activations=max(0, peak[0] - sum(cost.held["momentum"] for cost in learners)),
         validation=pass_times.suite_cost(selection.probes, num_validated, len(dataset.classes)),
         validations=validations,
@@ -218,6 +209,42 @@ def _measure(trainer: Trainer, steps: int, progress: Progress) -> Plan:
         exchanges=sum(trainer.mix.exchange_due(t, clock) for t in range(1, clock.total_steps)),
         evaluation=pass_times.suite_cost(recipe.probes, len(dataset.test), len(dataset.classes)),
     )
+
+
+def _find_size_phases(trainer: Trainer) -> list[tuple[int, int]]:
+    """Return the phases of a training in which all image sizes are equal: the first step, and the number of
+    epochs. There is one unless an augmentation changes the size."""
+    clock = trainer.clock
+    phases: dict[tuple[Size, ...], list[int]] = {}
+    for t in range(1, clock.total_steps + 1, clock.steps_per_epoch):
+        augments = (learner.task.augment for learner in trainer.learners)
+        sizes = tuple(augment.crop_size(trainer.image_size, t, clock) for augment in augments)
+        phases.setdefault(sizes, []).append(t)
+    return [(steps[0], len(steps)) for steps in phases.values()]
+
+
+def _measure_steps(
+    trainer: Trainer, first: int, steps: int, progress: Progress, done: int
+) -> dict[str, float]:
+    """Return the median seconds of a learner's step by its name, and of fetching a batch by "", in the epoch
+    that begins with step `first`. One step more warms up: it allocates memory, traces the network and creates
+    the momentum."""
+    device = trainer.world.device
+    seconds: dict[str, list[float]] = {"": [], **{learner.task.name: [] for learner in trainer.learners}}
+
+    def take_step(learner: Learner, batch: Batch, t: int) -> None:
+        learner.step(batch, t)
+        trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
+
+    for number in range(steps + 1):
+        t = first + number % trainer.clock.steps_per_epoch
+        elapsed, batches = _measure_time(device, trainer.fetch_batches, t)
+        seconds[""].append(elapsed)
+        for learner in trainer.learners:
+            elapsed, _ = _measure_time(device, take_step, learner, batches[learner.augment_key], t)
+            seconds[learner.task.name].append(elapsed)
+        progress.step(done + number + 1)
+    return {name: median(times[1:]) for name, times in seconds.items()}
 
 
 def _learner_cost(

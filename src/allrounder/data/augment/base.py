@@ -32,9 +32,10 @@ class Augment(ABC):
     """Whether labels are mixed as well as images."""
 
     @property
-    def sets_size(self) -> bool:
-        """Whether it sets the size of the images instead of keeping it."""
-        return False
+    def sides(self) -> tuple[int, ...]:
+        """The smallest and the largest side, in any order, of the square images that it makes; empty if it
+        keeps the size."""
+        return ()
 
     @abstractmethod
     def apply(self, batch: Batch, rng: Rng) -> Batch:
@@ -97,7 +98,7 @@ class Chain(Augment):
         problems += [
             (("steps", i), f"{type(step).__name__} with a size must be the first step; move it")
             for i, step in enumerate(self.steps[1:], 1)
-            if step.sets_size
+            if step.sides
         ]
         raise_field_errors(self, problems)
 
@@ -106,6 +107,11 @@ class Chain(Augment):
         for i, step in enumerate(self.steps):
             batch = step.apply(batch, rng.fold_in("step", i))
         return batch
+
+    @property
+    @override
+    def sides(self) -> tuple[int, ...]:
+        return self.steps[0].sides
 
     @override
     def crop_size(self, size: Size, t: int, clock: Clock) -> Size:

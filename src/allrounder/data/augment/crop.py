@@ -97,8 +97,8 @@ class ResizedCrop(ImageAugment):
 
     @property
     @override
-    def sets_size(self) -> bool:
-        return self.size is not None
+    def sides(self) -> tuple[int, ...]:
+        return () if self.size is None else tuple(round(side) for side in self.size.bounds())
 
     @override
     def crop_size(self, size: Size, t: int, clock: Clock) -> Size:

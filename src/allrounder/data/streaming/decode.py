@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, cast, final
 
 import numpy as np
@@ -55,7 +55,7 @@ class Crops:
     """Smallest and largest aspect ratio (width / height) of the part, relative to that of the result."""
     flip: bool
     """Flip left to right with probability one half."""
-    draws: tuple[tuple[float, ...], ...]
+    draws: tuple[tuple[float, ...], ...] = field(repr=False)
     """DRAWS_PER_CROP numbers in [0, 1) for every image."""
 
     def select(self, rows: Sequence[int]) -> Crops:

@@ -9,6 +9,7 @@ from typing import TypeAlias, cast, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from allrounder.data.base import Data
 from allrounder.data.streaming.decode import Crops, DecodeSpec
@@ -55,7 +56,7 @@ class LazySplit:
         """Start decoding the images at these positions in the pool, if there is one."""
         self.prefetch_views(index, (None,))
 
-    def fetch_views(self, index: Labels, views: Views) -> list[Images]:
+    def fetch_views(self, index: Labels, views: Views) -> list[Tensor]:
         """Return views of the images at these positions, decoded now unless they were prefetched."""
         request = rows, _ = tuple(cast(list[int], index.tolist())), tuple(views)
         shapes = [self._shape(view) for view in views]
