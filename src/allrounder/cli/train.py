@@ -62,6 +62,7 @@ def show(recipe: RecipeName, sets: Overrides = None) -> None:
     """Print a resolved recipe as TOML, with its files and warnings about settings that may surprise."""
     from allrounder.config.time import Clock
     from allrounder.data.batches import Batches
+    from allrounder.data.synthetic import synthetic_data
     from allrounder.errors import RecipeError
     from allrounder.recipe.inherit import Chain
     from allrounder.recipe.lint import warnings_for
@@ -78,8 +79,10 @@ def show(recipe: RecipeName, sets: Overrides = None) -> None:
     try:
         data = load_data(resolved)
     except RecipeError as error:
-        echo(f"# number of steps unknown, exchanges not checked: {' '.join(str(error).split())}")
-    else:
+        data = synthetic_data(resolved.data)
+        missing = "number of steps unknown, exchanges not checked" if data is None else "sizes as published"
+        echo(f"# {missing}: {' '.join(str(error).split())}")
+    if data is not None:
         split, _ = train_val_split(resolved, data)
         steps = Batches(split, resolved.batch_size, Rng(resolved.seed)).steps
         clock = Clock(resolved.epochs, steps, resolved.pace)

@@ -16,7 +16,9 @@ def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
     exchange, shares = mix.exchange, mix.shares
     if exchange is None:
         return []
-    due = [t for t in range(1, clock.total_steps + 1) if exchange.is_due(t, clock)]
+    # Looking at no other steps than the last ones of periods saves half a minute for ImageNet.
+    interval = exchange.period(clock) if exchange.when == "epoch-end" else 1
+    due = [t for t in range(interval, clock.total_steps + 1, interval) if exchange.is_due(t, clock)]
     if not due:
         times = f"it starts at {exchange.start}, every {exchange.every}, of {recipe.epochs} epochs"
         return [f"no exchange ever happens: {times}"]

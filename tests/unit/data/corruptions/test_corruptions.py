@@ -100,9 +100,7 @@ def test_clipped_zoom_equals_scipy(factor: float, size: int):
     x = to_float(scenes(2, size))
     cut = int(np.ceil(size / factor))
     first = (size - cut) // 2
-    large = scipy_ndimage.zoom(
-        x[:, first : first + cut, first : first + cut], (1, factor, factor, 1), order=1
-    )
+    large = ndimage.zoom(x[:, first : first + cut, first : first + cut], (1, factor, factor, 1), order=1)
     trim = (large.shape[1] - size) // 2
     assert np.allclose(clipped_zoom(x, factor), large[:, trim : trim + size, trim : trim + size], atol=1e-12)
 
@@ -275,7 +273,7 @@ def test_zoom_blur_equals_the_published_computation(severity: int):
             cropped = int(np.ceil(32 / factor))
             first = (32 - cropped) // 2
             part = image[first : first + cropped, first : first + cropped]
-            large: Any = scipy_ndimage.zoom(part, (factor, factor, 1), order=1)
+            large = ndimage.zoom(part, (factor, factor, 1), order=1)
             trim = (len(large) - 32) // 2
             total += large[trim : trim + 32, trim : trim + 32]
         expected = np.clip(total / (len(factors) + 1), 0, 1) * 255
