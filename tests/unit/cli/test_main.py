@@ -210,7 +210,9 @@ def test_show_prints_every_recipe_as_a_file_that_loads(
         stages = [line for line in lines if line.startswith("# stage ")]
         assert len(stages) == (0 if recipe.pipeline is None else len(recipe.stage_recipes()))
         assert all(line.endswith("forward/backward passes per step") for line in stages)
-        expected = "training images" if name.startswith("embedded/") else f"sizes as published: data: {tmp_path}"
+        expected = (
+            "training images" if name.startswith("embedded/") else f"sizes as published: data: {tmp_path}"
+        )
         following = lines[len(stages)]
         assert following.startswith("# ") and expected in following
 
