@@ -53,6 +53,9 @@ class Batch:
     """The weight of `y` in the target, from one half to one; `partner` has the rest."""
     extra: PerExampleBool | None = None
     """If training uses extra images, which ones of the batch are extra."""
+    is_cropped: bool = False
+    """Whether the images are random crops of whole images already, so that an augmentation that begins with
+    such a crop continues after it."""
 
     def __post_init__(self) -> None:
         assert (self.partner is None) == (self.weight is None), "mixed labels have partners and weights"

@@ -83,6 +83,8 @@ def small(name: str) -> Recipe:
     sets += ["validation.images=10", "validation.train_images=0", "validation.every=1"]
     sets += ["validation.attack={ kind = 'pgd', steps = 1 }"]
     sets += THIN[type(recipe.model)]
+    # Large images are slow, and torch's gradients crash for them if a network is that narrow.
+    sets += [f"task.{task.name}.augment.size=40" for task in recipe.tasks if task.augment.sides]
     sets += [f"{place}.steps=2" for place in attacked(recipe)]
     if isinstance(recipe.pipeline, ModeConnectivity):
         sets.append("pipeline.points=2")

@@ -64,6 +64,7 @@ LITERALS = """
 'stand-in'
 'start'
 'step', *
+'step', 0
 'subset'
 'threat'
 'threat', *

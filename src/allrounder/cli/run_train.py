@@ -20,9 +20,9 @@ from allrounder.recipe.inherit import Chain
 from allrounder.recipe.lint import shortening_warnings, warnings_for
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.curves import format_accuracies
-from allrounder.training.data import TrainingData, add_extra, load_data
+from allrounder.training.data import TrainingData
 from allrounder.training.pass_times import SuiteCost
-from allrounder.training.planning import Plan, refine_plan
+from allrounder.training.planning import Plan, load_images_or_noise, refine_plan
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
 from allrounder.types import Passes
@@ -68,10 +68,12 @@ def run_show(source: str, overrides: Sequence[str]) -> None:
                 f"# stage {name}: {stage.epochs} epochs, {stage.passes()} forward/backward passes per step"
             )
     try:
-        data = add_extra(recipe, load_data(recipe))
+        data, remarks = load_images_or_noise(recipe, None)
     except RecipeError as error:
         echo_note(f"# number of steps unknown, exchanges not checked: {' '.join(str(error).split())}")
     else:
+        for remark in remarks:
+            echo_note(f"# sizes as published: {' '.join(remark.partition(', because ')[2].split())}")
         images = TrainingData.split(recipe, data)
         first, *notes = images.describe(recipe)
         echo_note(f"# {first}; {images.clock.total_steps} steps in total")

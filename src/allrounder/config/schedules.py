@@ -206,12 +206,14 @@ SCHEDULES: dict[str, type[Schedule]] = {
 DECAYS: dict[str, type[Schedule]] = {"constant": Constant, "warmup": EmaWarmup, "time-constant": TimeConstant}
 
 
-def _check_range(expected: str, high: float = 1.0, *, exclusive: bool = False) -> AfterValidator:
-    """Return a validator that requires a schedule to stay between 0 and `high`."""
+def _check_range(
+    expected: str, high: float = 1.0, *, low: float = 0.0, exclusive: bool = False
+) -> AfterValidator:
+    """Return a validator that requires a schedule to stay between `low` and `high`."""
 
     def check(schedule: S) -> S:
-        bounds = sorted(schedule.bounds()) if schedule is not None else [0.0]
-        if bounds[0] < 0 or bounds[-1] > high or (exclusive and bounds[-1] == high):
+        bounds = sorted(schedule.bounds()) if schedule is not None else [low]
+        if bounds[0] < low or bounds[-1] > high or (exclusive and bounds[-1] == high):
             got = " to ".join(dict.fromkeys(f"{bound:g}" for bound in (bounds[0], bounds[-1])))
             raise ValueError(f"expected {expected}, got {got}")
         return schedule
@@ -234,3 +236,9 @@ OptionalDecay = Annotated[
     _check_range("a decay in [0, 1), or false", exclusive=True),
 ]
 """A field that holds the decay of a moving average, or None, written as false."""
+OptionalImageSize = Annotated[
+    Schedule | None,
+    OneOf(lambda: SCHEDULES, number_type=Constant, optional=True),
+    _check_range("1 pixel or more, or false", math.inf, low=1.0),
+]
+"""A field that holds the side of square images in pixels, or None, written as false."""

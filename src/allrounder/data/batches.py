@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
-from typing import final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from allrounder.data.base import Prefetchable, Split
+from allrounder.data.base import Split
 from allrounder.data.splits import ConcatSplit
+from allrounder.data.views import View, fetch_views, prefetch_views
 from allrounder.rng import Rng
-from allrounder.types import Batch
+from allrounder.types import Batch, PerExampleBool
 
 PREFETCH_BATCHES = 2
 """Batches that a split is asked to prepare ahead of the current one."""
+Key = TypeVar("Key", bound=Hashable)
+DrawViews: TypeAlias = Callable[[int, int], Mapping[Key, View]]
+"""A function from a step of the run, counted from 1, and a number of images to views of these images."""
+
+
+class BatchSource(ABC):
+    """The batches of a split, addressed by epoch and step, both from 1."""
+
+    def __init__(self, split: Split, steps: int) -> None:
+        self.split = split
+        self.steps = steps
+        """The number of batches in an epoch."""
+        self._labels = split.labels
+
+    def at(self, epoch: int, step: int) -> Batch:
+        """Return the batch of a step, whatever the earlier calls; prefetch the next batches if possible."""
+        return self.views_at(epoch, step, lambda t, count: {"": None})[""]
+
+    def views_at(self, epoch: int, step: int, draw_views: DrawViews[Key]) -> dict[Key, Batch]:
+        """Return the batch of a step in all its views; prefetch the views of the next batches if possible.
+        Equal views share their images."""
+        if epoch < 1 or not 1 <= step <= self.steps:
+            expected = f"expected epoch from 1, step 1 to {self.steps}"
+            raise ValueError(f"batch: got epoch {epoch}, step {step}; {expected}")
+        t = (epoch - 1) * self.steps + step
+        index = self._index(t)
+        views = draw_views(t, len(index))
+        different = list(dict.fromkeys(views.values()))
+        images = dict(zip(different, fetch_views(self.split, index, different), strict=True))
+        for later in range(t + 1, t + 1 + PREFETCH_BATCHES):
+            rows = self._index(later)
+            prefetch_views(self.split, rows, list(dict.fromkeys(draw_views(later, len(rows)).values())))
+        y, extra = self._labels[index], self._is_extra(index)
+        return {
+            key: Batch(x=images[view], y=y, index=index, extra=extra, is_cropped=view is not None)
+            for key, view in views.items()
+        }
+
+    @abstractmethod
+    def _index(self, t: int) -> Tensor:
+        """Return the positions of the images of step t of the run."""
+
+    def _is_extra(self, index: Tensor) -> PerExampleBool | None:
+        return None
 
 
 @final
-class Batches:
-    """The batches of a split in random order, addressed by epoch and step, both from 1.
+class Batches(BatchSource):
+    """The batches of a split in random order.
 
     Every image occurs once per epoch, and the last batch may be smaller. If a single image is left over, it
     joins the batch before it, because batch-norm has no variance over one image.
@@ -29,40 +77,31 @@ class Batches:
             raise ValueError(
                 f"batches: got batch size {batch_size} and {len(split)} images, expected at least 1 of each"
             )
-        self.split = split
+        super().__init__(split, count_steps(len(split), batch_size))
         self.batch_size = batch_size
         self.rng = rng
-        self._labels = split.labels
         self._orders: dict[int, Tensor] = {}
 
-    @property
-    def steps(self) -> int:
-        """The number of batches in an epoch."""
-        full, rest = divmod(len(self.split), self.batch_size)
-        return max(1, full + (rest > 1))
-
-    def at(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step, whatever the earlier calls; prefetch the next batches if possible."""
-        _check_address(epoch, step, self.steps)
-        index = self._index(epoch, step)
-        batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index)
-        if isinstance(self.split, Prefetchable):
-            for later in range(step, step + PREFETCH_BATCHES):
-                self.split.prefetch(self._index(epoch + later // self.steps, later % self.steps + 1))
-        near = range(epoch, epoch + PREFETCH_BATCHES + 1)
-        self._orders = {key: order for key, order in self._orders.items() if key in near}
-        return batch
-
-    def _index(self, epoch: int, step: int) -> Tensor:
+    @override
+    def _index(self, t: int) -> Tensor:
+        epochs, number = divmod(t - 1, self.steps)
+        epoch = epochs + 1
         if epoch not in self._orders:
+            _forget_far(self._orders, epoch)
             self._orders[epoch] = self.rng.fold_in("order", epoch).permutation(len(self.split))
-        first = (step - 1) * self.batch_size
-        return self._orders[epoch][first : None if step == self.steps else first + self.batch_size]
+        first = number * self.batch_size
+        return self._orders[epoch][first : None if number + 1 == self.steps else first + self.batch_size]
+
+
+def count_steps(images: int, batch_size: int) -> int:
+    """Return the number of batches of an epoch, in which a single image that is left over has no batch."""
+    full, rest = divmod(images, batch_size)
+    return max(1, full + (rest > 1))
 
 
 @final
-class ExtraBatches:
-    """Batches with a fixed number of extra images, addressed by epoch and step, both from 1.
+class ExtraBatches(BatchSource):
+    """Batches with a fixed number of extra images: the original images, then the extra ones.
 
     Original and extra images are each drawn in passes, every pass in its own random order. A pass ends when
     too few images are left for another batch, so no image occurs twice in a batch. In `Batch.index`, the
@@ -78,25 +117,17 @@ class ExtraBatches:
                     f"a batch of {batch_size} takes {count} {kind} images, expected 1 to {len(images)}, the "
                     "number available; change batch_size or extra.share"
                 )
-        self.split = ConcatSplit(split, extra)
-        self.steps = Batches(split, batch_size, rng).steps
-        self._labels = self.split.labels
+        super().__init__(ConcatSplit(split, extra), count_steps(len(split), batch_size))
         self._original = _ShuffledPasses(len(split), original_per_batch, rng.fold_in("order"))
         self._extra = _ShuffledPasses(len(extra), extra_per_batch, rng.fold_in("extra order"))
 
-    def at(self, epoch: int, step: int) -> Batch:
-        """Return the batch of a step: the original images, then the extra ones; prefetch the next batches."""
-        _check_address(epoch, step, self.steps)
-        t = (epoch - 1) * self.steps + step
-        index = self._index(t)
-        is_extra = index >= self._original.total
-        batch = Batch(x=self.split.fetch(index), y=self._labels[index], index=index, extra=is_extra)
-        for later in range(t + 1, t + 1 + PREFETCH_BATCHES):
-            self.split.prefetch(self._index(later))
-        return batch
-
+    @override
     def _index(self, t: int) -> Tensor:
         return torch.cat([self._original.at(t), self._original.total + self._extra.at(t)])
+
+    @override
+    def _is_extra(self, index: Tensor) -> PerExampleBool:
+        return index >= self._original.total
 
 
 @final
@@ -114,13 +145,12 @@ class _ShuffledPasses:
         completed, group = divmod(t - 1, self.total // self.size)
         number = completed + 1
         if number not in self._orders:
-            # Prefetching asks for later steps, so the orders of neighbouring passes are kept.
-            near = range(number - PREFETCH_BATCHES, number + PREFETCH_BATCHES + 1)
-            self._orders = {key: order for key, order in self._orders.items() if key in near}
+            _forget_far(self._orders, number)
             self._orders[number] = self.rng.fold_in(number).permutation(self.total)
         return self._orders[number][group * self.size : (group + 1) * self.size]
 
 
-def _check_address(epoch: int, step: int, steps: int) -> None:
-    if epoch < 1 or not 1 <= step <= steps:
-        raise ValueError(f"batch: got epoch {epoch}, step {step}; expected epoch from 1, step 1 to {steps}")
+def _forget_far(orders: dict[int, Tensor], number: int) -> None:
+    """Remove the orders that are not near a pass. Prefetching asks for later ones, so neighbours are kept."""
+    for far in [key for key in orders if abs(key - number) > PREFETCH_BATCHES]:
+        del orders[far]

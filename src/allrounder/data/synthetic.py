@@ -1,4 +1,4 @@
-"""Noise images in the shape of a published dataset, to measure time and memory without its files."""
+"""Noise images in the number and shape of a published dataset, for plans and checks without its files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Evaluates a network on images that were changed without an adversary: corruptions and perturbations.
 
 A request is "c" (the fifteen standard corruptions at all severities), "c:5" (at one severity), "p" (the ten
-perturbations), or a single one: "fog@c", "fog@c:5", "rotate@p". Corruptions beyond the fifteen are requested
-by name. All images are evaluated, also those that the network misclassifies without a change.
+standard perturbations), or a single one: "fog@c", "fog@c:5", "rotate@p". Corruptions beyond the fifteen and
+perturbations beyond the ten are requested by name. All images are evaluated, also those that the network
+misclassifies without a change.
 """
 
 from __future__ import annotations

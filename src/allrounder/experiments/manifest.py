@@ -33,6 +33,7 @@ from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
 from allrounder.system.checked_files import read_json, read_toml_text, write_json
 from allrounder.system.files import check_location, hash_file, newest_folder
+from allrounder.training.record import read_metrics
 
 STUDY_FILE = "study.toml"
 STUDIES_FOLDER = "studies"
@@ -44,8 +45,6 @@ NOT_COMPARED = ("about", "name", "seeds", "probes")
 """Keys of a study file that are not compared with the study that ran: texts, seeds (which may be added), and
 probes (which may be written in several ways)."""
 EVALUATION_FOLDER = "eval"
-METRICS_FILE = "metrics.jsonl"
-"""The log of a training in its run folder."""
 KEYS = ("recipe", "recipe file", "weights file", "weights")
 """The entries of a signature, all of them texts."""
 CHANGED = "it was changed by hand; remove it and call again"
@@ -140,9 +139,8 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
 def _training_seconds(run: Path) -> float:
     """Return the seconds of all epochs of a run and of the stages of its pipeline, without validation."""
     total = 0.0
-    for file in (run / METRICS_FILE, *sorted(run.glob(f"{STAGES_DIR}/*/{METRICS_FILE}"))):
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    for folder in (run, *sorted(run.glob(f"{STAGES_DIR}/*"))):
+        events = read_metrics(folder)
         # Every learner logs the seconds of the whole epoch.
         total += sum({event["t"]: event["seconds"] for event in events if event["event"] == "epoch"}.values())
     return total

@@ -74,6 +74,7 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
     exchange, shares = mix.exchange, mix.shares
     if exchange is None:
         return []
+    every_step = exchange.when == "every-step"
     due = list(islice(exchange.due_steps(clock), MAX_EXAMINED))
     if not due:
         times = f"it starts at {exchange.start}, every {exchange.every}, of {recipe.epochs} epochs"
@@ -81,7 +82,6 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
     warnings: list[str] = []
     overwriting = [t for t in due if shares and mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
     if shares and overwriting:
-        every_step = exchange.when == "every-step"
         times = [clock.epoch(t) if every_step else t / clock.steps_per_epoch for t in overwriting]
         epochs = list(dict.fromkeys(f"{time:g}" for time in times))
         if len(epochs) > MAX_LISTED:
@@ -95,7 +95,7 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
     averages = [task.average for task in recipe.tasks if task.average is not None]
     learner_time = max((_time_constant(decay, due[0], clock) for decay in averages), default=0.0)
     total_time = _time_constant(mix.decay, due[0], clock) + learner_time
-    period = 1 if exchange.when == "every-step" else exchange.period(clock)
+    period = 1 if every_step else exchange.period(clock)
     if total_time > period:
         warnings.append(
             f"the global average has a time constant of {total_time:.0f} steps, {total_time / period:.1f} "

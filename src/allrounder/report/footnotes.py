@@ -18,7 +18,12 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from allrounder.report.corruption_metrics import STANDARD_SHIFTS, metrics_by_perturbation, sources
+from allrounder.report.corruption_metrics import (
+    STANDARD_SHIFTS,
+    metrics_by_perturbation,
+    sources,
+    standard_perturbations,
+)
 from allrounder.report.outcome import Outcome
 from allrounder.report.statistics import format_percent
 
@@ -81,10 +86,12 @@ def _describe_shifts(outcome: Outcome) -> list[str]:
     total = len(STANDARD_SHIFTS["p"])
     for source in sources(outcome.predicted, "p"):
         predicted = {name: array for name, array in outcome.predicted.items() if f"@p-{source}:" in name}
-        rates = [flips for _, flips in metrics_by_perturbation(predicted, outcome.label).values()]
-        count = f"{len(rates)} of {total}" if len(rates) < total else len(rates)
-        percent = format_percent(sum(rates) / len(rates))
-        lines.append(f"Flip rate ({source}): {percent}%, the mean over {count} perturbations")
+        metrics = standard_perturbations(metrics_by_perturbation(predicted, outcome.label))
+        if metrics:
+            count = f"{len(metrics)} of {total}" if len(metrics) < total else total
+            percent = format_percent(sum(flips for _, flips in metrics.values()) / len(metrics))
+            lines.append(f"Flip rate ({source}): {percent}%, the mean over {count} perturbations")
+            lines.append(f"Means over perturbations ({source}) cover {', '.join(metrics)}")
     return lines
 
 

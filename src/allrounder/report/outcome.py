@@ -20,6 +20,7 @@ from allrounder.report.corruption_metrics import (
     metrics_by_perturbation,
     parse_shift_id,
     sources,
+    standard_perturbations,
     to_smallest_dtype,
 )
 from allrounder.report.statistics import McNemar, format_percent, wilson_interval
@@ -170,7 +171,8 @@ class Outcome:
         return metrics_by_perturbation(self.predicted, self.label)
 
     def flip_rate(self, perturbation: str | None = None) -> float:
-        """How often the predicted class changes along a perturbation, or along all of them on average."""
+        """How often the predicted class changes along a perturbation, or on average along the standard ones
+        that were measured."""
         rates = {name: flips for name, (_, flips) in self.perturbations().items()}
         if not rates or perturbation not in (None, *rates):
             measured = ", ".join(rates) or "none"
@@ -179,7 +181,12 @@ class Outcome:
             return rates[perturbation]
         if len(sources(self.predicted, "p")) > 1:
             raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
-        return sum(rates.values()) / len(rates)
+        averaged = standard_perturbations(rates)
+        if not averaged:
+            raise KeyError(
+                f"flip rate: no standard perturbation was measured; choose one of: {', '.join(rates)}"
+            )
+        return sum(averaged.values()) / len(averaged)
 
     def accuracy_by_stage(self, probe: str) -> list[float]:
         """Accuracy after each stage of a cascade; the last one is the accuracy under the whole cascade.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, final
 import numpy as np
 
 from allrounder.report import tables
-from allrounder.report.corruption_metrics import ALL_SEVERITIES, sources
+from allrounder.report.corruption_metrics import ALL_SEVERITIES, sources, standard_perturbations
 from allrounder.report.footnotes import Outcomes, footnotes, stored_flags
 from allrounder.report.outcome import Column, Facts, Outcome
 from allrounder.report.robustbench import to_robustbench
@@ -162,8 +162,9 @@ def _corruption_table(name: str, outcome: Outcome) -> ResultTable:
 def _perturbation_table(name: str, outcome: Outcome) -> ResultTable:
     """A row for each perturbation, with accuracy and flip rate."""
     metrics = dict(_require(name, outcome.perturbations(), "perturbations"))
-    if len(sources(outcome.predicted, "p")) == 1:
-        mean = sum(accuracy for accuracy, _ in metrics.values()) / len(metrics)
+    averaged = standard_perturbations(metrics)
+    if averaged and len(sources(outcome.predicted, "p")) == 1:
+        mean = sum(accuracy for accuracy, _ in averaged.values()) / len(averaged)
         metrics["mean"] = mean, outcome.flip_rate()
     rows = [(title, [Cell(format_percent(number)) for number in pair]) for title, pair in metrics.items()]
     header = [name, "correct over all frames", "flip rate"]

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from allrounder.config.time import Clock
 from allrounder.data.augment import Augment
+from allrounder.data.augment.base import Size
+from allrounder.data.views import View
 from allrounder.distributed import BatchShard
 from allrounder.errors import Diverged, ThreatError
 from allrounder.nn.amp import allow_tf32, with_autocast
@@ -101,14 +103,30 @@ class Learner:
     def prepare_batch(self, batch: Batch, t: int, augmented: AugmentCache | None = None) -> Batch:
         """Return the batch that this task trains on: augmented, on its device, with its label smoothing."""
         cache = {} if augmented is None else augmented
-        key = (self.task.augment, self.task.augment_stream)
-        entry = cache.get(key)
+        entry = cache.get(self.augment_key)
         # A network that writes to its input, such as an in-place normalisation, makes the entry useless.
         if entry is None or entry[0].x._version != entry[1]:
-            rng = self.rng.fold_in("augment", self.task.augment_stream, t)
-            new = self.task.augment.apply(batch, rng).to(self.device, self.dtype)
-            entry = cache[key] = new, new.x._version
+            new = self.task.augment.apply(batch, self._augment_rng(t)).to(self.device, self.dtype)
+            if new.x is batch.x:  # other learners may need the images unchanged
+                new = replace(new, x=new.x.clone())
+            entry = cache[self.augment_key] = new, new.x._version
         return replace(entry[0], label_smoothing=self.task.label_smoothing)
+
+    @property
+    def augment_key(self) -> AugmentKey:
+        """The augmentation and its random stream."""
+        return self.task.augment, self.task.augment_stream
+
+    def draw_view(self, t: int, count: int, size: Size, has_whole_images: bool) -> View:
+        """Return the random crops that the augmentation of step t begins with, if there are whole images to
+        cut them from or if their size is not that of the images; else None."""
+        crop_size = self.task.augment.crop_size(size, t, self.clock)
+        if not has_whole_images and crop_size == size:
+            return None
+        return self.task.augment.draw_crops(count, crop_size, self._augment_rng(t))
+
+    def _augment_rng(self, t: int) -> Rng:
+        return self.rng.fold_in("augment", self.task.augment_stream, t)
 
     def lr(self, t: int) -> float:
         """Return the learning rate of step t."""

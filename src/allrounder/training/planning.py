@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from typing import Any, cast, final
 
 from torch import Tensor
 
+from allrounder.data.augment.base import Size
 from allrounder.data.base import Data
 from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
@@ -155,7 +157,7 @@ def refine_plan(
         raise ValueError(f"{recipe.name}: {message}recipe.stage_recipes()")
     world = world or World.from_env()
     remarks = recipe.compute.check_device(world.device)
-    data, data_remarks = _load_images(recipe, data)
+    data, data_remarks = load_images_or_noise(recipe, data)
     # The initial weights do not change the cost, and the runs that they come from may be missing.
     tasks = [replace(task, update=Descend()) if task.update.num_init_runs else task for task in recipe.tasks]
     recipe = replace(recipe, init=Random(), tasks=tuple(tasks))
@@ -166,7 +168,7 @@ def refine_plan(
         yield from measurement.refine(steps, progress or NullProgress())
 
 
-def _load_images(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
+def load_images_or_noise(recipe: Recipe, data: Data | None) -> tuple[Data, list[str]]:
     """Return the images and remarks on those that noise replaces."""
     remarks: list[str] = []
     if data is None:
@@ -196,7 +198,10 @@ class _Measurement:
         self.device = trainer.world.device
         self.pass_times = PassTimes.measure(trainer.scratch_model, trainer.data.dataset.test)
         self.fetch_seconds: list[float] = []
-        self.step_seconds = {learner.task.name: list[float]() for learner in trainer.learners}
+        self.phases = _find_size_phases(trainer)
+        names = [learner.task.name for learner in trainer.learners]
+        self.step_seconds = [{name: list[float]() for name in names} for _ in self.phases]
+        """Measured seconds of the steps in every phase, by learner."""
         self.known = self._estimate(remarks)
 
     def refine(self, steps: int | None, progress: Progress) -> Iterator[Plan]:
@@ -207,10 +212,10 @@ class _Measurement:
         else:
             num_steps = 1
         done = 0
-        progress.begin(num_steps * len(self.trainer.learners) + 1, done)
+        progress.begin(len(self.phases) * num_steps * len(self.trainer.learners) + 1, done)
         with measure_peak_memory(self.device) as peak:
-            for number in range(num_steps):
-                for _ in self._take_step(number % self.trainer.clock.total_steps + 1):
+            for phase, number in product(range(len(self.phases)), range(num_steps)):
+                for _ in self._take_step(phase, number):
                     done += 1
                     progress.step(done)
                     yield self._refresh()
@@ -226,19 +231,20 @@ class _Measurement:
             checkpoint_seconds=seconds,
         )
 
-    def _take_step(self, t: int) -> Iterator[None]:
-        """Take step t of every learner; yield after each."""
-        trainer, clock = self.trainer, self.trainer.clock
+    def _take_step(self, phase: int, number: int) -> Iterator[None]:
+        """Take one step of every learner in the first epoch of a phase; yield after each."""
+        trainer = self.trainer
+        t = self.phases[phase].first_step + number % trainer.clock.steps_per_epoch
 
         def step(learner: Learner, batch: Batch) -> None:
             learner.step(batch, t)
             trainer.mixer.update(learner.task.name, learner.averaged_weights(), t)
 
-        seconds, batch = measure_time(self.device, trainer.batches.at, clock.epoch(t), clock.step_in_epoch(t))
+        seconds, batches = measure_time(self.device, trainer.fetch_batches, t)
         self.fetch_seconds.append(seconds)
         for learner in trainer.learners:
-            seconds, _ = measure_time(self.device, step, learner, batch)
-            self.step_seconds[learner.task.name].append(seconds)
+            seconds, _ = measure_time(self.device, step, learner, batches[learner.augment_key])
+            self.step_seconds[phase][learner.task.name].append(seconds)
             yield
 
     def _refresh(self) -> Plan:
@@ -283,9 +289,44 @@ class _Measurement:
         }
         held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
         at_epoch_end = self.pass_times.seconds(task.update.epoch_passes(task.objective), batch_size)
-        measured = self.step_seconds[task.name]
-        seconds = _typical(measured) if measured else self.pass_times.seconds(task.passes(), batch_size)
-        return LearnerCost(task.name, task.passes(), seconds, held, at_epoch_end, bool(measured))
+        measured = [seconds[task.name] for seconds in self.step_seconds]
+        estimate = self.pass_times.seconds(task.passes(), batch_size)
+        seconds = sum(
+            phase.share * (_typical(times) if times else estimate * phase.pixels[task.name])
+            for phase, times in zip(self.phases, measured, strict=True)
+        )
+        return LearnerCost(task.name, task.passes(), seconds, held, at_epoch_end, all(measured))
+
+
+@final
+@dataclass(frozen=True)
+class _Phase:
+    """A part of a training in which image sizes do not change."""
+
+    first_step: int
+    share: float
+    """Its share of all epochs."""
+    pixels: Mapping[str, float]
+    """Pixels of the images of each learner, relative to those of the dataset."""
+
+
+def _find_size_phases(trainer: Trainer) -> list[_Phase]:
+    """Return the phases of a training; there is one unless an augmentation changes the size of images."""
+    clock, (height, width) = trainer.clock, trainer.image_size
+    starts: dict[tuple[Size, ...], list[int]] = {}
+    for t in range(1, clock.total_steps + 1, clock.steps_per_epoch):
+        augments = (learner.task.augment for learner in trainer.learners)
+        sizes = tuple(augment.crop_size(trainer.image_size, t, clock) for augment in augments)
+        starts.setdefault(sizes, []).append(t)
+    names = [learner.task.name for learner in trainer.learners]
+    return [
+        _Phase(
+            first_step=steps[0],
+            share=len(steps) / clock.epochs,
+            pixels={name: h * w / (height * width) for name, (h, w) in zip(names, sizes, strict=True)},
+        )
+        for sizes, steps in starts.items()
+    ]
 
 
 def _typical(seconds: list[float]) -> float:

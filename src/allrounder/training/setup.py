@@ -15,8 +15,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from allrounder.data import InMemory
 from allrounder.data.base import Data
 from allrounder.distributed import Placement, World, assign_ranks
-from allrounder.errors import WorldError
+from allrounder.errors import RecipeError, WorldError
 from allrounder.models import CustomModel
+from allrounder.nn.modes import preserve_mode
 from allrounder.nn.state import average_weights, copy_, weights_of
 from allrounder.recipe.init import Init
 from allrounder.recipe.recipe import Recipe
@@ -24,7 +25,7 @@ from allrounder.rng import Rng
 from allrounder.system.files import check_location
 from allrounder.training.data import TrainingData, blame_field
 from allrounder.training.run import ModelFactory, Run, check_weights_match, identify_recipe
-from allrounder.types import Weights
+from allrounder.types import Weights, device_and_dtype
 
 InitWeights: TypeAlias = list[tuple[Path, Weights]]
 """Run folders and the weights loaded from them."""
@@ -107,6 +108,7 @@ def build_initial_model(
         else:
             with blame_field("model", (ValueError,)):
                 network = recipe.model.build(len(data.classes), data.shape)
+    _check_accepts_crops(recipe, network, data.shape[0])
     if init_weights is None:
         init_weights = load_init_weights(recipe.init)
     for run, weights in init_weights:
@@ -114,6 +116,22 @@ def build_initial_model(
     if init_weights:
         copy_(weights_of(network), average_weights([weights for _, weights in init_weights]))
     return network
+
+
+def _check_accepts_crops(recipe: Recipe, network: nn.Module, channels: int) -> None:
+    """Raise RecipeError unless the network accepts crops of all sizes that the tasks train on."""
+    device, dtype = device_and_dtype(network)
+    for task in recipe.tasks:
+        for side in task.augment.sides:
+            x = torch.zeros(1, channels, side, side, device=device, dtype=dtype)
+            try:
+                with torch.no_grad(), preserve_mode(network):
+                    network.eval()(x)
+            except (RuntimeError, ValueError) as error:
+                raise RecipeError(
+                    f"task.{task.name}.augment.size: the network does not accept images of {side}x{side} "
+                    f"pixels ({error}); choose other sizes, or a network that averages over all positions"
+                ) from error
 
 
 def load_init_weights(init: Init, parent: Path = Path()) -> InitWeights:

@@ -11,6 +11,7 @@ from torch import nn
 
 from allrounder.data.base import Data
 from allrounder.data.fingerprint import fingerprint_data
+from allrounder.data.views import View, has_whole_images
 from allrounder.distributed import World
 from allrounder.errors import Interrupted
 from allrounder.inference.fold import copy_sharing_fold
@@ -22,13 +23,13 @@ from allrounder.system.signals import StopRequest, stop_on_signals
 from allrounder.training import setup
 from allrounder.training.checkpoint import Checkpointer, EpochMetrics
 from allrounder.training.data import TrainingData
-from allrounder.training.learner import AugmentCache, Learner
+from allrounder.training.learner import AugmentCache, AugmentKey, Learner
 from allrounder.training.mixer import Mixer, recalibrate
 from allrounder.training.model_selection import ModelSelector
 from allrounder.training.pipelines import PipelineContext, check_pipeline, run_pipeline
 from allrounder.training.run import ModelFactory, Run
 from allrounder.training.setup import NewRunInputs
-from allrounder.types import Weights
+from allrounder.types import Batch, Weights
 
 MIX_PREFIX = "mix."
 """Prefix of the mixer's tensors in the checkpoint of a learner."""
@@ -55,6 +56,8 @@ class Trainer:
         self.data = TrainingData.split(recipe, data) if isinstance(data, Data) else data
         self.batches = self.data.batches
         self.clock = self.data.clock
+        self.image_size = self.data.dataset.shape[1:]
+        self.has_whole_images = has_whole_images(self.batches.split)
         self.mix = recipe.effective_mix
         # A resumed run must have the same images.
         self.data_facts = fingerprint_data(self.data.train, self.data.dataset.extra if recipe.extra else None)
@@ -94,15 +97,7 @@ class Trainer:
         for t in range(self.t + 1, last + 1):
             self.world.heartbeat(t)
             if self.learners:  # a rank without learners needs no images
-                batch = self.batches.at(self.clock.epoch(t), self.clock.step_in_epoch(t))
-                augmented: AugmentCache = {}  # learners with the same augmentation share its result
-                for learner in self.learners:
-                    self.world.heartbeat()
-                    name = learner.task.name
-                    num_images = learner.shard.for_batch(len(batch)).num_reported(len(batch))
-                    self.metrics.add(name, learner.step(batch, t, augmented), num_images)
-                    self.mixer.update(name, learner.averaged_weights(), t)
-                del batch, augmented  # frees the images before the validation
+                self.step_learners(t)
             if self.clock.ends_epoch(t):
                 self.log_epoch(t)
             if self.selection.is_due(t):
@@ -116,6 +111,28 @@ class Trainer:
             if progress is not None:
                 progress.step(t)
             self.stop_if_signalled(t, stop)
+
+    def step_learners(self, t: int) -> None:
+        """Let the learners of this rank take step t. The images are freed before the validation."""
+        batches = self.fetch_batches(t)
+        augmented: AugmentCache = {}  # learners with the same augmentation share its result
+        for learner in self.learners:
+            self.world.heartbeat()
+            name, batch = learner.task.name, batches[learner.augment_key]
+            num_images = learner.shard.for_batch(len(batch)).num_reported(len(batch))
+            self.metrics.add(name, learner.step(batch, t, augmented), num_images)
+            self.mixer.update(name, learner.averaged_weights(), t)
+
+    def fetch_batches(self, t: int) -> dict[AugmentKey, Batch]:
+        """Return the images of step t as the augmentations of this rank's learners begin with them: cropped
+        from whole images, or as the dataset prepares them."""
+        learners = {learner.augment_key: learner for learner in self.learners}
+
+        def draw_views(t: int, count: int) -> dict[AugmentKey, View]:
+            facts = count, self.image_size, self.has_whole_images
+            return {key: learner.draw_view(t, *facts) for key, learner in learners.items()}
+
+        return self.batches.views_at(self.clock.epoch(t), self.clock.step_in_epoch(t), draw_views)
 
     def global_weights(self, what: str = "the global weights") -> Weights:
         """Return theta_g, recalibrated if the recipe wants it. All ranks call it together; errors about a

@@ -181,7 +181,9 @@ def test_show_prints_every_recipe_as_a_file_that_loads(
         stages = [line for line in lines if line.startswith("# stage ")]
         assert len(stages) == (0 if recipe.pipeline is None else len(recipe.stage_recipes()))
         assert all(line.endswith("forward/backward passes per step") for line in stages)
-        expected = "training images" if name.startswith("embedded/") else f"not checked: data: {tmp_path}"
+        expected = (
+            "training images" if name.startswith("embedded/") else f"sizes as published: data: {tmp_path}"
+        )
         following = lines[len(stages)]
         assert following.startswith("# ") and expected in following
 
@@ -242,6 +244,18 @@ def test_show_works_without_the_data(allrounder: Command, tmp_path: Path):
     assert answer.code == 0
     assert "# number of steps unknown, exchanges not checked: data:" in answer.out
     assert Recipe.loads(answer.out) == Recipe.load("embedded/nt", [missing])
+
+
+def test_show_checks_exchanges_of_published_data_without_its_files(
+    allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    answer = allrounder("show", "imagenet/generalist-t")
+    assert "# sizes as published: data:" in answer.out
+    assert "# 1276167 training images, 9971 steps per epoch, 2393040 steps in total" in answer.out
+    early = ("--set", "mix.exchange={ start = 1, every = 1 }")
+    answer = allrounder("show", "cifar10/generalist-t", *early)
+    assert "# note: " in answer.out and "exchanges happen while the share of linf is 1" in answer.out
 
 
 def test_a_plan_is_printed_and_leaves_no_folder(

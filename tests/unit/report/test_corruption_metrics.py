@@ -49,7 +49,35 @@ def outcome(source: str = "generated", drop: str = "") -> Outcome:
 
 def test_the_averages_are_over_what_the_package_makes():
     assert STANDARD_SHIFTS["c"] == tuple(CORRUPTIONS)[:15]
-    assert STANDARD_SHIFTS["p"] == tuple(PERTURBATIONS)
+    others = ("snow", "speckle_noise", "gaussian_blur", "shear")
+    assert STANDARD_SHIFTS["p"] == tuple(name for name in PERTURBATIONS if name not in others)
+    assert len(STANDARD_SHIFTS["p"]) == 10
+
+
+def test_other_perturbations_have_their_own_column_and_enter_no_mean():
+    before = outcome()
+    frames = {f"snow@p-generated:{frame}": shown(0) if frame % 2 else shown() for frame in (2, 0, 1, 3)}
+    after = Outcome(LABEL, {**before.predicted, **frames}, before.facts)
+    assert after.columns() == [*before.columns(), ("snow", "all frames (generated)")]
+    assert after.accuracy("snow", "all frames") == 1 / 8 and after.flip_rate("snow") == 1 / 4
+    assert after.accuracy("perturbations") == before.accuracy("perturbations")
+    assert after.flip_rate() == before.flip_rate()
+    lines = after.table("perturbations").splitlines()
+    assert [line for line in lines if line.startswith("| mean")] == [
+        line for line in before.table("perturbations").splitlines() if line.startswith("| mean")
+    ]
+    assert any(line.startswith("| snow ") for line in lines)
+    alone = Outcome(LABEL, {"natural": LABEL, **frames})
+    assert "| mean" not in alone.table("perturbations")
+    with pytest.raises(KeyError, match="no standard perturbation was measured; choose one of: snow"):
+        alone.flip_rate()
+
+
+def test_tables_list_the_perturbations_of_a_mean():
+    ten = ", ".join(STANDARD_SHIFTS["p"])
+    assert f"Means over perturbations (generated) cover {ten}." in outcome().table()
+    nine = ten.replace("tilt, ", "")
+    assert f"Means over perturbations (official) cover {nine}." in outcome("official", "tilt@p").table()
 
 
 def test_shift_ids_round_trip_through_text():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, final
+from dataclasses import replace
+from typing import Annotated, Literal, cast, final
 
 import torch
 from pydantic import Field
@@ -11,9 +12,12 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from allrounder.config.fields import Flag, NonNegativeInt, PositiveFloat, frozen_config, raise_field_errors
-from allrounder.data.augment.base import ImageAugment
+from allrounder.config.schedules import OptionalImageSize
+from allrounder.config.time import Clock
+from allrounder.data.augment.base import ImageAugment, Size
+from allrounder.data.streaming.decode import DRAWS_PER_CROP, Crops
 from allrounder.rng import Rng
-from allrounder.types import Images
+from allrounder.types import Batch, Images
 
 PositiveShare = Annotated[PositiveFloat, Field(le=1)]
 
@@ -63,18 +67,25 @@ class CropFlip(ImageAugment):
 class ResizedCrop(ImageAugment):
     """Crop a random part of an image, resize it to the image size, and flip with probability one half.
 
-    The area is uniform in `scale`, the aspect ratio log-uniform in `ratio`, the position uniform and not
-    limited to whole pixels. Resizing is bilinear. A crop is never larger than the image, so resizing never
-    shrinks and needs no antialiasing.
+    Images that are decoded from files are cropped from the whole image, before any resizing, as is usual for
+    ImageNet: whole pixels, drawn again if the part does not fit, resized with antialiasing.
+
+    Images in memory are cropped as they are: the position is not limited to whole pixels, sides longer than
+    the image are clipped to it, and resizing is bilinear. A crop is never larger than the image, so resizing
+    never shrinks and needs no antialiasing. With a `size` other than theirs, they are cropped as files are.
     """
 
     scale: tuple[PositiveShare, PositiveShare] = (0.25, 1.0)
-    """Smallest and largest area of the crop, as a share of the image."""
+    """Smallest and largest area of the crop, as a share of the image; uniform between them."""
     ratio: tuple[PositiveFloat, PositiveFloat] = (0.75, 4 / 3)
-    """Smallest and largest aspect ratio (width / height) relative to the image's; sides longer than the image
-    are clipped to it."""
+    """Smallest and largest aspect ratio (width / height) of the crop, relative to that of the resized crop;
+    log-uniform between them."""
     flip: Flag = True
     """Flip left to right with probability one half."""
+    size: OptionalImageSize = None
+    """Height and width of the crops in pixels, by default those of the data. A schedule, evaluated at the end
+    of every epoch, trains on images that grow; the network must accept every size. Evaluation and validation
+    use the size of the data."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -83,6 +94,28 @@ class ResizedCrop(ImageAugment):
             if low > high
         ]
         raise_field_errors(self, problems)
+
+    @property
+    @override
+    def sides(self) -> tuple[int, ...]:
+        return () if self.size is None else tuple(round(side) for side in self.size.bounds())
+
+    @override
+    def crop_size(self, size: Size, t: int, clock: Clock) -> Size:
+        if self.size is None:
+            return size
+        side = round(self.size(clock.epoch(t) * clock.steps_per_epoch, clock))
+        return side, side
+
+    @override
+    def draw_crops(self, count: int, size: Size, rng: Rng) -> Crops:
+        draws = rng.uniform(torch.empty(count, DRAWS_PER_CROP, dtype=torch.float64))
+        rows = cast(list[list[float]], draws.tolist())
+        return Crops(*size, self.scale, self.ratio, self.flip, tuple(map(tuple, rows)))
+
+    @override
+    def apply(self, batch: Batch, rng: Rng) -> Batch:
+        return replace(batch, is_cropped=False) if batch.is_cropped else super().apply(batch, rng)
 
     @override
     def augment_images(self, x: Images, rng: Rng) -> Images:

@@ -35,7 +35,7 @@ CORRUPTIONS: dict[str, Corruption] = {
     "defocus_blur": Corruption(defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))),
     "glass_blur": Corruption(glass_blur, ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))),
     "motion_blur": Corruption(motion_blur, ((6.0, 1.0), (6.0, 1.5), (6.0, 2.0), (8.0, 2.0), (9.0, 2.5))),
-    "zoom_blur": Corruption(zoom_blur, (7, 12, 16, 21, 26)),
+    "zoom_blur": Corruption(zoom_blur, (1.06, 1.11, 1.16, 1.21, 1.26)),
     "snow": Corruption(
         snow,
         (

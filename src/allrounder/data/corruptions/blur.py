@@ -45,11 +45,15 @@ def motion_blur(x: Uint8Array, constants: tuple[float, float], rng: Rng) -> Uint
     return round_to_uint8(motion_filter(to_float(x), *constants, angles))
 
 
-def zoom_blur(x: Uint8Array, steps: int, rng: Rng) -> Uint8Array:
-    """Average the image and its enlargements by 0, 1, 2, ... percent; `steps` is the length of the published
-    ranges (1 to 1.06 and so on, by 0.01) in floating point, where the first two include their ends."""
+def zoom_blur(x: Uint8Array, end: float, rng: Rng) -> Uint8Array:
+    """Average the image and its enlargements by 1, 1.01, 1.02, ... to `end`.
+
+    The factors are those of the published program to the last bit: 1.25 becomes 1.2500000000000002, which
+    enlarges 26 pixels to 33 instead of 32, and the first two ranges include their ends.
+    """
     pixels = to_float(x)
     total = pixels
-    for percent in range(steps):
-        total = total + clipped_zoom(pixels, 1 + percent / 100)
-    return to_uint8(total / (steps + 1))
+    factors = np.arange(1, end, 0.01).tolist()
+    for factor in factors:
+        total = total + clipped_zoom(pixels, factor)
+    return to_uint8(total / (len(factors) + 1))

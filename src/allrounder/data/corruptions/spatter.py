@@ -32,7 +32,12 @@ def spatter(x: Uint8Array, constants: tuple[float, float, float, float, float, i
         cover = gaussian_filter((noise > threshold).astype(np.float64), strength)
         cover = np.where(cover < 0.8, 0, cover)
         return to_uint8(to_float(x) * (1 - cover) + cover * tint(MUD_TINT, x.shape[-1]))
-    drops = np.floor(255 * np.where(noise < threshold, 0, noise))
+    return add_water(x, np.where(noise < threshold, 0, noise), strength)
+
+
+def add_water(x: Uint8Array, layer: FloatArray, strength: float) -> Uint8Array:
+    """Add water: a layer (n, h, w, 1) whose values are 0 between the drops and at most 1 in them."""
+    drops = np.floor(255 * layer)
     light = drops * _specular(drops)
     brightest = light.max(axis=(1, 2), keepdims=True)
     light = strength * light / np.where(brightest == 0, 1, brightest)

@@ -6,12 +6,13 @@ It imports nothing of the package, so that decoder processes start quickly and n
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, cast, final
 
 import numpy as np
@@ -28,10 +29,62 @@ MAX_ASPECT_RATIO = 50
 """Greatest accepted ratio of the sides: resizing a narrower image could fill the memory."""
 MAX_PIXELS = 89_478_485
 """Pixels of an image: as many as Pillow reads without a warning."""
+MAX_CROP_ATTEMPTS = 10
+"""Attempts to draw a crop that fits into the image before the largest central one is taken, as published."""
+DRAWS_PER_CROP = 2 * MAX_CROP_ATTEMPTS + 3
+"""Random numbers of a crop: area and aspect ratio of every attempt, then left, top and flip."""
 END_REQUEST = bytes(4)
 """A request of length 0; it ends the process."""
 DONE = b"\x01"
 FAILED = b"\x00"
+
+
+@final
+@dataclass(frozen=True)
+class Crops:
+    """Random crops of a batch: for every image one part of the whole image, resized to one size.
+
+    The same as torchvision's RandomResizedCrop, with which networks for ImageNet are trained: the area is
+    uniform in `scale`, the aspect ratio log-uniform in `ratio`, a crop that does not fit is drawn again, and
+    the part is resized with Pillow's bilinear filter, which averages when it shrinks.
+    """
+
+    height: int
+    width: int
+    scale: tuple[float, float]
+    """Smallest and largest area, as a share of the whole image."""
+    ratio: tuple[float, float]
+    """Smallest and largest aspect ratio (width / height) of the part, relative to that of the result."""
+    flip: bool
+    """Flip left to right with probability one half."""
+    draws: tuple[tuple[float, ...], ...] = field(repr=False)
+    """DRAWS_PER_CROP numbers in [0, 1) for every image."""
+
+    def select(self, rows: Sequence[int]) -> Crops:
+        """Return the crops of some images of the batch."""
+        return replace(self, draws=tuple(self.draws[row] for row in rows))
+
+    def cut(self, image: Image.Image, row: int) -> Image.Image:
+        """Cut the crop of the image at position `row` of the batch."""
+        part = image.crop(self.box(image.width, image.height, row))
+        crop = part.resize((self.width, self.height), Image.Resampling.BILINEAR)
+        is_flipped = self.flip and self.draws[row][-1] < 0.5
+        return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if is_flipped else crop
+
+    def box(self, width: int, height: int, row: int) -> tuple[int, int, int, int]:
+        """Return left, top, right and bottom of the part that is cut from an image of this size."""
+        *attempts, left, top, _ = self.draws[row]
+        low, high = (end * self.width / self.height for end in self.ratio)
+        for u, v in zip(attempts[::2], attempts[1::2], strict=True):
+            area = width * height * (self.scale[0] + u * (self.scale[1] - self.scale[0]))
+            aspect = math.exp(math.log(low) + v * (math.log(high) - math.log(low)))
+            w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                x, y = int(left * (width - w + 1)), int(top * (height - h + 1))
+                return x, y, x + w, y + h
+        w, h = min(width, max(1, round(height * high))), min(height, max(1, round(width / low)))
+        x, y = (width - w) // 2, (height - h) // 2
+        return x, y, x + w, y + h
 
 
 @final
@@ -56,11 +109,20 @@ class DecodeSpec:
 
     def decode(self, path: str) -> NDArray[np.uint8]:
         """Decode a file to (c, h, w). Raises a ValueError that begins with the path."""
+        return self.decode_views(path, [None], 0)[0]
+
+    def decode_views(self, path: str, views: Sequence[Crops | None], row: int) -> list[NDArray[np.uint8]]:
+        """Decode a file once and return views of it, each (c, h, w): the crop of the image at position `row`
+        of a batch, or for None the resized centre."""
         # Pillow's decoders raise many kinds of errors for damaged images.
         try:
-            with open_image(path) as image:
-                oriented = ImageOps.exif_transpose(image) if self.upright else image
-                pixels = to_chw(self._resize_and_crop(oriented))
+            with open_image(path) as file:
+                image = convert_mode(ImageOps.exif_transpose(file) if self.upright else file, self.channels)
+                self._check_size(image)
+                seen = [
+                    self._resize_and_crop(image) if view is None else view.cut(image, row) for view in views
+                ]
+                return [np.ascontiguousarray(to_chw(view)) for view in seen]
         except FileNotFoundError:
             raise ValueError(f"{path}: is gone since the folder was listed; put it back") from None
         except UnusableImage as error:
@@ -70,25 +132,27 @@ class DecodeSpec:
                 f"{path}: cannot be read as an image ({type(error).__name__}: {error}); "
                 "get the file again, or take it out of the folder"
             ) from None
-        return np.ascontiguousarray(pixels)
 
-    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
-        """Convert an image to the target mode and size."""
-        image = convert_mode(image, self.channels)
+    def _check_size(self, image: Image.Image) -> None:
+        """Raise UnusableImage for an image that cannot be brought to the target size."""
         width, height = image.size
-        if self.resize is None:
-            if (height, width) != (self.height, self.width):
-                raise UnusableImage(
-                    f"is {width}x{height}, expected {self.width}x{self.height} as the others; set size to "
-                    "resize all images"
-                )
-            return image
-        short = min(width, height)
-        if max(width, height) > MAX_ASPECT_RATIO * short:
+        if self.resize is None and (height, width) != (self.height, self.width):
+            raise UnusableImage(
+                f"is {width}x{height}, expected {self.width}x{self.height} as the others; set size to "
+                "resize all images"
+            )
+        if self.resize is not None and max(width, height) > MAX_ASPECT_RATIO * min(width, height):
             raise UnusableImage(
                 f"is {width}x{height}, expected at most {MAX_ASPECT_RATIO} times as long as wide; crop it, "
                 "or take it out of the folder"
             )
+
+    def _resize_and_crop(self, image: Image.Image) -> Image.Image:
+        """Resize an image and crop its centre."""
+        if self.resize is None:
+            return image
+        width, height = image.size
+        short = min(width, height)
         if short != self.resize:
             scaled = (self.resize * width // short, self.resize * height // short)
             image = image.resize(scaled, Image.Resampling.BILINEAR)
@@ -149,7 +213,9 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
         request = cast(dict[str, Any], json.loads(requests.read(int.from_bytes(head, "big"))))
         try:
             spec = DecodeSpec(**request["spec"])
-            body = b"".join(spec.decode(path).tobytes() for path in request["paths"])
+            views = [None if view is None else Crops(**view) for view in request["views"]]
+            images = (spec.decode_views(path, views, row) for row, path in enumerate(request["paths"]))
+            body = b"".join(pixels.tobytes() for seen in images for pixels in seen)
             status = DONE
         except Exception as error:
             body = str(error).encode(errors="backslashreplace")

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import BinaryIO, TypeAlias, cast, final
 
 from allrounder.data.streaming import decode
-from allrounder.data.streaming.decode import DONE, END_REQUEST, DecodeSpec
+from allrounder.data.streaming.decode import DONE, END_REQUEST, Crops, DecodeSpec
 from allrounder.errors import DataError
 
 MAX_DEFAULT_WORKERS = 8
@@ -59,8 +59,11 @@ class DecoderPool:
         """Whether tasks can be submitted: only in the process that created the pool, until it is closed."""
         return self._owner_pid == os.getpid() and self.close.alive
 
-    def submit(self, spec: DecodeSpec, paths: Sequence[str]) -> list[DecodeFuture]:
-        """Decode files in the background; the futures give, in order, the pixels of a few images each."""
+    def submit(
+        self, spec: DecodeSpec, paths: Sequence[str], views: Sequence[Crops | None] = (None,)
+    ) -> list[DecodeFuture]:
+        """Decode files in the background; the futures give, in order, the pixels of a few images each: for
+        every image all views, one after the other."""
         while len(self._threads) < self.workers:
             name = f"decoder-{len(self._threads) + 1}"
             thread = threading.Thread(target=_worker_loop, args=(self._queue,), name=name, daemon=True)
@@ -69,7 +72,9 @@ class DecoderPool:
         per_task = max(1, min(MAX_IMAGES_PER_TASK, -(-len(paths) // (2 * self.workers))))
         futures: list[DecodeFuture] = []
         for start in range(0, len(paths), per_task):
-            request = {"spec": asdict(spec), "paths": paths[start : start + per_task]}
+            rows = range(start, min(start + per_task, len(paths)))
+            parts = [None if view is None else vars(view.select(rows)) for view in views]
+            request = {"spec": asdict(spec), "paths": [paths[row] for row in rows], "views": parts}
             futures.append(Future())
             self._queue.put((futures[-1], json.dumps(request).encode()))
         return futures

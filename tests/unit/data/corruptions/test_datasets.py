@@ -210,6 +210,18 @@ def test_published_sequences_need_no_labels(tmp_path: Path):
     assert result.source == "official" and result.num_frames("scale") == 31
 
 
+@pytest.mark.parametrize("name", ["spatter", "shear", "gaussian_blur", "speckle_noise", "snow"])
+def test_every_sequence_of_the_published_archive_is_read(name: str, tmp_path: Path):
+    images = split(16)
+    folder = make_set(images, tmp_path / "CIFAR-10-P", "p", names=[name], seed=9)
+    (folder / MARKER_FILE).unlink()
+    result = find_set(images, "p", [name], tmp_path)
+    assert result.source == "official" and result.num_frames(name) == 31
+    rows = torch.tensor([1, 8])
+    expected = perturb_sequence(fetch_uint8(images, rows), name, seed=9, rows=[1, 8])
+    assert np.array_equal(result.fetch(name, None, rows), expected)
+
+
 @pytest.mark.parametrize("name", ["translate", "scale", "motion_blur", "gaussian_noise"])
 def test_published_sequences_of_other_images_are_refused(name: str, tmp_path: Path):
     images = split(16)

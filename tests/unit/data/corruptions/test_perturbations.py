@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage as scipy_ndimage
 
 from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
 from tests.support.images import clothes, scenes
 
 NAMES = list(PERTURBATIONS)
-MIDDLE = {"brightness": 15, "translate": 7, "rotate": 15, "tilt": 15, "scale": 15}
+MIDDLE = {"brightness": 15, "translate": 7, "rotate": 15, "tilt": 15, "scale": 15, "shear": 15}
 """The frames that are the image itself, or nearly."""
+RANDOM = ("gaussian_noise", "shot_noise", "speckle_noise", "snow", "spatter")
 
 
 def mean_difference(a: object, b: object) -> float:
@@ -35,7 +39,7 @@ def test_frames_do_not_depend_on_other_images(name: str):
         part = perturb_sequence(x[some], name, rows=[10 + number for number in some])
         assert np.array_equal(part, complete[some])
     other = perturb_sequence(x, name, rows=range(10, 15), seed=1)
-    assert np.array_equal(other, complete) == (name not in ("gaussian_noise", "shot_noise", "snow"))
+    assert np.array_equal(other, complete) == (name not in RANDOM)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,7 +49,7 @@ def test_frames_change_gradually(name: str):
     assert (steps > 0).all()
     assert steps.max() < 30
     ends = np.abs(y[:, -1] - y[:, 0]).mean()
-    if name not in ("gaussian_noise", "shot_noise", "motion_blur"):
+    if name not in ("gaussian_noise", "shot_noise", "speckle_noise", "motion_blur"):
         assert ends > 2 * steps.mean()
 
 
@@ -55,7 +59,7 @@ def test_middle_frame_is_the_image(name: str, frame: int):
     assert mean_difference(perturb_sequence(x, name)[:, frame], x) < 1.5
 
 
-@pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "zoom_blur"])
+@pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "speckle_noise", "zoom_blur"])
 def test_first_frame_is_the_image(name: str):
     x = scenes(2)
     assert np.array_equal(perturb_sequence(x, name)[:, 0], x)
@@ -67,6 +71,49 @@ def test_noise_does_not_accumulate():
     scales = y.std(axis=(0, 2, 3, 4))
     assert np.abs(scales / 0.02 - 1).max() < 0.06
     assert not np.array_equal(y[:, 0], y[:, 1])
+
+
+def test_speckle_noise_is_in_proportion_to_the_pixel():
+    x = np.full((4, 32, 32, 2), 0, np.uint8).repeat(2, -1)[..., :3]
+    x[..., 1], x[..., 2] = 100, 200
+    y = perturb_sequence(x, "speckle_noise")[:, 1:] / 255
+    scales = y.std(axis=(0, 1, 2, 3))
+    assert scales[0] == 0
+    assert np.abs(scales[1:] / (0.05 * np.array([100, 200]) / 255) - 1).max() < 0.06
+
+
+def test_gaussian_blur_equals_scipy():
+    x = scenes(1)
+    y = perturb_sequence(x, "gaussian_blur")[0]
+    for frame in (0, 15, 30):
+        sigma = 0.3 + 0.015 * frame
+        blurred = scipy_ndimage.gaussian_filter(x[0] / 255, (sigma, sigma, 0), mode="nearest", truncate=7.0)
+        assert np.abs(y[frame] - np.floor(255 * blurred)).max() <= 1
+
+
+def test_drops_run_down_by_four_fifths_of_a_pixel_per_frame():
+    x = np.zeros((8, 32, 32, 3), np.uint8)
+    y = perturb_sequence(x, "spatter").astype(float).mean(axis=(2, 4))  # by image, frame and column
+    assert y.any(axis=(1, 2)).all()
+    rows = np.arange(32)
+    light = perturb_sequence(x, "spatter")[..., 1].astype(float).sum(axis=3)  # by image, frame and row
+    top = [(light[:, frame, :8].sum() / light[:, frame].sum()) for frame in (0, 20)]
+    assert top[0] > 0.1 and top[1] < 0.02, "no drops follow from above"
+    centre = [(light[:, frame] * rows).sum() / light[:, frame].sum() for frame in (0, 5)]
+    assert 1 < centre[1] - centre[0] < 5
+
+
+def test_shearing_equals_pillow_with_the_matrix_of_its_time():
+    """x' = x - sin(a) y and y' = cos(a) y about the centre; Pillow wants the inverse."""
+    x = scenes(1)
+    y = perturb_sequence(x, "shear")[0]
+    for frame in (0, 9, 30):
+        angle = math.radians(frame - 15)
+        a, b = math.tan(angle), 1 / math.cos(angle)
+        matrix = (1.0, a, -16 * a, 0.0, b, 16 - 16 * b)
+        image = Image.fromarray(x[0])
+        sheared = image.transform((32, 32), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+        assert mean_difference(y[frame], sheared) < 1
 
 
 def test_translation_is_exact():

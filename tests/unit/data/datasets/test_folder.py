@@ -455,7 +455,7 @@ def test_unknown_data_raises_an_error(tmp_path, monkeypatch, text, message):
 
 def test_decoder_program_returns_the_decoded_pixels(tmp_path):
     path = save(tmp_path / "x.png", noise(0))
-    ask = f'{{"spec": {{"height": 6, "width": 6}}, "paths": ["{path}", "{path}"]}}'.encode()
+    ask = f'{{"spec": {{"height": 6, "width": 6}}, "paths": ["{path}", "{path}"], "views": [null]}}'.encode()
     bad = ask.replace(b"x.png", b"y.png")
     questions = b"".join(len(x).to_bytes(4, "big") + x for x in (ask, bad, ask)) + b"\x00\x00"
     answers = io.BytesIO()

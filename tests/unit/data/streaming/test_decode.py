@@ -64,7 +64,7 @@ def test_extreme_aspect_ratio_is_refused(tmp_path: Path, size: tuple[int, int]):
 
 
 def test_empty_request_ends_the_decoder():
-    message = b'{"spec": {"height": 6, "width": 6}, "paths": []}'
+    message = b'{"spec": {"height": 6, "width": 6}, "paths": [], "views": [null]}'
     request, responses = len(message).to_bytes(4, "big") + message, io.BytesIO()
     inspect.unwrap(serve)(io.BytesIO(request + END_REQUEST + request), responses)
     assert responses.getvalue() == b"\x01" + bytes(8)

@@ -139,7 +139,7 @@ def test_prefetched_images_are_decoded_before_fetch(tmp_path, started):
     rows = EVERY[:8]
     split.prefetch(rows)
     split.prefetch(rows)
-    pieces = split._prefetched[tuple(range(8))]
+    pieces = split._prefetched[tuple(range(8)), (None,)]
     assert b"".join(piece.result(timeout=30) for piece in pieces)
     for path in (tmp_path / "x" / "train").rglob("*.png"):
         path.unlink()
@@ -153,7 +153,7 @@ def test_oldest_prefetched_batches_are_dropped(tmp_path):
     for first in range(10):
         split.prefetch(EVERY[first : first + 6])
     assert list(split._prefetched) == [
-        tuple(range(first, first + 6)) for first in range(10)[-MAX_PREFETCHED:]
+        (tuple(range(first, first + 6)), (None,)) for first in range(10)[-MAX_PREFETCHED:]
     ]
     assert torch.equal(split.fetch(EVERY[:6]), streamed(tmp_path / "x", 0).fetch(EVERY[:6]))
 
