@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from allrounder.report.seed_statistics import SeedComparison, SeedsByImages, student_p_value
+from allrounder.report.seed_statistics import SeedComparison, SeedsByImages, t_p_value
 from allrounder.report.statistics import McNemar
 
 LEVEL = 0.05
@@ -48,7 +48,7 @@ def seeds_only(row: SeedsByImages, reference: SeedsByImages) -> float:
 
 def _t_test(sample: np.ndarray) -> float:
     error = math.sqrt(max(float(sample.var(ddof=1)), 1e-12) / len(sample))
-    return student_p_value(float(sample.mean()) / error, len(sample) - 1)
+    return t_p_value(float(sample.mean()) / error, len(sample) - 1)
 
 
 def bootstrap(row: SeedsByImages, reference: SeedsByImages) -> float:

@@ -36,6 +36,20 @@ Threats = Annotated[list[str] | None, Option(help="A threat such as Linf:8/255; 
 Attacks = Annotated[
     list[str] | None, Option(help="An attack such as pgd-20, cw or apgd-t; repeat for several. Default: aa.")
 ]
+Source = Annotated[
+    str | None,
+    Option(
+        help="Craft on this network and evaluate the images on the target: a run folder (its best weights), "
+        "or a weights file with --source-model. Default attack: pgd-20.",
+        metavar="RUN_OR_FILE",
+    ),
+]
+SourceModel = Annotated[
+    str | None, Option(help="The network of --source. Default: that of --model.", metavar="NAME")
+]
+Eot = Annotated[
+    int | None, Option(min=1, help="Gradients to average in every step of pgd or apgd, for random networks.")
+]
 Budget = Annotated[str, Option(help=f"Number of images: {BUDGETS}. Attacks are never shortened.")]
 NumImages = Annotated[int | None, Option("--n", min=1, help="Number of images, instead of --budget.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Images per forward pass. Default: by image size.")]
@@ -82,6 +96,9 @@ class EvalCommand(TargetOptions):
     suite: str | None
     threat: list[str] | None
     attack: list[str] | None
+    source: str | None
+    source_model: str | None
+    eot: int | None
     budget: str
     n: int | None
     seed: int
@@ -101,6 +118,9 @@ def eval_(
     suite: SuiteName = None,
     threat: Threats = None,
     attack: Attacks = None,
+    source: Source = None,
+    source_model: SourceModel = None,
+    eot: Eot = None,
     budget: Budget = "standard",
     n: NumImages = None,
     which: Which = "best",

@@ -75,37 +75,37 @@ class SeedComparison:
                 *(_variance_of_mean(row.mean(1)) for row in (self.row, self.reference)),
             ]
         )
-        return student_p_value(float(images.mean()) / math.sqrt(error.variance), error.degrees)
+        return t_p_value(float(images.mean()) / math.sqrt(error.variance), error.degrees)
 
 
 def seed_interval(accuracies: SeedsByImages) -> tuple[float, float]:
     """The 95% interval of a mean over two or more seeds, on the same images.
 
     It is Wilson's interval, with the number of trials that has the estimated variance and with the quantile
-    of Student's t. If the variance is 0, each image is one trial.
+    of the t distribution. If the variance is 0, each image is one trial.
     """
     share, images = float(accuracies.mean()), accuracies.shape[1]
     error = add_variances([_variance_of_mean(accuracies.mean(axis)) for axis in (0, 1)])
     if error.variance == 0:
         return wilson_interval(share, images)
-    return wilson_interval(share, share * (1 - share) / error.variance, student_quantile(error.degrees))
+    return wilson_interval(share, share * (1 - share) / error.variance, t_quantile(error.degrees))
 
 
 def _variance_of_mean(sample: NDArray[np.float64]) -> VarianceTerm:
     return VarianceTerm(float(sample.var(ddof=1)) / len(sample), float(len(sample) - 1))
 
 
-def student_p_value(t: float, degrees: float) -> float:
-    """The probability that Student's t with these degrees of freedom is at least as far from 0."""
+def t_p_value(t: float, degrees: float) -> float:
+    """The probability that a t variable with these degrees of freedom is at least as far from 0."""
     return _beta_share(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
-def student_quantile(degrees: float) -> float:
+def t_quantile(degrees: float) -> float:
     """The t whose two-sided p-value is 5%, by bisection."""
     low, high = Z95, 1e9
     while high - low > 1e-9 * high:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if student_p_value(middle, degrees) > 0.05 else (low, middle)
+        low, high = (middle, high) if t_p_value(middle, degrees) > 0.05 else (low, middle)
     return low
 
 

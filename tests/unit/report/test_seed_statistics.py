@@ -15,8 +15,8 @@ from allrounder.report.seed_statistics import (
     VarianceTerm,
     add_variances,
     seed_interval,
-    student_p_value,
-    student_quantile,
+    t_p_value,
+    t_quantile,
 )
 from allrounder.report.statistics import McNemar, wilson_interval
 
@@ -25,15 +25,15 @@ from allrounder.report.statistics import McNemar, wilson_interval
     ("degrees", "quantile"),
     [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (30, 2.0423), (1e6, 1.95996)],
 )
-def test_quantiles_of_students_t_are_those_of_the_tables(degrees: float, quantile: float):
-    assert student_quantile(float(degrees)) == pytest.approx(quantile, abs=5e-5)
-    assert student_p_value(quantile, float(degrees)) == pytest.approx(0.05, abs=2e-5)
+def test_quantiles_of_the_t_distribution_are_those_of_the_tables(degrees: float, quantile: float):
+    assert t_quantile(float(degrees)) == pytest.approx(quantile, abs=5e-5)
+    assert t_p_value(quantile, float(degrees)) == pytest.approx(0.05, abs=2e-5)
 
 
 @given(st.floats(-1e4, 1e4))
-def test_students_t_with_one_and_two_degrees_has_closed_forms(t: float):
-    assert student_p_value(t, 1.0) == pytest.approx(1 - 2 / math.pi * math.atan(abs(t)), abs=1e-7)
-    assert student_p_value(t, 2.0) == pytest.approx(1 - abs(t) / math.sqrt(2 + t * t), abs=1e-7)
+def test_the_t_distribution_with_one_and_two_degrees_has_closed_forms(t: float):
+    assert t_p_value(t, 1.0) == pytest.approx(1 - 2 / math.pi * math.atan(abs(t)), abs=1e-7)
+    assert t_p_value(t, 2.0) == pytest.approx(1 - abs(t) / math.sqrt(2 + t * t), abs=1e-7)
 
 
 def test_degrees_of_freedom_are_those_of_the_variance_that_dominates():
