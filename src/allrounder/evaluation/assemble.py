@@ -21,8 +21,8 @@ from allrounder.report.outcome import NATURAL, Facts, IntArray, Outcome
 from allrounder.system.files import temporary_path
 from allrounder.types import Labels
 
-PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood")
-"""Facts with an entry for every probe, or for every set of corrupted images."""
+PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood", "masking")
+"""Facts with an entry for every probe, for every set of corrupted images, or for every threat."""
 
 
 def assemble_outcome(

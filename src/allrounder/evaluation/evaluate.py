@@ -30,6 +30,7 @@ from allrounder.evaluation.assemble import (
 )
 from allrounder.evaluation.identity import fingerprint_model_and_data
 from allrounder.evaluation.job import EvaluationJob
+from allrounder.evaluation.masking import check_masking
 from allrounder.evaluation.preflight import doctor
 from allrounder.evaluation.probes import Eps, Probe, select_probes
 from allrounder.evaluation.shifts import CorruptionEval
@@ -73,7 +74,11 @@ class EvalOptions:
     batch_size: int | None = None
     """Images per forward pass; None chooses it by the size of the images. It changes the last bits."""
     check: PreflightMode = "stop"
-    """What severe findings of the preflight do: raise an error, or be noted; skip runs no preflight."""
+    """What severe findings of the preflight do: raise an error, or be noted; skip runs no preflight, and no
+    check for masked gradients."""
+    check_masking: bool = True
+    """Whether to look for masked gradients with a short FAB and Square, on at most 50 images, under threats
+    whose attacks all depend on the gradients of the loss."""
     keep_examples: bool = False
     """Whether to save the images that fool the network, in the folder `out`."""
     about: Facts = field(default_factory=dict[str, Any])
@@ -141,6 +146,8 @@ def evaluate(
         folder = _open_folder(stack, out if world.is_main else None, workers, plan)
         job = EvaluationJob(model, split, selected, seed, size, keep, folder, out is not None, corruptions)
         store = job.run(rows, workers, progress, world)
+        if options.check_masking and options.check != "skip":
+            facts |= check_masking(job, store, rows, facts, progress)
         outcome = job.build_outcome(store, rows, {**options.about, **facts})
         if job.persistent and folder is not None:
             if keep:

@@ -12,6 +12,7 @@ from allrounder.data.base import Split
 from allrounder.inference.attack_view import attack_view
 from allrounder.nn.digest import add_module_, to_bytes
 from allrounder.rng import Rng
+from allrounder.system.processes import use_threads
 from allrounder.types import Classifier, Labels, device_and_dtype
 
 MODEL_SAMPLE, DATA_SAMPLE = 8, 512
@@ -30,13 +31,9 @@ def fingerprint_model_and_data(model: Classifier, split: Split) -> dict[str, Any
     if isinstance(model, nn.Module):
         add_module_(network, model)
     x = images[:: -(-len(images) // MODEL_SAMPLE)].to(*device_and_dtype(model))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with attack_view(model, x, "eval"), torch.no_grad(), Rng(0).fold_in("identity").seed_global():
-            network.update(to_bytes(model(x)))
-    finally:
-        torch.set_num_threads(threads)
+    seeded = Rng(0).fold_in("identity").seed_global()
+    with use_threads(1), attack_view(model, x, "eval"), torch.no_grad(), seeded:
+        network.update(to_bytes(model(x)))
     data = hashlib.sha256(to_bytes(split.labels) + to_bytes(images))
     return {"network": network.hexdigest()[:16], "data": data.hexdigest()[:16], "images of data": len(split)}
 
