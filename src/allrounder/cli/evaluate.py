@@ -8,7 +8,6 @@ from typing import Annotated, final
 
 from typer import Argument, Exit, Option
 
-from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice, read_index
 
 INDEX = read_index()
@@ -61,6 +60,14 @@ KeepExamples = Annotated[
     bool, Option("--save-examples", help="Save the adversarial images that fool the network.")
 ]
 Force = Annotated[bool, Option("--force", help="Continue where the preflight would stop.")]
+CheckMasking = Annotated[
+    bool,
+    Option(
+        "--masking-check/--no-masking-check",
+        help="Where neither FAB nor Square is among the attacks, try both briefly on 50 images, and warn of "
+        "masked gradients if they find much more.",
+    ),
+]
 Style = Annotated[str | None, Option("--table", help=f"One of {', '.join(INDEX['table_styles'])}.")]
 Ood = Annotated[
     str,
@@ -78,7 +85,7 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Print the numbers only.")]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """The options of `doctor`, which are also options of `eval`, under the same names."""
+    """The options that `eval` and `doctor` share, under the same names."""
 
     target: str | None = None
     which: str = "best"
@@ -86,6 +93,14 @@ class TargetOptions:
     weights: Path | None = None
     key: str | None = None
     data: str | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand(TargetOptions):
+    """All options of `doctor`, under the same names."""
+
+    threat: list[str] | None
 
 
 @final
@@ -107,6 +122,7 @@ class EvalCommand(TargetOptions):
     folder: Path | None
     keep_examples: bool
     force: bool
+    check_masking: bool
     style: str | None
     ood: str
     ood_data: Path | None
@@ -134,6 +150,7 @@ def eval_(
     folder: Folder = None,
     keep_examples: KeepExamples = False,
     force: Force = False,
+    check_masking: CheckMasking = True,
     style: Style = None,
     ood: Ood = "",
     ood_data: OodData = None,
@@ -160,22 +177,14 @@ def doctor_(
     weights: WeightsFile = None,
     key: WeightsKey = None,
     data: DataName = None,
+    threat: Threats = None,
 ) -> None:
-    """Check a network and its images for faults that would make an evaluation meaningless."""
-    options = TargetOptions(**locals())
-    from allrounder.cli.target import load_target
-    from allrounder.evaluation.evaluate import default_batch_size, select_rows
-    from allrounder.evaluation.preflight import doctor
-    from allrounder.types import device_and_dtype
+    """Check a network and its images for faults that would make an evaluation meaningless.
 
-    loaded = load_target(options)
-    rows = select_rows(loaded.data.test, 64, 0)
-    x = loaded.data.test.fetch(rows).to(*device_and_dtype(loaded.model))
-    y = loaded.data.test.labels[rows]
-    size = default_batch_size(loaded.model, loaded.data.test)
-    diagnosis = doctor(loaded.model, x, y, classes=len(loaded.data.classes), batch_size=size)
-    echo(f"{loaded.name}: {len(rows)} images, {diagnosis.classes or 'unknown'} classes")
-    for line in diagnosis.lines():
-        echo(line)
-    if not diagnosis.ok:
+    Under the threats of the options, or those of the run, also check for masked gradients.
+    """
+    command = DoctorCommand(**locals())
+    from allrounder.cli.run_doctor import run_doctor
+
+    if not run_doctor(command):
         raise Exit(1)

@@ -2,7 +2,7 @@
 
 Attacks that follow the gradient of a loss overestimate the robustness of a network where that gradient is
 small or misleading. FAB follows the decision boundary, and Square uses no gradient, so they often succeed
-there. The check takes at most 480 forward and 90 backward passes on each of at most 50 images.
+there. The check takes at most 483 forward and 90 backward passes on each of at most 50 images.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def compute_flags(outcome: Outcome) -> list[str]:
         doubts = _flag_black_box_wins(white, black) + _flag_not_converged(robust) + _flag_fixed_steps(robust)
         flags += [f"{threat}: {doubt}" for doubt in doubts]
     flags += [flag for name in outcome.stage for flag in _flag_black_box_stage(outcome, name)]
-    flags += _flag_masking(outcome.facts.get("masking", {}))
+    flags += flag_masking(outcome.facts.get("masking", {}))
     for text in map(str, outcome.facts.get("findings", ())):
         kind, _, message = text.partition(": ")
         if kind in FINDING_FLAGS:
@@ -104,8 +104,8 @@ def _flag_black_box_stage(outcome: Outcome, name: str) -> list[str]:
     return flags
 
 
-def _flag_masking(by_threat: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A short FAB and Square should not fool the network on many images that longer attacks leave robust."""
+def flag_masking(by_threat: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A short FAB and Square should not fool the network on many images that other attacks leave robust."""
     flags: list[str] = []
     for threat, counts in by_threat.items():
         images, robust, fooled = (int(counts[key]) for key in ("images", "robust", "fooled"))
