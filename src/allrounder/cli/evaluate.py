@@ -60,12 +60,12 @@ KeepExamples = Annotated[
     bool, Option("--save-examples", help="Save the adversarial images that fool the network.")
 ]
 Force = Annotated[bool, Option("--force", help="Continue where the preflight would stop.")]
-CheckMasking = Annotated[
+NoMaskingCheck = Annotated[
     bool,
     Option(
-        "--masking-check/--no-masking-check",
-        help="Where neither FAB nor Square is among the attacks, try both briefly on 50 images, and warn of "
-        "masked gradients if they find much more.",
+        "--no-masking-check",
+        help="Do not look for masked gradients with a short FAB and Square on 50 images, which is done for "
+        "threats without these attacks.",
     ),
 ]
 Style = Annotated[str | None, Option("--table", help=f"One of {', '.join(INDEX['table_styles'])}.")]
@@ -122,7 +122,7 @@ class EvalCommand(TargetOptions):
     folder: Path | None
     keep_examples: bool
     force: bool
-    check_masking: bool
+    no_masking_check: bool
     style: str | None
     ood: str
     ood_data: Path | None
@@ -150,7 +150,7 @@ def eval_(
     folder: Folder = None,
     keep_examples: KeepExamples = False,
     force: Force = False,
-    check_masking: CheckMasking = True,
+    no_masking_check: NoMaskingCheck = False,
     style: Style = None,
     ood: Ood = "",
     ood_data: OodData = None,

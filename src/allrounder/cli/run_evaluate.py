@@ -71,7 +71,7 @@ def run_evaluate(command: EvalCommand) -> None:
                 options=EvalOptions(
                     batch_size=command.batch_size,
                     check="note" if command.force else "stop",
-                    check_masking=command.check_masking,
+                    check_masking=not command.no_masking_check,
                     keep_examples=command.keep_examples,
                     about=target.about,
                     ood_data=command.ood_data,

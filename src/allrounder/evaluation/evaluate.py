@@ -92,6 +92,11 @@ class EvalOptions:
         _check_choice("check", self.check, get_args(PreflightMode))
         _check_positive("batch_size", self.batch_size)
 
+    @property
+    def looks_for_masking(self) -> bool:
+        """Whether to run the check for masked gradients."""
+        return self.check_masking and self.check != "skip"
+
 
 def evaluate(
     model: Classifier,
@@ -127,7 +132,6 @@ def evaluate(
     """
     world, keep = options.world, options.keep_examples
     _check_choice("budget", budget, tuple(BUDGETS))
-    _check_positive("workers", workers)
     _check_combination(world, workers, keep, out)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
@@ -146,8 +150,7 @@ def evaluate(
         folder = _open_folder(stack, out if world.is_main else None, workers, plan)
         job = EvaluationJob(model, split, selected, seed, size, keep, folder, out is not None, corruptions)
         store = job.run(rows, workers, progress, world)
-        if options.check_masking and options.check != "skip":
-            facts |= check_masking(job, store, rows, facts, progress)
+        facts |= check_masking(job, store, rows, facts, progress) if options.looks_for_masking else {}
         outcome = job.build_outcome(store, rows, {**options.about, **facts})
         if job.persistent and folder is not None:
             if keep:
@@ -218,6 +221,7 @@ def select_rows(split: Split, count: int | None, seed: int) -> Labels:
 
 
 def _check_combination(world: World, workers: int, keep_examples: bool, out: str | Path | None) -> None:
+    _check_positive("workers", workers)
     if keep_examples and out is None:
         raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
     if world.size > 1 and (workers > 1 or keep_examples):

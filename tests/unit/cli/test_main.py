@@ -104,7 +104,7 @@ OPTIONS = {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--batch-size", "--workers"),
         *("--out", "--which", "--model", "--weights", "--weights-key", "--data"),
         *("--save-examples", "--force", "--table", "--quiet", "-q", "--ood", "--ood-data"),
-        *("--source", "--source-model", "--eot", "--masking-check", "--no-masking-check"),
+        *("--source", "--source-model", "--eot", "--no-masking-check"),
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data", "--threat"},
     "data": set[str](),
