@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, ClassVar, final
 
 import torch
 from pydantic import Field
+from torch import nn
 from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult, perturb, select_rows
 from allrounder.attacks.losses import Identifier, cross_entropy
 from allrounder.config.fields import OneOf, PositiveInt, frozen_config
+from allrounder.nn.digest import add_module_
 from allrounder.rng import Rng
 from allrounder.threats.norms import Norm
 from allrounder.threats.threat import AnyOf, Threat
@@ -205,10 +209,21 @@ class Transfer(Attack):
     source: Classifier
     """The network to craft on, with the same classes in the same order."""
     name: Identifier
-    """The name of the source in the text of this attack; a different source needs a different name."""
+    """The name of the source in results. Give a function another name if it changes; of a module, the text of
+    this attack also has a digest."""
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the weights and buffers of the source; empty for a source that is not a module."""
+        if not isinstance(self.source, nn.Module):
+            return ""
+        digest = hashlib.sha256()
+        add_module_(digest, self.source)
+        return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
-        return f"Transfer(attack={self.attack!r}, name={self.name!r})"
+        digest = f", digest={self.digest!r}" if self.digest else ""
+        return f"Transfer(attack={self.attack!r}, name={self.name!r}{digest})"
 
     def run(self, model: Classifier, x: Images, y: Labels, threat: Threat, rng: Rng) -> AttackResult:
         """Craft on the source, with the random numbers of a direct attack on it; `model` is not used."""

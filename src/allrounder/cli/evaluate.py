@@ -8,7 +8,6 @@ from typing import Annotated, final
 
 from typer import Argument, Exit, Option
 
-from allrounder.cli.echo import echo
 from allrounder.cli.index import check_choice, read_index
 
 INDEX = read_index()
@@ -36,6 +35,20 @@ Threats = Annotated[list[str] | None, Option(help="A threat such as Linf:8/255; 
 Attacks = Annotated[
     list[str] | None, Option(help="An attack such as pgd-20, cw or apgd-t; repeat for several. Default: aa.")
 ]
+Source = Annotated[
+    str | None,
+    Option(
+        help="Craft on this network and evaluate the images on the target: a run folder (its best weights), "
+        "or a weights file with --source-model. Default attack: pgd-20.",
+        metavar="RUN_OR_FILE",
+    ),
+]
+SourceModel = Annotated[
+    str | None, Option(help="The network of --source. Default: that of --model.", metavar="NAME")
+]
+Eot = Annotated[
+    int | None, Option(min=1, help="Gradients to average in every step of pgd or apgd, for random networks.")
+]
 Budget = Annotated[str, Option(help=f"Number of images: {BUDGETS}. Attacks are never shortened.")]
 NumImages = Annotated[int | None, Option("--n", min=1, help="Number of images, instead of --budget.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Images per forward pass. Default: by image size.")]
@@ -47,6 +60,14 @@ KeepExamples = Annotated[
     bool, Option("--save-examples", help="Save the adversarial images that fool the network.")
 ]
 Force = Annotated[bool, Option("--force", help="Continue where the preflight would stop.")]
+NoMaskingCheck = Annotated[
+    bool,
+    Option(
+        "--no-masking-check",
+        help="Do not look for masked gradients with a short FAB and Square on 50 images, which is done for "
+        "threats without these attacks.",
+    ),
+]
 Style = Annotated[str | None, Option(help=f"One of {', '.join(INDEX['table_styles'])}.")]
 Ood = Annotated[
     str,
@@ -63,7 +84,7 @@ OodData = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """The options of `doctor`, which are also options of `eval`, under the same names."""
+    """The options that `eval` and `doctor` share, under the same names."""
 
     target: str | None = None
     which: str = "best"
@@ -75,12 +96,23 @@ class TargetOptions:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class DoctorCommand(TargetOptions):
+    """All options of `doctor`, under the same names."""
+
+    threat: list[str] | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class EvalCommand(TargetOptions):
     """All options of `eval`, under the same names."""
 
     suite: str | None
     threat: list[str] | None
     attack: list[str] | None
+    source: str | None
+    source_model: str | None
+    eot: int | None
     budget: str
     n: int | None
     seed: int
@@ -89,6 +121,7 @@ class EvalCommand(TargetOptions):
     folder: Path | None
     keep_examples: bool
     force: bool
+    no_masking_check: bool
     style: str | None
     ood: str
     ood_data: Path | None
@@ -99,6 +132,9 @@ def eval_(
     suite: SuiteName = None,
     threat: Threats = None,
     attack: Attacks = None,
+    source: Source = None,
+    source_model: SourceModel = None,
+    eot: Eot = None,
     budget: Budget = "standard",
     n: NumImages = None,
     which: Which = "best",
@@ -112,6 +148,7 @@ def eval_(
     folder: Folder = None,
     keep_examples: KeepExamples = False,
     force: Force = False,
+    no_masking_check: NoMaskingCheck = False,
     style: Style = None,
     ood: Ood = "",
     ood_data: OodData = None,
@@ -137,22 +174,14 @@ def doctor_(
     weights: WeightsFile = None,
     key: WeightsKey = None,
     data: DataName = None,
+    threat: Threats = None,
 ) -> None:
-    """Check a network and its images for faults that would make an evaluation meaningless."""
-    options = TargetOptions(**locals())
-    from allrounder.cli.target import load_target
-    from allrounder.evaluation.evaluate import default_batch_size, select_rows
-    from allrounder.evaluation.preflight import doctor
-    from allrounder.types import device_and_dtype
+    """Check a network and its images for faults that would make an evaluation meaningless.
 
-    loaded = load_target(options)
-    rows = select_rows(loaded.data.test, 64, 0)
-    x = loaded.data.test.fetch(rows).to(*device_and_dtype(loaded.model))
-    y = loaded.data.test.labels[rows]
-    size = default_batch_size(loaded.model, loaded.data.test)
-    diagnosis = doctor(loaded.model, x, y, classes=len(loaded.data.classes), batch_size=size)
-    echo(f"{loaded.name}: {len(rows)} images, {diagnosis.classes or 'unknown'} classes")
-    for line in diagnosis.lines():
-        echo(line)
-    if not diagnosis.ok:
+    Under the threats of the options, or those of the run, also check for masked gradients.
+    """
+    command = DoctorCommand(**locals())
+    from allrounder.cli.run_doctor import run_doctor
+
+    if not run_doctor(command):
         raise Exit(1)

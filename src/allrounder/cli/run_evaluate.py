@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +14,7 @@ from torch import nn
 from allrounder.cli.display import EvaluationBars, print_numbers
 from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.evaluate import EvalCommand
-from allrounder.cli.target import EvalTarget, load_target_on_all_ranks
+from allrounder.cli.target import EvalTarget, Source, load_source, load_target_on_all_ranks
 from allrounder.distributed import World
 from allrounder.errors import RunError
 from allrounder.evaluation.assemble import read_outcome
@@ -32,15 +31,16 @@ from allrounder.types import device_and_dtype
 
 MIN_IMAGES_PER_WORKER = 16
 """Images that make another process worthwhile."""
+TRANSFER_ATTACK = "pgd-20"
+"""The default attack on the source; one that stops at its first success barely fools the source."""
 
 
 def run_evaluate(command: EvalCommand) -> None:
     """Evaluate, then write and print the results; under torchrun, on every rank."""
     with World.open() as world:
         target = load_target_on_all_ranks(world, command)
-        probes = _select_probes(
-            target, command.suite, command.threat or (), command.attack or (), command.ood
-        )
+        source = load_source(command, command.source, command.source_model, target.data)
+        probes = _select_probes(command, target, source)
         folder = command.folder or target.folder
         if command.keep_examples and folder is None:
             raise typer.BadParameter(
@@ -71,6 +71,7 @@ def run_evaluate(command: EvalCommand) -> None:
                 options=EvalOptions(
                     batch_size=command.batch_size,
                     check="note" if command.force else "stop",
+                    check_masking=not command.no_masking_check,
                     keep_examples=command.keep_examples,
                     about=target.about,
                     ood_data=command.ood_data,
@@ -87,26 +88,32 @@ def run_evaluate(command: EvalCommand) -> None:
             _print_files(folder, earlier, stored, outcome)
 
 
-def _select_probes(
-    target: EvalTarget, suite_name: str | None, threats: Sequence[str], attacks: Sequence[str], ood: str
-) -> tuple[Probe, ...]:
+def _select_probes(command: EvalCommand, target: EvalTarget, source: Source | None) -> tuple[Probe, ...]:
     """Select a suite or attacks, under the threats of the options or those of the run.
 
     If the options name corrupted images and no attack, there are no probes.
     """
+    attacks = command.attack or ()
     try:
-        if parse_shifts(ood) and not (suite_name or threats or attacks):
+        if parse_shifts(command.ood) and not (command.suite or command.threat or attacks):
             return ()
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--ood") from None
-    against = list(threats or target.threats)
+    against = list(command.threat or target.threats)
     if not against:
         raise typer.BadParameter(f"{target.name}: no threat is known; give one, such as --threat Linf:8/255")
+    if source is not None and not (command.suite or attacks):
+        attacks = (TRANSFER_ATTACK,)
     try:
-        columns = suite(suite_name, against) if suite_name is not None else ()
-        return select_probes(columns, threats=against if attacks or not columns else (), attacks=attacks)
+        columns = suite(command.suite, against) if command.suite is not None else ()
+        probes = select_probes(columns, threats=against if attacks or not columns else (), attacks=attacks)
+        if command.eot is not None:
+            probes = tuple(probe.with_eot(command.eot) for probe in probes)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if source is None:
+        return probes
+    return tuple(probe.transfer_from(source.model, source.name) for probe in probes)
 
 
 def default_processes(model: nn.Module, probes: tuple[Probe, ...], images: int, ood: str = "") -> int:

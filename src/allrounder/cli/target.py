@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -78,6 +79,47 @@ def load_target_on_all_ranks(world: World, options: TargetOptions) -> EvalTarget
     return own
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A network to craft images on."""
+
+    name: str
+    model: nn.Module
+
+
+def load_source(options: TargetOptions, path: str | None, model: str | None, data: Data) -> Source | None:
+    """Load the network of `--source`, for the images of the target; None without one.
+
+    Every machine reads it by itself. The network of a weights file is `model`, or that of the target.
+    """
+    if path is None and model is None:
+        return None
+    folder = None if path is None else Path(path)
+    if folder is not None and (folder / RECIPE_FILE).is_file():
+        if model is not None:
+            raise RunError(
+                f"--source {folder}: is a run, which has its own network; leave out --source-model"
+            )
+        run = Run(folder)
+        _check_classes(folder, run.weights("best")[1], data)
+        source = Source(run.recipe.name, load(folder, "best"))
+    else:
+        spec = model or options.model
+        if spec is None or (folder is not None and folder.is_dir()):
+            expected = "expected a run folder, or a weights file with --source-model NAME"
+            raise RunError(f"--source {folder}: not a run folder, {expected}")
+        network = load_network(spec, folder, classes=len(data.classes), shape=data.shape)
+        source = Source(spec if folder is None else folder.stem, network)
+    return replace(source, name=re.sub(r"[^A-Za-z0-9._]+", "-", source.name).strip("-._"))
+
+
+def _check_classes(folder: Path, facts: Facts, data: Data) -> None:
+    if len(data.classes) != len(facts["classes"]):
+        expected = f"expected {len(facts['classes'])} as in the run; give data with the same classes"
+        raise RunError(f"{folder}: the data has {len(data.classes)} classes, {expected}")
+
+
 def _probe_threats(recipe: Recipe) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(probe.threat) for probe in recipe.probes))
 
@@ -87,9 +129,7 @@ def _load_run(folder: Path, which: str, data: str | None) -> EvalTarget:
     recipe = run.recipe
     _, facts = run.weights(which)
     images = load_data(recipe) if data is None else load_eval_data(data)
-    if len(images.classes) != len(facts["classes"]):
-        expected = f"expected {len(facts['classes'])} as in the run; give data with the same classes"
-        raise RunError(f"{folder}: the data has {len(images.classes)} classes, {expected}")
+    _check_classes(folder, facts, images)
     about: dict[str, Any] = {"weights": which, "recipe": recipe.fingerprint(), "name": recipe.name}
     if "best" in which:
         about["selected_on"] = recipe.validation.on

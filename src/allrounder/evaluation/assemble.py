@@ -20,8 +20,8 @@ from allrounder.system.checked_files import write_arrays
 from allrounder.system.files import check_location, explain_write_errors, make_folder
 from allrounder.types import Labels
 
-PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood")
-"""Facts with an entry for every probe, or for every set of corrupted images."""
+PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood", "masking")
+"""Facts with an entry for every probe, for every set of corrupted images, or for every threat."""
 
 
 def assemble_outcome(

@@ -30,6 +30,7 @@ from allrounder.evaluation.assemble import (
 )
 from allrounder.evaluation.identity import fingerprint_model_and_data
 from allrounder.evaluation.job import EvaluationJob
+from allrounder.evaluation.masking import check_masking
 from allrounder.evaluation.preflight import doctor
 from allrounder.evaluation.probes import Eps, Probe, select_probes
 from allrounder.evaluation.shifts import CorruptionEval
@@ -74,7 +75,11 @@ class EvalOptions:
     batch_size: int | None = None
     """Images per forward pass; None chooses it by the size of the images. It changes the last bits."""
     check: PreflightMode = "stop"
-    """What severe findings of the preflight do: raise an error, or be noted; skip runs no preflight."""
+    """What severe findings of the preflight do: raise an error, or be noted; skip runs no preflight, and no
+    check for masked gradients."""
+    check_masking: bool = True
+    """Whether to look for masked gradients with a short FAB and Square, on at most 50 images, under threats
+    whose attacks all depend on the gradients of the loss."""
     keep_examples: bool = False
     """Whether to save the images that fool the network, in the folder `out`."""
     about: Facts = field(default_factory=dict[str, Any])
@@ -87,6 +92,11 @@ class EvalOptions:
     def __post_init__(self) -> None:
         _check_choice("check", self.check, get_args(PreflightMode))
         _check_positive("batch_size", self.batch_size)
+
+    @property
+    def looks_for_masking(self) -> bool:
+        """Whether to run the check for masked gradients."""
+        return self.check_masking and self.check != "skip"
 
 
 def evaluate(
@@ -123,7 +133,6 @@ def evaluate(
     """
     world, keep = options.world, options.keep_examples
     _check_choice("budget", budget, tuple(BUDGETS))
-    _check_positive("workers", workers)
     _check_combination(world, workers, keep, out)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
@@ -143,6 +152,7 @@ def evaluate(
         folder = _open_folder(stack, out if world.is_main else None, workers, plan)
         job = EvaluationJob(model, split, selected, seed, size, keep, folder, out is not None, corruptions)
         store = job.run(rows, workers, progress, world)
+        facts |= check_masking(job, store, rows, facts, progress) if options.looks_for_masking else {}
         outcome = job.build_outcome(store, rows, {**options.about, **facts})
         if job.persistent and folder is not None:
             if keep:
@@ -213,6 +223,7 @@ def select_rows(split: Split, count: int | None, seed: int) -> Labels:
 
 
 def _check_combination(world: World, workers: int, keep_examples: bool, out: str | Path | None) -> None:
+    _check_positive("workers", workers)
     if keep_examples and out is None:
         raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
     if world.size > 1 and (workers > 1 or keep_examples):

@@ -6,11 +6,13 @@ import hashlib
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from allrounder.data.base import Split
 from allrounder.inference.attack_view import attack_view
+from allrounder.nn.digest import add_module_, to_bytes
 from allrounder.rng import Rng
+from allrounder.system.processes import use_threads
 from allrounder.types import Classifier, Labels, device_and_dtype
 
 MODEL_SAMPLE, DATA_SAMPLE = 8, 512
@@ -27,28 +29,15 @@ def fingerprint_model_and_data(model: Classifier, split: Split) -> dict[str, Any
     images = split.fetch(rows)
     network = hashlib.sha256()
     if isinstance(model, nn.Module):
-        network.update(str(model).encode())
-        for name, tensor in [*model.state_dict().items(), *model.named_buffers()]:
-            network.update(name.encode() + _to_bytes(tensor))
+        add_module_(network, model)
     x = images[:: -(-len(images) // MODEL_SAMPLE)].to(*device_and_dtype(model))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with attack_view(model, x, "eval"), torch.no_grad(), Rng(0).fold_in("identity").seed_global():
-            network.update(_to_bytes(model(x)))
-    finally:
-        torch.set_num_threads(threads)
-    data = hashlib.sha256(_to_bytes(split.labels) + _to_bytes(images))
+    seeded = Rng(0).fold_in("identity").seed_global()
+    with use_threads(1), attack_view(model, x, "eval"), torch.no_grad(), seeded:
+        network.update(to_bytes(model(x)))
+    data = hashlib.sha256(to_bytes(split.labels) + to_bytes(images))
     return {"network": network.hexdigest()[:16], "data": data.hexdigest()[:16], "images of data": len(split)}
 
 
 def digest_rows(rows: Labels) -> str:
     """A digest of a choice of images."""
-    return hashlib.sha256(_to_bytes(rows)).hexdigest()[:16]
-
-
-def _to_bytes(state: object) -> bytes:
-    """The memory of a tensor, or the text of any other state that a module may have."""
-    if not isinstance(state, Tensor) or state.dim() == 0:
-        return repr(state.item() if isinstance(state, Tensor) else state).encode()
-    return state.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.sha256(to_bytes(rows)).hexdigest()[:16]

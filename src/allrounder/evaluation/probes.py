@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, final
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias, cast, final
 
-from allrounder.attacks import parse_attack
+from torch import nn
+
+from allrounder.attacks import Transfer, parse_attack
 from allrounder.attacks.base import Attack
 from allrounder.config.fields import TextValue, did_you_mean
 from allrounder.config.text import quote
@@ -61,6 +63,21 @@ class Probe(TextValue):
         return f"{self.name}@{self.threat}"
 
     __str__ = to_toml
+
+    def with_eot(self, eot: int) -> Probe:
+        """The same attack with the mean of `eot` gradients in every step, for random networks."""
+        if "eot" not in {field.name for field in fields(cast(Any, self.attack))}:
+            hint = "use pgd or an apgd, or aa-rand, which averages 20 gradients"
+            raise ValueError(f"{self.name}: cannot average gradients, got eot {eot}; {hint}")
+        return replace(self, name=f"{self.name}-eot-{eot}", attack=replace(cast(Any, self.attack), eot=eot))
+
+    def transfer_from(self, source: nn.Module, name: str) -> Probe:
+        """The same attack on a source network, whose images are evaluated on the network under test.
+
+        The name of the probe contains a digest of the source: other weights are another probe.
+        """
+        transfer = Transfer(attack=self.attack, source=source, name=name)
+        return replace(self, name=f"transfer-{self.name}-{name}-{transfer.digest[:8]}", attack=transfer)
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ MORE_STEPS_TOLERANCE = 1.0
 """Percentage points that an accuracy may fall with more steps of the same attack."""
 APGD_TOLERANCE = 5.0
 """Percentage points that APGD, with adaptive steps, may find beyond PGD, with fixed steps."""
+MASKING_TOLERANCE = 10.0
+"""Percentage points that the check for masked gradients may find beyond the attacks of an evaluation."""
 FINDING_FLAGS = {
     "zero-gradient": "some gradients were zero, so accuracies under gradient attacks may be too high",
     "random": "the network's logits are random, so every accuracy is a single sample, and too high under "
@@ -31,9 +33,10 @@ FINDING_FLAGS = {
 def compute_flags(outcome: Outcome) -> list[str]:
     """Warnings about the numbers of an outcome, one sentence each; empty if there is no doubt.
 
-    Uses the probes "attack@threat", threat by threat, and three facts if they are there: "white_box", whether
-    each stage of a probe uses gradients of the network; "findings", texts that begin with the kind of a
-    finding, such as "random: ..."; and "questions" about budgets.
+    Uses the probes "attack@threat", threat by threat, and four facts if they are there: "white_box", whether
+    each stage of a probe uses gradients of the network; "masking", the counts of the check for masked
+    gradients; "findings", texts that begin with the kind of a finding, such as "random: ..."; and "questions"
+    about budgets.
     """
     by_threat: dict[str, dict[str, NDArray[np.bool_]]] = defaultdict(dict)
     for name, predicted in outcome.predicted.items():
@@ -51,6 +54,7 @@ def compute_flags(outcome: Outcome) -> list[str]:
         doubts = _flag_black_box_wins(white, black) + _flag_not_converged(robust) + _flag_fixed_steps(robust)
         flags += [f"{threat}: {doubt}" for doubt in doubts]
     flags += [flag for name in outcome.stage for flag in _flag_black_box_stage(outcome, name)]
+    flags += flag_masking(outcome.facts.get("masking", {}))
     for text in map(str, outcome.facts.get("findings", ())):
         kind, _, message = text.partition(": ")
         if kind in FINDING_FLAGS:
@@ -96,6 +100,21 @@ def _flag_black_box_stage(outcome: Outcome, name: str) -> list[str]:
                 f"{threat}: in {attack}, {stage}, which uses no gradient of the network, fools it on "
                 f"{fooled} of {len(outcome)} images that {', '.join(before)} leave robust: their gradients "
                 "may be masked"
+            )
+    return flags
+
+
+def flag_masking(by_threat: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A short FAB and Square should not fool the network on many images that other attacks leave robust."""
+    flags: list[str] = []
+    for threat, counts in by_threat.items():
+        images, robust, fooled = (int(counts[key]) for key in ("images", "robust", "fooled"))
+        if 100 * fooled > MASKING_TOLERANCE * images:
+            before, after = (f"{100 * count / images:.2f}%" for count in (robust, robust - fooled))
+            flags.append(
+                f"{threat}: gradients are masked, or {', '.join(counts['attacks'])} too weak: of {images} "
+                f"correctly classified images {before} are robust, and only {after} after a short FAB and "
+                "Square; evaluate with aa"
             )
     return flags
 

@@ -14,12 +14,12 @@ def format_percent(share: float) -> str:
     return f"{100 * share + 1e-9:.2f}"
 
 
-def wilson_interval(share: float, count: int | float) -> tuple[float, float]:
-    """Wilson's 95% confidence interval of a share of `count` trials."""
+def wilson_interval(share: float, count: int | float, z: float = Z95) -> tuple[float, float]:
+    """Wilson's confidence interval of a share of `count` trials: a 95% interval by default."""
     if count == 0:
         return 0.0, 1.0
-    centre = (share + Z95**2 / (2 * count)) / (1 + Z95**2 / count)
-    half = Z95 * math.sqrt(share * (1 - share) / count + Z95**2 / (4 * count**2)) / (1 + Z95**2 / count)
+    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
     # At 0 and 1 the interval ends at the share itself; rounding must not move it.
     return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
 

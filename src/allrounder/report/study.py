@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any, final
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias, final
+
+import numpy as np
 
 from allrounder.report import tables
 from allrounder.report.footnotes import footnotes, stored_flags
 from allrounder.report.outcome import Column, Outcome
+from allrounder.report.seed_statistics import SeedComparison, SeedsByImages, seed_interval
 from allrounder.report.statistics import McNemar, format_percent
 from allrounder.report.tables import EMPTY, Cell, ResultTable, column_key, column_title
 
+Comparison: TypeAlias = McNemar | SeedComparison
+"""A row against the reference row: with one seed, or with several."""
 SIGNIFICANCE = 0.05
 
 
@@ -22,12 +28,12 @@ class SeedCell:
     """The accuracies of a row in a column, one for each seed, in [0, 1]."""
 
     accuracies: tuple[float, ...]
-    interval: tuple[float, float]
-    """The 95% interval over images, of the first seed."""
+    interval: tuple[float, float] | None = None
+    """The 95% interval over seeds and images; for one seed, over images; None if the images differ."""
     paper: float | None = None
     """What a paper reports, in percent."""
     differs: bool = False
-    """Whether the row differs significantly from the reference row, image by image."""
+    """Whether the row differs significantly from the reference row."""
 
     @property
     def mean(self) -> float:
@@ -42,9 +48,11 @@ class SeedCell:
     def to_cell(self) -> Cell:
         """The mean in percent, with the deviation over seeds; for one seed, with the interval over images."""
         percent = format_percent(self.mean)
-        interval = f"({'-'.join(map(format_percent, self.interval))})"
-        spread = interval if self.std is None else f"+- {format_percent(self.std)}"
-        return Cell(f"{percent} {spread}", percent, differs=self.differs)
+        if self.std is not None:
+            spread = f" +- {format_percent(self.std)}"
+        else:
+            spread = "" if self.interval is None else f" ({'-'.join(map(format_percent, self.interval))})"
+        return Cell(f"{percent}{spread}", percent, differs=self.differs)
 
 
 @final
@@ -90,27 +98,34 @@ class StudyResults:
         if not outcomes:
             return None
         accuracies = tuple(outcome.accuracy(*column) for outcome in outcomes)
+        interval = outcomes[0].interval(*column)
+        if len(outcomes) > 1:
+            interval = seed_interval(_stack(outcomes, column)) if _have_same_images(outcomes) else None
         paper = self.paper.get(row, {}).get(column_key(column))
-        return SeedCell(accuracies, outcomes[0].interval(*column), paper, differs)
+        return SeedCell(accuracies, interval, paper, differs)
 
-    def compare_with_reference(self, row: str, column: Column) -> McNemar | None:
-        """A row against the reference row, image by image, all seeds pooled; None if not comparable."""
-        outcomes = self.outcomes[row]
-        references = self.outcomes.get(self.reference_row(), {})
+    def compare_with_reference(self, row: str, column: Column) -> Comparison | None:
+        """A row against the reference row, over the seeds that both have; None if not comparable."""
+        outcomes, references = self.outcomes[row], self.outcomes.get(self.reference_row(), {})
         seeds = [seed for seed in outcomes if seed in references]
         if row == self.reference_row() or column[1] == "mean" or not seeds:
             return None
+        rows, others = ([by_seed[seed] for seed in seeds] for by_seed in (outcomes, references))
         try:
-            tests = [outcomes[seed].mcnemar(references[seed], *column) for seed in seeds]
+            tests = [outcome.mcnemar(others[0], *column) for outcome in (*rows, *others)]
         except (ValueError, KeyError):
             return None  # other images, or other probes
-        return McNemar(*map(sum, zip(*map(astuple, tests), strict=True)))
+        return tests[0] if len(seeds) == 1 else SeedComparison(_stack(rows, column), _stack(others, column))
+
+    @cached_property
+    def comparisons(self) -> dict[tuple[str, Column], Comparison]:
+        """All comparisons with the reference row, by row and column."""
+        keys = [(row, column) for row in self.outcomes for column in self.columns()]
+        return {key: test for key in keys if (test := self.compare_with_reference(*key)) is not None}
 
     def _significant_differences(self) -> set[tuple[str, Column]]:
         """Where a row differs from the reference row, by Holm's method over all comparisons of the table."""
-        keys = [(row, column) for row in self.outcomes for column in self.columns()]
-        tests = {key: self.compare_with_reference(*key) for key in keys}
-        p_values = {key: test.p_value for key, test in tests.items() if test is not None}
+        p_values = {key: test.p_value for key, test in self.comparisons.items()}
         differing: set[tuple[str, Column]] = set()
         for rank, key in enumerate(sorted(p_values, key=lambda key: p_values[key])):
             if p_values[key] > SIGNIFICANCE / (len(p_values) - rank):
@@ -129,12 +144,7 @@ class StudyResults:
         deviation = f"mean +- standard deviation over seeds {', '.join(map(str, seeds))}"
         shown = deviation if len(seeds) > 1 else "with 95% intervals"
         lines = [f"Percent of images classified correctly: {shown}.", *tables.summary_notes(self.columns())]
-        if any(cell and cell.differs for cells in self.cells().values() for cell in cells):
-            lines.append(
-                f'{tables.MARKS[style].differs}: differs from "{self.reference_row()}" by a paired test over '
-                f"images, all seeds together (McNemar, Holm over the table, level {SIGNIFICANCE}); it does "
-                "not account for the variation between trainings."
-            )
+        lines += self._describe_tests(tables.MARKS[style].differs)
         if self.cost:
             lines.append("Cost: forward/backward passes of every training image over the whole run, at most.")
         if self.minutes:
@@ -145,6 +155,18 @@ class StudyResults:
         for name, outcome in outcomes.items():
             lines += [f"{name}: {finding}" for finding in outcome.facts.get("findings", ())]
         return lines + ([f"MISSING: {'; '.join(self.missing)}."] if self.missing else [])
+
+    def _describe_tests(self, mark: str) -> list[str]:
+        """What the mark of significant differences means, if there are any."""
+        tests = [self.comparisons[key] for key in self._significant_differences()]
+        methods: list[str] = []
+        if any(isinstance(test, SeedComparison) for test in tests):
+            methods.append("a test over seeds and paired images (Welch-Satterthwaite t)")
+        if any(isinstance(test, McNemar) for test in tests):
+            scope = "with one seed it does not account for the variation between trainings"
+            methods.append(f"a paired test over images (McNemar; {scope})")
+        level = f"Holm over the table, level {SIGNIFICANCE}"
+        return [f'{mark}: differs from "{self.reference_row()}" by {method}; {level}.' for method in methods]
 
     def to_table(self, style: str = "text") -> ResultTable:
         """The table in a style of `tables.MARKS`; a paper's numbers stand beside ours."""
@@ -175,6 +197,19 @@ class StudyResults:
             for title, minutes in columns
             if minutes
         ]
+
+
+def _stack(outcomes: Sequence[Outcome], column: Column) -> SeedsByImages:
+    """The accuracy of every image, with a row for each outcome."""
+    return np.stack([outcome.per_image_accuracy(*column) for outcome in outcomes])
+
+
+def _have_same_images(outcomes: Sequence[Outcome]) -> bool:
+    first = outcomes[0]
+    return all(
+        np.array_equal(outcome.label, first.label) and outcome.facts.get("rows") == first.facts.get("rows")
+        for outcome in outcomes
+    )
 
 
 def _title(column: Column, style: str) -> str:
@@ -220,8 +255,9 @@ def _study_json(results: StudyResults) -> str:
                 "mean": cell.mean,
                 "deviation": cell.std,
                 "seeds": list(cell.accuracies),
+                "interval": cell.interval,
                 "paper": cell.paper,
-                "p": None if (test := results.compare_with_reference(row, column)) is None else test.p_value,
+                "p": None if (test := results.comparisons.get((row, column))) is None else test.p_value,
             }
             for column, cell in zip(results.columns(), cells, strict=True)
             if cell is not None

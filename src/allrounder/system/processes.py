@@ -33,6 +33,17 @@ Job: TypeAlias = Callable[[str, ProgressCallback], object]
 """Called with its name and a callback for its progress. Must be importable, because processes are spawned."""
 
 
+@contextmanager
+def use_threads(count: int) -> Generator[None]:
+    """Compute with `count` threads in this process, and restore the number afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallback) -> None:
     """Run all jobs in order, `workers` at a time. A failed job stops no other; failures are raised at the
     end."""

@@ -113,7 +113,7 @@ def test_source_and_network_are_restored(norm_layers, alone):
 
 def test_it_is_written_by_name_and_is_one_stage_and_no_search():
     attack = Transfer(attack=Pgd(steps=7), source=network(), name="resnet-18")
-    assert str(attack) == f"Transfer(attack={Pgd(steps=7)}, name='resnet-18')"
+    assert str(attack) == f"Transfer(attack={Pgd(steps=7)}, name='resnet-18', digest='{attack.digest}')"
     assert not isinstance(attack, Search) and attack.stages(LINF.norm) == (attack,)
     assert attack.sub_attacks() == (Pgd(steps=7),)
     assert not attack.is_white_box
@@ -125,6 +125,25 @@ def test_it_is_written_by_name_and_is_one_stage_and_no_search():
             Transfer(attack=Pgd(), source=network(), name=name)
     with pytest.raises(ValueError):
         Transfer(attack=Pgd(), source="resnet-18", name="a")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_source_with_other_weights_has_another_text_and_other_results(tmp_path):
+    target, test, threat = fitted(seed=1), blobs().test, Threat.parse("Linf:1/4")
+    sources = fitted(seed=2), fitted(seed=3)
+    attacks = [Transfer(attack=Pgd(steps=5), source=source, name="same") for source in sources]
+    assert str(attacks[0]) == str(Transfer(attack=Pgd(steps=5), source=fitted(seed=2), name="same"))
+    assert str(attacks[0]) != str(attacks[1]) and len(attacks[0].digest) == 16
+    # The same name in the same folder: the digest keeps the results apart.
+    outcomes = [
+        evaluate(target, test, probes=[Probe("transfer", attack, threat)], out=tmp_path)
+        for attack in (*attacks, attacks[0])
+    ]
+    texts = [outcome.facts["settings"]["transfer@Linf:1/4"] for outcome in outcomes]
+    assert texts[0] == texts[2] != texts[1]
+    predicted = [outcome.predicted["transfer@Linf:1/4"].tolist() for outcome in outcomes]
+    assert predicted[0] == predicted[2] != predicted[1]
+    function = Transfer(attack=Pgd(), source=lambda x: sources[0](x), name="function")
+    assert str(function) == f"Transfer(attack={Pgd()}, name='function')"
 
 
 def test_it_works_where_its_attack_works():

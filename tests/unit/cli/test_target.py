@@ -131,3 +131,12 @@ def test_workers_find_a_factory_in_the_current_folder(files: dict[str, Path], tm
         )
         assert process.returncode == 0, process.stderr
     assert (tmp_path / "1" / OUTCOME_FILE).read_bytes() == (tmp_path / "2" / OUTCOME_FILE).read_bytes()
+
+
+def test_the_doctor_looks_for_masked_gradients_under_threats(ask: Ask):
+    assert "masked gradients: not checked, no threat is known; give one" in flat(ask(verb="doctor").out)
+    checked = ask("--threat", "Linf:0.05", verb="doctor")
+    assert checked.code == 0, checked.err
+    assert "Linf:0.05: no masked gradients found; a short FAB and Square fool it on" in flat(checked.out)
+    wrong = ask("--threat", "Linf", verb="doctor")
+    assert wrong.code == 2 and "--threat" in flat(wrong.err)

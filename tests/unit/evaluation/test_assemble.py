@@ -101,6 +101,7 @@ def facts(**options: Any) -> dict[str, Any]:
 def test_facts_are_complete_and_contain_no_times(kept: tuple[Path, Outcome]):
     result = dict(Outcome.load(kept[0] / OUTCOME_FILE).facts)
     named = ("seed", "batch_size", "threads", "images", "budget", "stages", "settings", "attacks", "classes")
+    named = (*named, "masking")
     assert result.keys() == {*named, "white_box", "questions", "findings", "flags", "network", "data", "rows"}
     assert (result["seed"], result["batch_size"], result["threads"], result["images"]) == (
         0,

@@ -158,3 +158,15 @@ def test_black_box_stage_that_fools_robust_images_is_flagged():
     )
     quiet = np.where(fooled_by == 3, 2, fooled_by)
     assert compute_flags(Outcome(label, predicted, facts, stage={name: quiet})) == []
+
+
+def test_much_more_found_by_the_masking_check_is_flagged():
+    def masking(fooled: int) -> dict[str, object]:
+        counts = {"attacks": ["pgd-20", "cw"], "images": 50, "robust": 30, "fooled": fooled}
+        return {"masking": {"L2:1.5": counts}}
+
+    assert compute_flags(outcome(masking(5))) == []  # exactly ten points
+    assert compute_flags(outcome(masking(20))) == [
+        "L2:1.5: gradients are masked, or pgd-20, cw too weak: of 50 correctly classified images 60.00% are "
+        "robust, and only 20.00% after a short FAB and Square; evaluate with aa"
+    ]

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from allrounder.report.outcome import Outcome
+from allrounder.report.seed_statistics import SeedComparison
+from allrounder.report.statistics import McNemar
 from allrounder.report.study import StudyResults, render_study
 from allrounder.report.tables import format_rows
 
@@ -67,14 +69,41 @@ def test_the_best_is_bold_the_second_underlined_and_the_papers_numbers_stand_apa
     assert [row[-1] for row in rows] == ["1/1", "11/11", "-"]
 
 
-def test_rows_that_differ_from_the_reference_are_marked_by_a_paired_test():
+def test_rows_that_differ_from_the_reference_are_marked_by_a_test_over_seeds_and_images():
     study = results()
     paired = study.compare_with_reference("NT", ("natural", None))
-    assert paired is not None and (paired.only_self, paired.only_other) == (30 + 24, 0)
+    assert isinstance(paired, SeedComparison) and paired.difference == pytest.approx((30 + 24) / 400)
     assert study.compare_with_reference("AT", ("natural", None)) is None
     cells = study.cells()
     assert [cell.differs for cell in cells["NT"] if cell] == [True, True, True, True, False]
     assert not any(cell.differs for cell in [*cells["AT"], *cells["alike"]] if cell)
+
+
+def test_a_difference_within_the_variation_of_trainings_is_not_marked():
+    # McNemar's test over all seeds together would mark it: 60 images against none.
+    rows = {"AT": {0: outcome(100, 0, 0), 1: outcome(140, 0, 0)}}
+    study = StudyResults({**rows, "new": {0: outcome(120, 0, 0), 1: outcome(180, 0, 0)}})
+    assert [cell and cell.differs for cell in study.cells()["new"]] == [False] * 5
+    assert "differs from" not in render_study(study)
+
+
+def test_one_seed_is_compared_by_mcnemars_test_and_the_notes_name_its_limit():
+    study = StudyResults({"AT": {0: outcome(150, 100, 80)}, "NT": {0: outcome(180, 2, 4)}})
+    paired = study.compare_with_reference("NT", ("natural", None))
+    assert isinstance(paired, McNemar) and (paired.only_self, paired.only_other) == (30, 0)
+    text = render_study(study)
+    assert "a paired test over images (McNemar; with one seed it does not account for the variation" in text
+    assert "seeds and paired images" not in text
+
+
+def test_several_seeds_have_an_interval_over_seeds_and_images_if_the_images_are_the_same():
+    (cell, *_) = results().cells()["AT"]
+    assert cell is not None and cell.interval is not None
+    low, high = outcome(151, 100, 80).interval()  # of one seed with the same mean
+    assert cell.interval[0] < low < 0.755 < high < cell.interval[1]
+    other = Outcome(np.ones(10, np.int64), {"natural": np.ones(10, np.int64)}, {"seed": 0})
+    (mixed, *_) = StudyResults({"AT": {0: outcome(150, 100, 80), 1: other}}).cells()["AT"]
+    assert mixed is not None and mixed.interval is None
 
 
 def test_one_seed_has_the_interval_over_images():
@@ -97,7 +126,7 @@ def test_notes_of_a_study():
     for said in (
         "over seeds 0, 1",
         "true union",
-        'differs from "AT"',
+        'differs from "AT" by a test over seeds and paired images',
         "Table 1",
         "MISSING: NT, seed 2",
         "200 images",

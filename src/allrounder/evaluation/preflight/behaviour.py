@@ -23,16 +23,21 @@ def check_training_mode(case: Case) -> Finding | None:
 
 
 def check_probabilities(case: Case) -> Finding | None:
-    """Find outputs after a softmax, which flattens the losses of attacks."""
+    """Find outputs after a softmax, which flattens the losses of attacks.
+
+    Log-probabilities are valid: they are logits minus one number per image, and no loss depends on it.
+    """
     z = case.logits.double()
     if bool((z >= 0).all()) and bool(((z.sum(1) - 1).abs() < 1e-3).all()):
-        output, layer = "probabilities (every row sums to 1)", "softmax"
-    elif bool((z <= 0).all()) and bool((z.logsumexp(1).abs() < 1e-5).all()):
-        output, layer = "log-probabilities (their exponentials sum to 1)", "log_softmax"
-    else:
-        return None
-    problem = f"the network returns {output}, expected logits"
-    return severe("probabilities", problem, f"return what comes before the {layer}")
+        problem = "the network returns probabilities (every row sums to 1), expected logits"
+        logarithm = "p.clamp_min(torch.finfo(p.dtype).tiny).log()"
+        limit = "which has no gradient where a probability is rounded to 0 or 1"
+        fix = f"return what comes before the softmax, or if that is not accessible, {logarithm}, {limit}"
+        return severe("probabilities", problem, fix)
+    if bool((z <= 0).all()) and bool((z.logsumexp(1).abs() < 1e-5).all()):
+        problem = "the network returns log-probabilities (their exponentials sum to 1)"
+        return note("log-probabilities", problem, "this is fine: attacks only use differences of logits")
+    return None
 
 
 def check_randomness(case: Case) -> Finding | None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.preflight import CHECKS, Case, Diagnosis, Finding, PreflightError, doctor
 from allrounder.evaluation.preflight.inputs import NORMALISATION_CONSTANTS, check_device_and_dtype
 from allrounder.models.layers import Normalise
@@ -154,8 +155,11 @@ def test_images_divided_twice_are_a_note():
 @pytest.mark.parametrize(
     ("network", "kind", "message"),
     [
-        (Then(lambda z: z.softmax(1)), "probabilities", r"returns probabilities .*before the softmax"),
-        (Then(lambda z: z.log_softmax(1)), "probabilities", r"log-probabilities .*before the log_softmax"),
+        (
+            Then(lambda z: z.softmax(1)),
+            "probabilities",
+            r"returns probabilities .*before the softmax, or .*log",
+        ),
         (Then(lambda z: z.argmax(1)), "shape", r"torch.int64 of shape \(30,\), .*before any argmax"),
         (Then(lambda z: z[:, 0]), "shape", r"shape \(30,\), .* return torch.stack\(\[-z, z\], 1\)"),
         (Then(lambda z: z[:, :1]), "shape", r"shape \(30, 1\), .* return torch.stack"),
@@ -199,6 +203,7 @@ def test_severe_problems_of_networks_are_refused(network, kind: str, message: st
         (Then(own_noise()), 5, "random", r"passes over the same images differ by"),
         (Then(lambda z: z + 0.1 * random.random()), 5, "random", r"passes over the same images differ by"),
         (Then(lambda z: 1e4 * z), 5, "zero-gradient", r"cross-entropy is zero for \d+ of 30 .*apgd-dlr"),
+        (Then(lambda z: z.log_softmax(1)), 5, "log-probabilities", r"returns log-probabilities .*is fine"),
         (Then(torch.Tensor.half), 5, "dtype", r"logits are torch.float16, so predictions are rounded"),
         (Then(lambda z: z), 4, "labels", r"go up to 4, expected at most 3"),
         (Then(classes=7), 5, "classes", r"has 7 classes, expected 5; .* use logits\[:, :5\]"),
@@ -209,6 +214,23 @@ def test_mild_problems_are_notes(network: nn.Module, classes: int | None, kind: 
     finding = findings_by_kind(network.eval(), X, Y, classes)[kind]
     assert finding.severe == (kind == "labels")
     assert re.search(message, finding.message)
+
+
+def test_log_probabilities_are_evaluated_like_logits():
+    outcomes = [
+        evaluate(Then(after).eval(), X, Y, threats=["Linf:0.1"], attacks=["pgd-5", "cw-5", "apgd-dlr"])
+        for after in (lambda z: z, lambda z: z.log_softmax(1), lambda z: _log_of_probabilities(z.softmax(1)))
+    ]
+    for outcome in outcomes:
+        assert outcome.accuracy() == 1
+        for attack in ("pgd-5", "cw-5", "apgd-dlr"):
+            expected = outcomes[0].accuracy(attack)
+            assert expected < 1 and outcome.accuracy(attack) == pytest.approx(expected, abs=0.05)
+
+
+def _log_of_probabilities(p: Tensor) -> Tensor:
+    """What the message about probabilities advises."""
+    return p.clamp_min(torch.finfo(p.dtype).tiny).log()
 
 
 def times(factor: float) -> nn.Module:
