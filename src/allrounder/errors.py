@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RESUME_HINT = "continue with --resume (in Python: resume=True)"
+"""What to do with an unfinished run; errors reach users of the command line and of Python."""
+
 
 class AllrounderError(Exception):
     """The base of all errors of this package."""
@@ -9,6 +12,10 @@ class AllrounderError(Exception):
 
 class RecipeError(AllrounderError, ValueError):
     """A recipe, or an override of one, that cannot be run."""
+
+
+class InputError(AllrounderError, ValueError):
+    """An argument of a call that has the wrong type, shape or range, or that names nothing."""
 
 
 class DataError(AllrounderError, ValueError):

@@ -34,16 +34,6 @@ def print_numbers(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     get_console().print(table)
 
 
-def format_duration(seconds: float) -> str:
-    """Format seconds with a unit that fits."""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def format_bytes(count: int) -> str:
     """Format a number of bytes with a unit that fits."""
     for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_duration
+from allrounder.cli.display import JobBar, ProgressBars, format_bytes
 from allrounder.cli.echo import echo
 from allrounder.distributed import default_threads, launch_processes
 from allrounder.recipe.recipe import Recipe
+from allrounder.system.progress_bar import format_duration
 from allrounder.training.planning import Plan, SuiteCost, plan
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
@@ -31,12 +32,9 @@ def run_train(
         words = ["train", source, "--out", str(folder), "--threads", str(threads), *options]
         return launch_processes(words, workers)
     torch.set_num_threads(threads)
-    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
-        train(recipe, folder, resume=resume)
-        return 0
-    with ProgressBars([name]) as bars:
-        run = train(recipe, folder, resume=resume, progress=JobBar(bars, name))
-    _print_run(run)
+    run = train(recipe, folder, resume=resume)
+    if os.environ.get("RANK", "0") == "0":  # only rank 0 prints
+        _print_run(run)
     return 0
 
 

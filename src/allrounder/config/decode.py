@@ -66,16 +66,18 @@ def apply_override(raw: Table, text: str) -> None:
     path, sign, value = text.partition("=")
     keys = path.strip().split(".")
     if not sign or not all(keys):
-        raise RecipeError(f'--set {text}: expected a.b=value, such as "task.linf.objective.attack.steps=20"')
+        raise RecipeError(
+            f'override {text}: expected a.b=value, such as "task.linf.objective.attack.steps=20"'
+        )
     target: Any = raw
     for key in keys[:-1]:
         target = _child(target, key, text)
     parent = ".".join(keys[:-1])
     if isinstance(target, list):
         advice = "name a key of one of its members, or replace the whole list"
-        raise RecipeError(f"--set {text}: {parent} is a list; {advice}")
+        raise RecipeError(f"override {text}: {parent} is a list; {advice}")
     if not isinstance(target, dict):
-        raise RecipeError(f"--set {text}: {parent} is not a table, so it has no {keys[-1]}")
+        raise RecipeError(f"override {text}: {parent} is not a table, so it has no {keys[-1]}")
     target[keys[-1]] = _parse_value(value.strip(), text)
 
 
@@ -161,10 +163,10 @@ def _child(target: Any, key: str, text: str) -> Any:
             return members[int(key)]
         choices = ", ".join(by_name or map(str, range(len(members)))) or "none"
         hint = did_you_mean(key, list(by_name))
-        raise RecipeError(f'--set {text}: no member "{key}" (there are: {choices}){hint}')
+        raise RecipeError(f'override {text}: no member "{key}" (there are: {choices}){hint}')
     if is_table(target):
         return target.setdefault(key, {})
-    raise RecipeError(f"--set {text}: the parent of {key} is not a table")
+    raise RecipeError(f"override {text}: the parent of {key} is not a table")
 
 
 def _parse_value(value: str, text: str) -> Any:
@@ -173,10 +175,10 @@ def _parse_value(value: str, text: str) -> Any:
         table = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError as error:
         if value.startswith(('"', "'", "[", "{")):
-            raise RecipeError(f"--set {text}: not a TOML value: {error}") from None
+            raise RecipeError(f"override {text}: not a TOML value: {error}") from None
         return value
     if len(table) > 1:
-        raise RecipeError(f"--set {text}: got several lines, expected one; use one --set per override")
+        raise RecipeError(f"override {text}: got several lines, expected one; give one value per override")
     return table["value"]
 
 

@@ -26,6 +26,7 @@ from allrounder.errors import RecipeError
 from allrounder.evaluation.evaluate import default_batch_size
 from allrounder.evaluation.probes import Probe, probe_stages
 from allrounder.inference.attack_view import attack_view
+from allrounder.models.factory import ModelFactory
 from allrounder.nn.amp import full_precision
 from allrounder.optim import Descend
 from allrounder.recipe.init import Random
@@ -34,7 +35,7 @@ from allrounder.system.memory import measure_peak_memory
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.training.data import add_extra, load_data
 from allrounder.training.learner import Learner
-from allrounder.training.run import ModelFactory, Run
+from allrounder.training.run import Run
 from allrounder.training.trainer import Trainer
 from allrounder.types import Batch, Passes, device_and_dtype
 

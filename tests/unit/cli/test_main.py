@@ -277,8 +277,8 @@ def test_an_unknown_recipe_is_a_mistake_of_usage_with_the_nearest_name(allrounde
     [
         ("epochs=many", "epochs: expected a whole number, got 'many'"),
         ("task.natural.objective.kind=ntural", 'did you mean "natural"?'),
-        ("task.linf.lr=1", '--set task.linf.lr=1: no member "linf" (there are: natural)'),
-        ("epochs", "--set epochs: expected a.b=value"),
+        ("task.linf.lr=1", 'override task.linf.lr=1: no member "linf" (there are: natural)'),
+        ("epochs", "override epochs: expected a.b=value"),
     ],
 )
 @pytest.mark.parametrize("verb", ["train", "show"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from allrounder.attacks import Apgd, AutoAttack, Fab, Pgd, Square
-from allrounder.cli.display import format_bytes, format_duration
+from allrounder.cli.display import format_bytes
 from allrounder.cli.run_train import describe_plan
 from allrounder.config.fields import adapter
 from allrounder.data import DATASETS
@@ -24,6 +24,7 @@ from allrounder.evaluation.probes import Probe
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.system.memory import measure_peak_memory
+from allrounder.system.progress_bar import format_duration
 from allrounder.system.tensor_folders import read_tensors
 from allrounder.threats.threat import Threat
 from allrounder.training.planning import LearnerCost, PassTimes, Plan, SuiteCost, _load_images, plan

@@ -91,7 +91,7 @@ def _parse_inline_table(text: str) -> DataSpec:
         apply_override(raw, f"data={text}")
         return decode(_InlineData, raw, "--data").data
     except RecipeError as error:
-        raise RunError(str(error).replace("--set data=", "--data ", 1)) from None
+        raise RunError(str(error).replace("override data=", "--data ", 1)) from None
 
 
 def _resolve_folder(path: Path) -> DataSpec:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from allrounder.data.base import Split
-from allrounder.errors import Interrupted
+from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.nn.state import bezier, weights_of
@@ -50,7 +50,7 @@ def train_mode_connectivity(context: PipelineContext, pipeline: ModeConnectivity
                     context.run.log("point", **points[position])
             for signal in filter(None, world.all_gather_object(f"after point {position:g}", stop.signal)):
                 place = f"after point {position:g} of the curve"
-                raise Interrupted(f"{context.run.folder}: {signal} {place}; continue with --resume")
+                raise Interrupted(f"{context.run.folder}: {signal} {place}; {RESUME_HINT}")
     if not world.is_main:
         return
     best = max(points.values(), key=lambda p: (p[pipeline.choose], p["natural"], -p["position"]))

@@ -130,7 +130,7 @@ def test_a_signal_between_two_points_of_a_curve_can_be_resumed(tmp_path: Path, d
 def test_an_unfinished_pipeline_continues_only_with_resume(tmp_path: Path):
     with struck(Point(STEP, 2), give_up), pytest.raises(Killed):
         go(pipeline("soup"), tmp_path / "run")
-    with pytest.raises(RunError, match="continue it with --resume"):
+    with pytest.raises(RunError, match="continue with --resume"):
         go(pipeline("soup"), tmp_path / "run")
     changed = pipeline("soup", ("length = 0.5", "length = 1"))
     with pytest.raises(RunError, match="another recipe"):
