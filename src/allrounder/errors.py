@@ -19,7 +19,11 @@ class InputError(AllrounderError, ValueError):
 
 
 class DataError(AllrounderError, ValueError):
-    """A dataset whose files cannot be downloaded, written or read, or differ from what was published."""
+    """Images or labels that cannot be used, or files of a dataset that cannot be downloaded or read."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """Files of a dataset that are not where they are expected."""
 
 
 class ThreatError(AllrounderError, RuntimeError):

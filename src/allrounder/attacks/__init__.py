@@ -27,6 +27,7 @@ from allrounder.attacks.msd import Msd
 from allrounder.attacks.pgd import Cw, Pgd
 from allrounder.attacks.square import Square
 from allrounder.config.fields import adapter, did_you_mean
+from allrounder.errors import InputError
 from allrounder.rng import Rng
 from allrounder.threats.norms import Linf, Norm
 from allrounder.threats.threat import Threat
@@ -66,7 +67,7 @@ def parse_attack(text: str, norm: Norm | None = None) -> Attack:
     for name, attack in fixed_length.items():
         if word == _without_separators(name) and (not steps or int(steps) > 0):
             if steps and "steps" not in {field.name for field in fields(cast(Any, attack))}:
-                raise ValueError(f"attack {text!r}: {name} has no steps, got {steps}; leave out the number")
+                raise InputError(f"attack {text!r}: {name} has no steps, got {steps}; leave out the number")
             return adapter(attack).validate_python({"steps": int(steps)} if steps else {})
     searches = named_attacks(norm or Linf())
     for name, attack in searches.items():
@@ -74,7 +75,7 @@ def parse_attack(text: str, norm: Norm | None = None) -> Attack:
             return attack
     names = [*fixed_length, *searches]
     expected = f"(known: {', '.join(names)}, or with steps pgd-20)"
-    raise ValueError(f"unknown attack {text!r} {expected}{did_you_mean(word, names)}")
+    raise InputError(f"unknown attack {text!r} {expected}{did_you_mean(word, names)}")
 
 
 def _without_separators(name: str) -> str:

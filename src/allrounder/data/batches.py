@@ -9,6 +9,7 @@ from torch import Tensor
 
 from allrounder.data.base import Prefetchable, Split
 from allrounder.data.splits import ConcatSplit
+from allrounder.errors import DataError
 from allrounder.rng import Rng
 from allrounder.types import Batch
 
@@ -26,7 +27,7 @@ class Batches:
 
     def __init__(self, split: Split, batch_size: int, rng: Rng) -> None:
         if batch_size < 1 or len(split) < 1:
-            raise ValueError(
+            raise DataError(
                 f"batches: got batch size {batch_size} and {len(split)} images, expected at least 1 of each"
             )
         self.split = split
@@ -74,7 +75,7 @@ class ExtraBatches:
         counts = {"original": (split, original_per_batch), "extra": (extra, extra_per_batch)}
         for kind, (images, count) in counts.items():
             if not 1 <= count <= len(images):
-                raise ValueError(
+                raise DataError(
                     f"a batch of {batch_size} takes {count} {kind} images, expected 1 to {len(images)}, the "
                     "number available; change batch_size or extra.share"
                 )
@@ -123,4 +124,4 @@ class _ShuffledPasses:
 
 def _check_address(epoch: int, step: int, steps: int) -> None:
     if epoch < 1 or not 1 <= step <= steps:
-        raise ValueError(f"batch: got epoch {epoch}, step {step}; expected epoch from 1, step 1 to {steps}")
+        raise DataError(f"batch: got epoch {epoch}, step {step}; expected epoch from 1, step 1 to {steps}")

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import nn
 
 from allrounder.errors import InputError
+from allrounder.nn.modes import preserve_mode
+from allrounder.types import Images, device_and_dtype
 
 ModelFactory: TypeAlias = Callable[[], nn.Module]
 """Builds the network that replaces the recipe's."""
@@ -54,3 +57,22 @@ def missing_arguments(factory: Callable[..., Any]) -> str | None:
     except ValueError:
         pass  # Some callables have no signature.
     return None
+
+
+def check_fits(network: nn.Module, x: Images, num_classes: int) -> None:
+    """Raise InputError unless a network returns one logit per class for images; it is not changed."""
+    device, dtype = device_and_dtype(network)
+    try:
+        with torch.no_grad(), preserve_mode(network):
+            logits = network.eval()(x.to(device, dtype))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).partition("\n")[0]
+        shape = tuple(x.shape[1:])
+        raise InputError(
+            f"model: fails on images of shape {shape}: {reason}; change it to fit them"
+        ) from error
+    shape = tuple(getattr(logits, "shape", ()))
+    if shape != (len(x), num_classes):
+        got = f"shape {shape}" if shape else f"a {type(logits).__name__}"
+        expected = f"expected logits of shape {(len(x), num_classes)}, one for each class"
+        raise InputError(f"model: returned {got} for {len(x)} image, {expected}; change its last layer")

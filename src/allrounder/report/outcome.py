@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from allrounder.errors import InputError
 from allrounder.report.corruption_metrics import (
     FloatArray,
     Groups,
@@ -65,7 +66,7 @@ class Outcome:
         for kind in ("predicted", "distance", "stage"):
             for name, array in getattr(self, kind).items():
                 if name not in self.predicted or array.shape != self.label.shape:
-                    raise ValueError(f"{kind} of {name}: no such probe, or not one number for every image")
+                    raise InputError(f"{kind} of {name}: no such probe, or not one number for every image")
 
     def __len__(self) -> int:
         return len(self.label)
@@ -84,7 +85,7 @@ class Outcome:
             names = [name for name in names if name == wanted or name.startswith(f"{wanted}:")]
         if not names or (len(names) > 1 and threat not in THREAT_SUMMARIES):
             probes = ", ".join(self.predicted)
-            raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {probes}")
+            raise InputError(f"{wanted} names {len(names)} probes, expected one; there are: {probes}")
         return names
 
     def _average_groups(self, attack: str, threat: str | None) -> Groups:
@@ -136,7 +137,7 @@ class Outcome:
         prefix = f"{attack}@{norm}:"
         names = [name for name in self.predicted if name.startswith(prefix)]
         if not names:
-            raise KeyError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
+            raise InputError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
         eps = {name: _parse_eps(name.removeprefix(prefix)) for name in names}
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
 
@@ -176,11 +177,13 @@ class Outcome:
         rates = {name: flips for name, (_, flips) in self.perturbations().items()}
         if not rates or perturbation not in (None, *rates):
             measured = ", ".join(rates) or "none"
-            raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {measured}")
+            raise InputError(f"flip rate: {perturbation or 'any'} was not measured; there are: {measured}")
         if perturbation is not None:
             return rates[perturbation]
         if len(sources(self.predicted, "p")) > 1:
-            raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
+            raise InputError(
+                f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}"
+            )
         return sum(rates.values()) / len(rates)
 
     def accuracy_by_stage(self, probe: str) -> list[float]:
@@ -190,7 +193,7 @@ class Outcome:
         """
         (name,) = self.probe_names(probe)
         if name not in self.stage:
-            raise KeyError(f"{name} has no stages; these have: {', '.join(self.stage) or 'none'}")
+            raise InputError(f"{name} has no stages; these have: {', '.join(self.stage) or 'none'}")
         stage = self.stage[name]
         robust = self.predicted[name] == self.label
         count = max(len(self.facts.get("stages", {}).get(name, ())), int(stage.max(initial=0)))
@@ -201,7 +204,7 @@ class Outcome:
         self._check_same_images("mcnemar", other)
         names, other_names = self.probe_names(attack, threat), other.probe_names(attack, threat)
         if set(names) != set(other_names) or (threat != "worst" and len(names) > 1):
-            raise ValueError(
+            raise InputError(
                 f"mcnemar: got {threat} of {names} and {other_names}, expected the same yes or no"
             )
         a, b = (outcome.per_image_accuracy(attack, threat) > 0 for outcome in (self, other))
@@ -219,10 +222,10 @@ class Outcome:
     def _check_same_images(self, method: str, other: Outcome) -> None:
         expected = "expected the same images in order"
         if not np.array_equal(self.label, other.label):
-            raise ValueError(f"{method}: got outcomes with different labels, {expected}")
+            raise InputError(f"{method}: got outcomes with different labels, {expected}")
         for key in ("data", "rows"):
             if key in self.facts and key in other.facts and self.facts[key] != other.facts[key]:
-                raise ValueError(f"{method}: got outcomes of different {key}, {expected}")
+                raise InputError(f"{method}: got outcomes of different {key}, {expected}")
 
     def __str__(self) -> str:
         words: list[str] = []
@@ -261,10 +264,10 @@ class Outcome:
         with file as opened:
             metadata: dict[str, str] = opened.metadata() or {}
             if "outcome" not in metadata:
-                raise ValueError(f"{path}: is not an outcome; it has: {', '.join(opened.keys())}")
+                raise InputError(f"{path}: is not an outcome; it has: {', '.join(opened.keys())}")
             content: dict[str, Any] = json.loads(metadata["outcome"])
             if (version := content.get("format")) != FORMAT_VERSION:
-                raise ValueError(
+                raise InputError(
                     f"{path}: has format version {version}, expected {FORMAT_VERSION}; it was written by "
                     "another version of allrounder, which can read it"
                 )

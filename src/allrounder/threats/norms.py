@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from allrounder.config.fields import Share, did_you_mean, frozen_config, parse_fraction
+from allrounder.errors import InputError
 from allrounder.rng import Rng
 from allrounder.types import Images, PerExample
 
@@ -212,12 +213,12 @@ def parse_norm(text: object) -> Norm:
     name = _ALIASES.get(word)
     if name is None:
         known = f"(known: {', '.join(NORMS)})"
-        raise ValueError(f"unknown norm {text!r} {known}{did_you_mean(word.capitalize(), NORMS)}")
+        raise InputError(f"unknown norm {text!r} {known}{did_you_mean(word.capitalize(), NORMS)}")
     if density is None:
         return NORMS[name]()
     if name != "L1":
-        raise ValueError(f"norm {text!r}: only L1 has a density; write {name}")
+        raise InputError(f"norm {text!r}: only L1 has a density; write {name}")
     share = parse_fraction(density)
     if not 0 < share <= 1:
-        raise ValueError(f"norm {text!r}: expected a density above 0 and up to 1, such as L1(0.05)")
+        raise InputError(f"norm {text!r}: expected a density above 0 and up to 1, such as L1(0.05)")
     return L1(density=float(share))

@@ -11,6 +11,7 @@ import torch
 from typing_extensions import override
 
 from allrounder.config.fields import TextValue, parse_fraction
+from allrounder.errors import InputError
 from allrounder.threats.norms import Linf, Norm, parse_norm
 from allrounder.types import Images, PerExample, PerExampleBool
 
@@ -35,10 +36,10 @@ class Threat(TextValue):
         try:
             eps = float(parse_fraction(self.budget))
         except (ValueError, OverflowError) as error:
-            raise ValueError(f"threat {str(self)!r}: {error}; {FORMAT_HINT}") from None
+            raise InputError(f"threat {str(self)!r}: {error}; {FORMAT_HINT}") from None
         if eps < 0:
             problem = "the budget is negative, expected 0 or more"
-            raise ValueError(f"threat {str(self)!r}: {problem}; {FORMAT_HINT}")
+            raise InputError(f"threat {str(self)!r}: {problem}; {FORMAT_HINT}")
         return eps
 
     @classmethod
@@ -47,12 +48,12 @@ class Threat(TextValue):
         if isinstance(raw, cls):
             return raw
         if not isinstance(raw, str) or raw.count(":") != 1:
-            raise ValueError(f"threat {raw!r}: expected one text NORM:BUDGET; {FORMAT_HINT}")
+            raise InputError(f"threat {raw!r}: expected one text NORM:BUDGET; {FORMAT_HINT}")
         name, budget = raw.split(":")
         try:
             norm = parse_norm(name.strip())
         except ValueError as error:
-            raise ValueError(f"threat {raw!r}: {error}") from None
+            raise InputError(f"threat {raw!r}: {error}") from None
         return cls(norm, budget.strip())
 
     @override
@@ -113,7 +114,7 @@ class AnyOf:
 
     def __post_init__(self) -> None:
         if not self.threats:
-            raise ValueError("a union of threats got no threat, expected at least one")
+            raise InputError("a union of threats got no threat, expected at least one")
 
     def __str__(self) -> str:
         return " or ".join(str(threat) for threat in self.threats)

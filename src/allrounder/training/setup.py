@@ -18,7 +18,7 @@ from allrounder.data.base import Data
 from allrounder.distributed import Placement, World, assign_ranks
 from allrounder.errors import InputError, WorldError
 from allrounder.models import CustomModel
-from allrounder.models.factory import ModelFactory, ModelLike
+from allrounder.models.factory import ModelFactory, ModelLike, check_fits
 from allrounder.nn.state import average_weights, copy_, weights_of
 from allrounder.recipe.init import Init
 from allrounder.recipe.recipe import Recipe
@@ -141,6 +141,7 @@ def build_initial_model(
     with Rng(recipe.seed).fold_in("init").seed_global():
         if model is not None:
             network = model()
+            check_fits(network, data.train.fetch(torch.arange(1)), len(data.classes))
         else:
             with blame_field("model", (ValueError,)):
                 network = recipe.model.build(len(data.classes), data.shape)

@@ -317,7 +317,7 @@ def test_a_tiny_training_leaves_a_run_folder(allrounder: Command, small: list[st
     assert run.recipe == Recipe.load("embedded/nt", small[1::2])
     again = allrounder("train", "embedded/nt", "--out", str(out), "--threads", "1", *small)
     assert again.code == 0
-    assert "already finished" in again.out
+    assert "already finished" in again.err
     other = allrounder("train", "embedded/nt", "--out", str(out), *small, "--set", "seed=1")
     assert other.code == 1
     assert "holds a run of another recipe" in flat(other.err)

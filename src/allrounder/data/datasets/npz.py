@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from allrounder.config.fields import frozen_config
 from allrounder.data.base import Data, DataSpec, Layout, prefix_errors
-from allrounder.errors import RecipeError
+from allrounder.errors import DataError, MissingDataError, RecipeError
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -40,7 +40,7 @@ class Npz(DataSpec):
         arrays, available = read_arrays(path, (*REQUIRED_ARRAYS, "classes"))
         missing = [name for name in REQUIRED_ARRAYS if name not in arrays]
         if missing:
-            raise ValueError(
+            raise DataError(
                 f"{path}: no {', '.join(missing)} (it has: {', '.join(available)}); save it under that name"
             )
         with prefix_errors(f"{path}:"):
@@ -80,7 +80,7 @@ def read_first_pair(path: Path, pairs: Sequence[tuple[str, str]]) -> tuple[Array
         if set(pair) <= set(available):
             return read_arrays(path, (*pair, "classes"))[0], pair
     accepted = " or ".join(" and ".join(pair) for pair in pairs)
-    raise ValueError(
+    raise DataError(
         f"{path}: has the arrays {', '.join(available)}, expected {accepted}; save it with these names"
     )
 
@@ -88,9 +88,9 @@ def read_first_pair(path: Path, pairs: Sequence[tuple[str, str]]) -> tuple[Array
 def read_arrays(path: Path, names: Iterable[str]) -> tuple[Arrays, list[str]]:
     """Read the named arrays that a file has; also return the names of all its arrays."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file (looked from {Path.cwd()}); set path to an .npz file")
+        raise MissingDataError(f"{path}: no such file (looked from {Path.cwd()}); set path to an .npz file")
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: not an .npz file, or one cut short; write it again with numpy.savez")
+        raise DataError(f"{path}: not an .npz file, or one cut short; write it again with numpy.savez")
     arrays: Arrays = {}
     name = "its list of arrays"
     # numpy, zipfile, zlib and lzma raise different errors for a damaged file.
@@ -101,7 +101,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> tuple[Arrays, list[str]]:
                 if name in available:
                     arrays[name] = file[name]
     except Exception as error:
-        raise ValueError(
+        raise DataError(
             f"{path}: {name} cannot be read ({error}); save it again as plain numbers or texts"
         ) from error
     return arrays, available
@@ -113,7 +113,7 @@ def detect_layout(name: str, x: NDArray[Any]) -> Layout:
         return "nhw"
     first, last = (x.ndim == 4 and x.shape[axis] in (1, 3) for axis in (1, -1))
     if first == last:
-        raise ValueError(
+        raise DataError(
             f"{name}: the layout of shape {x.shape} is ambiguous or unknown; "
             'set layout to "nchw", "nhwc" or "nhw"'
         )
@@ -126,5 +126,5 @@ def get_class_names(arrays: Arrays) -> list[str] | None:
         return None
     classes = arrays["classes"]
     if classes.ndim != 1 or classes.dtype.kind != "U":
-        raise ValueError(f"classes: got {classes.dtype} of shape {classes.shape}, expected a list of texts")
+        raise DataError(f"classes: got {classes.dtype} of shape {classes.shape}, expected a list of texts")
     return cast(list[str], classes.tolist())

@@ -37,7 +37,7 @@ Member = tuple[str, int, IO[bytes] | None]
 """Name, size, and the open file; None for a link, a device or an encrypted file."""
 
 
-class DamagedArchive(ValueError):
+class DamagedArchive(DataError):
     """The archive is cut short or damaged."""
 
 
@@ -48,7 +48,7 @@ def read_members(archive: Path, names: Iterable[str], *, max_bytes: int = 2**30)
     with _report_damage(archive):
         for path, file in _entries(archive, max_bytes):
             if path.name in contents:
-                raise ValueError(f"{archive}: holds {path.name} twice, expected it once; pack it again")
+                raise DataError(f"{archive}: holds {path.name} twice, expected it once; pack it again")
             if path.name in wanted:
                 buffer = BytesIO()
                 shutil.copyfileobj(file, buffer, CHUNK_BYTES)
@@ -85,10 +85,10 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
                 with file.open("xb") as copy:
                     shutil.copyfileobj(source, copy, CHUNK_BYTES)
         if not (temporary / top).is_dir():
-            raise ValueError(f"{archive}: has no folder {top}; get it again")
+            raise DataError(f"{archive}: has no folder {top}; get it again")
         (temporary / top).rename(target)
     except FileExistsError as error:
-        raise ValueError(f"{archive}: holds a name twice ({error.filename}); get it again") from None
+        raise DataError(f"{archive}: holds a name twice ({error.filename}); get it again") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -115,14 +115,14 @@ def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, IO
     for number, (name, size, file) in enumerate(members(archive), 1):
         bytes_left -= size
         if number > MAX_FILES or bytes_left < 0:
-            raise ValueError(f"{archive}: holds more files or bytes than is allowed; unpack it yourself")
+            raise DataError(f"{archive}: holds more files or bytes than is allowed; unpack it yourself")
         if file is None:
-            raise ValueError(
+            raise DataError(
                 f"{archive}: {name} is a link, a device or encrypted, expected files; do not use it"
             )
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
-            raise ValueError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
+            raise DataError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
         with file:
             yield path, file
 
