@@ -16,7 +16,8 @@ SOURCE = Path(allrounder.__file__).parent
 PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "rng", "report"),
+    ("errors",),
+    ("rng", "report"),
     ("config",),
     ("types",),
     ("system",),

@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, cast, final, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.errors import DataError
+from allrounder.report.summary import HasSummary, Summary, format_shape, list_names
 from allrounder.types import Images, Labels
 
 Array: TypeAlias = NDArray[Any] | Tensor
@@ -76,6 +78,10 @@ class TensorSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        shape = format_shape(self.images.shape[1:])
+        return f"TensorSplit({len(self)} images {shape}, {self.num_classes} classes)"
+
     def fetch(self, index: Labels) -> Images:
         """Return the images at these positions."""
         x = self.images.index_select(0, index).contiguous()
@@ -98,6 +104,9 @@ class Subset:
     def __len__(self) -> int:
         return len(self.index)
 
+    def __repr__(self) -> str:
+        return f"Subset({len(self)} images of {self.split})"
+
     @property
     def labels(self) -> Labels:
         """The labels of the selected images."""
@@ -113,8 +122,8 @@ class Subset:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Data:
+@dataclass(frozen=True, eq=False, repr=False)
+class Data(HasSummary):
     """A dataset: a training and a test split with the same classes and image shape."""
 
     name: str
@@ -123,6 +132,8 @@ class Data:
     classes: tuple[str, ...]
     extra: Split | None = None
     """Additional training images, used where a recipe has `extra`."""
+    shape: tuple[int, int, int] = field(init=False)
+    """Channels, height and width of an image."""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
@@ -133,11 +144,17 @@ class Data:
         train, test = image_shape(self.train), image_shape(self.test)
         if train != test:
             raise DataError(f"images: got shape {train} in train and {test} in test, expected the same")
+        object.__setattr__(self, "shape", train)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        return image_shape(self.train)
+    @override
+    def summary(self) -> Summary:
+        """Describe the splits and the classes."""
+        train = None if self.train is self.test else self.train
+        splits = {"train": train, "test": self.test, "extra": self.extra}
+        shape = format_shape(self.shape)
+        rows = [(name, f"{len(split)} images {shape}") for name, split in splits.items() if split is not None]
+        classes = f"{len(self.classes)}: {list_names(self.classes)}"
+        return Summary(f"Data {self.name}", [*rows, ("classes", classes)])
 
     @staticmethod
     def from_arrays(

@@ -63,6 +63,9 @@ class Relabelled:
     def __len__(self) -> int:
         return len(self.split)
 
+    def __repr__(self) -> str:
+        return f"Relabelled({self.split})"
+
     def fetch(self, index: Labels) -> Images:
         """Return the images at these positions."""
         return self.split.fetch(index)

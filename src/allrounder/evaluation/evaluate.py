@@ -65,7 +65,10 @@ def _check_positive(name: str, value: int | None) -> None:
         raise InputError(f"{name}: got {value!r}, expected a whole number, 1 or more")
 
 
-def _check_model(model: object) -> None:
+def _check_arguments(model: object, budget: str, workers: int, n: int | None) -> None:
+    _check_choice("budget", budget, tuple(BUDGETS))
+    _check_positive("workers", workers)
+    _check_positive("n", n)
     if not callable(model):
         got = f"the text {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
         expected = "expected a network, or a function from images to logits"
@@ -130,10 +133,7 @@ def evaluate(
     `workers` are processes with one thread each; any number gives the outcome of one thread in this process.
     """
     world, keep = options.world, options.keep_examples
-    _check_choice("budget", budget, tuple(BUDGETS))
-    _check_model(model)
-    _check_positive("workers", workers)
-    _check_positive("n", n)
+    _check_arguments(model, budget, workers, n)
     _check_combination(world, workers, keep, out)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)

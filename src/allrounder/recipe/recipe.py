@@ -14,6 +14,7 @@ from typing import Annotated, final
 
 import tomli_w
 from pydantic import Field, ValidationError
+from typing_extensions import override
 
 from allrounder.config.decode import Table, apply_override, decode
 from allrounder.config.fields import (
@@ -24,6 +25,7 @@ from allrounder.config.fields import (
     adapter,
     canonical,
     frozen_config,
+    kind_of,
     raise_field_errors,
 )
 from allrounder.config.schedules import Schedule, order_problem
@@ -34,6 +36,7 @@ from allrounder.data.extra import Extra
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
 from allrounder.models import MODELS, ModelSpec
+from allrounder.objectives import OBJECTIVES
 from allrounder.recipe.compute import Compute
 from allrounder.recipe.inherit import Chain
 from allrounder.recipe.init import INITS, Init, Random
@@ -43,6 +46,7 @@ from allrounder.recipe.mix import Mix
 from allrounder.recipe.pipeline import PIPELINES, Pipeline
 from allrounder.recipe.task import Task
 from allrounder.recipe.validation import Validation as Validation
+from allrounder.report.summary import HasSummary, Summary
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 
@@ -53,7 +57,7 @@ Problem = tuple[FieldPath, str]
 
 @final
 @frozen_config
-class Recipe:
+class Recipe(HasSummary):
     """Everything that decides the result of a training: tasks, mix, data, network and length."""
 
     data: Annotated[DataSpec, OneOf(lambda: DATASETS)]
@@ -179,6 +183,20 @@ class Recipe:
     def total_passes(self) -> Passes:
         """Return an upper bound on the passes per training image over the whole run, in all stages."""
         return sum((stage.passes() * stage.epochs for stage in self.stage_recipes().values()), Passes())
+
+    __repr__ = HasSummary.__repr__  # else the dataclass would write its own
+
+    @override
+    def summary(self) -> Summary:
+        """Describe data, network and length, and for each learner the objective and its threats."""
+        data, model = kind_of(self.data, DATASETS), kind_of(self.model, MODELS)
+        rows = [("data", data), ("model", model), ("epochs", str(self.epochs))]
+        rows += [] if self.pipeline is None else [("pipeline", kind_of(self.pipeline, PIPELINES))]
+        for task in self.tasks:
+            threats = " and ".join(map(str, task.objective.threats()))
+            objective = kind_of(task.objective, OBJECTIVES)
+            rows.append((f"task {task.name}", f"{objective} under {threats}" if threats else objective))
+        return Summary(f"Recipe {self.name}".strip(), rows)
 
     @property
     def effective_mix(self) -> Mix:

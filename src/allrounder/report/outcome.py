@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save
+from typing_extensions import override
 
 from allrounder.errors import InputError
 from allrounder.report.corruption_metrics import (
@@ -27,6 +28,7 @@ from allrounder.report.corruption_metrics import (
     to_smallest_dtype,
 )
 from allrounder.report.statistics import McNemar, format_percent, wilson_interval
+from allrounder.report.summary import HasSummary, Summary
 
 IntArray: TypeAlias = NDArray[np.int64]
 Facts: TypeAlias = Mapping[str, Any]
@@ -44,8 +46,8 @@ MIN_VARIANCE = 1e-12
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Outcome:
+@dataclass(frozen=True, eq=False, repr=False)
+class Outcome(HasSummary):
     """The class that a network predicts for every image under every probe.
 
     Probes are named "natural" or "attack@threat", such as "pgd-20@Linf:8/255". An image that is misclassified
@@ -235,6 +237,15 @@ class Outcome:
                 word += f" [{', '.join(map(format_percent, self.interval(*column)))}]"
             words.append(word)
         return "  ".join([*words, f"n={len(self)}"])
+
+    @override
+    def summary(self) -> Summary:
+        """Describe the accuracy in percent and the 95% interval of every column."""
+        rows: list[tuple[str, str]] = []
+        for column in self.columns() if len(self) else []:
+            accuracy, low, high = map(format_percent, (self.accuracy(*column), *self.interval(*column)))
+            rows.append((" ".join(filter(None, column)), f"{accuracy} ({low}-{high})"))
+        return Summary(f"Outcome of {len(self)} images", rows)
 
     def table(self, style: str = "markdown", about: Facts | None = None, threat: str | None = None) -> str:
         """The numbers as a table; see `render` for the styles, `about` and `threat`."""

@@ -22,12 +22,15 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.errors import RESUME_HINT, InputError, RunError
 from allrounder.models.factory import ModelLike, as_factory
 from allrounder.nn.state import copy_, first_mismatch, weights_of
 from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
+from allrounder.report.statistics import format_percent
+from allrounder.report.summary import HasSummary, Summary
 from allrounder.system.files import LOCK_FILE, fsync, lock_folder, newest_folder, temporary_path, write_text
 from allrounder.system.tensor_folders import prune_folders, read_manifest, read_tensors, write_folder
 from allrounder.types import Weights
@@ -39,7 +42,7 @@ RECIPE_FILE = "recipe.toml"
 
 
 @final
-class Run:
+class Run(HasSummary):
     """The folder of one training."""
 
     def __init__(self, folder: str | Path, recipe: Recipe | None = None):
@@ -78,6 +81,20 @@ class Run:
     def finished(self) -> bool:
         """Whether the training is finished."""
         return newest_folder(self.folder / "weights", "last") is not None
+
+    @override
+    def summary(self) -> Summary:
+        """Describe the state, the recipe and the best validation."""
+        checkpoint = self.latest_checkpoint()
+        state = "no checkpoint" if checkpoint is None else f"stopped after step {int(checkpoint.name[5:])}"
+        rows = [("state", "finished" if self.finished else state), ("recipe", identify_recipe(self.recipe))]
+        validations = [event for event in self.metrics() if event["event"] == "validation"]
+        if validations:
+            best = max(validations, key=lambda event: event["score"])
+            accuracies = {"natural": best["natural"], **best["robust"]}
+            text = ", ".join(f"{name} {format_percent(number)}%" for name, number in accuracies.items())
+            rows.append(("best", f"epoch {best['epoch']}: {text}"))
+        return Summary(f"Run {self.folder}", rows)
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes within the context."""

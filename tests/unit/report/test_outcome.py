@@ -397,12 +397,13 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
     worst, modules = result.stdout.splitlines()
     assert float(worst) == 1 / 6
     assert modules.split() == [
+        "allrounder.errors",
         "allrounder.report",
         *(
             f"allrounder.report.{name}"
             for name in (
                 *("corruption_metrics", "footnotes", "outcome", "render", "robustbench", "statistics"),
-                "tables",
+                *("summary", "tables"),
             )
         ),
     ]

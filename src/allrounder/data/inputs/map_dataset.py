@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 from allrounder.data.base import as_tensor, check_images, check_integer_labels
 from allrounder.data.streaming.decode import to_chw
 from allrounder.errors import DataError
+from allrounder.report.summary import format_shape
 from allrounder.types import Images, Labels
 
 LABEL_ATTRIBUTES = ("targets", "labels")
@@ -69,6 +70,10 @@ class MapDatasetSplit:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        kind = type(self.dataset).__name__
+        return f"MapDatasetSplit({len(self)} images {format_shape(self.shape)} of a {kind})"
 
     def fetch(self, index: Labels) -> Images:
         """Read and check the images at these positions."""
