@@ -42,6 +42,8 @@ class TrainingBar:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.t:
+            self._draw()
         self.screen.close()
 
     def begin(self, total: int, done: int) -> None:

@@ -124,6 +124,18 @@ def test_a_terminal_is_not_drawn_at_every_step():
     assert len(stream.getvalue()) - before < 100 * 100
 
 
+def test_the_last_step_is_drawn_at_the_end_and_nothing_if_there_was_none():
+    stream = io.StringIO()
+    with TrainingBar("mine", TerminalScreen(stream)) as bar:
+        bar.log("already finished")
+    assert show(stream.getvalue()) == ["note: already finished"]
+    with pytest.raises(KeyError), bar:
+        bar.begin(100, 0)
+        bar.step(57)
+        raise KeyError
+    assert "step 57/100" in show(stream.getvalue())[1]
+
+
 def test_the_remaining_time_counts_steps_of_this_session_only(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr("allrounder.system.progress_bar.time.monotonic", lambda: now[0])
