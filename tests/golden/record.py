@@ -1,6 +1,6 @@
 """Run golden cases and record their results.
 
-python -m tests.golden.record                    # all cases, into the files of this folder
+python -m tests.golden.record                    # all cases, into records/ARITHMETIC
 python -m tests.golden.record --only 'attacks/*' # some cases; the others keep their records
 python -m tests.golden.record --out FILE         # into one file, for scripts/compare_with.py
 """
@@ -21,7 +21,9 @@ import allrounder
 from tests.golden.cases import CASES
 from tests.golden.results import Result, describe_arithmetic
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "records"
+Record = dict[str, Any]
+"""The arithmetic of a machine, and the results by case."""
 
 
 def find_family(name: str) -> str:
@@ -29,9 +31,18 @@ def find_family(name: str) -> str:
     return name.partition("/")[0]
 
 
-def read_records(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """Read what was recorded, by family: the arithmetic, and the results by case."""
-    return {path.stem: json.loads(path.read_text(encoding="ascii")) for path in sorted(folder.glob("*.json"))}
+def read_records(folder: Path = FOLDER) -> dict[str, dict[str, Record]]:
+    """Read what was recorded, by folder of an arithmetic and family of cases."""
+    return {
+        one.name: {path.stem: json.loads(path.read_text(encoding="ascii")) for path in one.glob("*.json")}
+        for one in sorted(folder.iterdir())
+    }
+
+
+def choose_record(records: dict[str, dict[str, Record]], family: str, arithmetic: dict[str, str]) -> Record:
+    """Return the record of a family with this arithmetic; without one, the first record of the family."""
+    candidates = [folder[family] for folder in records.values() if family in folder]
+    return next((record for record in candidates if record["arithmetic"] == arithmetic), candidates[0])
 
 
 def run_case(name: str, *, keep_going: bool) -> Result:
@@ -45,16 +56,27 @@ def run_case(name: str, *, keep_going: bool) -> Result:
 
 
 def write_records(results: dict[str, Result], arithmetic: dict[str, str]) -> None:
-    """Write a file for every family; cases that were not run keep their results, ones that are gone go."""
-    before = read_records()
-    for family in sorted({find_family(name) for name in results}):
-        old: dict[str, Result] = before.get(family, {}).get("cases", {})
-        if old and before[family]["arithmetic"] != arithmetic and not set(old) <= set(results):
-            raise SystemExit(f"{family}: was recorded with another arithmetic; record all of its cases")
-        every = old | {name: result for name, result in results.items() if find_family(name) == family}
-        kept = {name: every[name] for name in sorted(every) if name in CASES}
+    """Write a file for every family; cases that were not run keep their results, ones that are gone go.
+
+    Every arithmetic has its folder, named after the processor's instructions and, if that name is taken by
+    another arithmetic, a part of its digest.
+    """
+    folders = read_records()
+    known = [
+        name
+        for name, folder in folders.items()
+        if any(r["arithmetic"] == arithmetic for r in folder.values())
+    ]
+    name = arithmetic["cpu"].lower()
+    name = known[0] if known else name if name not in folders else f"{name}-{arithmetic['computations'][:8]}"
+    (FOLDER / name).mkdir(exist_ok=True)
+    for family in sorted({find_family(case) for case in results}):
+        record = folders.get(name, {}).get(family)
+        old: dict[str, Result] = record["cases"] if record and record["arithmetic"] == arithmetic else {}
+        every = old | {case: result for case, result in results.items() if find_family(case) == family}
+        kept = {case: every[case] for case in sorted(every) if case in CASES}
         text = json.dumps({"arithmetic": arithmetic, "cases": kept}, indent=1)
-        (FOLDER / f"{family}.json").write_text(f"{text}\n", encoding="ascii")
+        (FOLDER / name / f"{family}.json").write_text(f"{text}\n", encoding="ascii")
 
 
 def main(words: Iterable[str] | None = None) -> None:

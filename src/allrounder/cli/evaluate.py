@@ -144,7 +144,7 @@ def doctor_(
     """Check a network and its images for faults that would make an evaluation meaningless."""
     options = TargetOptions(**locals())
     from allrounder.cli.target import load_target
-    from allrounder.evaluation.evaluate import select_rows
+    from allrounder.evaluation.evaluate import default_batch_size, select_rows
     from allrounder.evaluation.preflight import doctor
     from allrounder.types import device_and_dtype
 
@@ -152,7 +152,8 @@ def doctor_(
     rows = select_rows(loaded.data.test, 64, 0)
     x = loaded.data.test.fetch(rows).to(*device_and_dtype(loaded.model))
     y = loaded.data.test.labels[rows]
-    diagnosis = doctor(loaded.model, x, y, classes=len(loaded.data.classes))
+    size = default_batch_size(loaded.model, loaded.data.test)
+    diagnosis = doctor(loaded.model, x, y, classes=len(loaded.data.classes), batch_size=size)
     echo(f"{loaded.name}: {len(rows)} images, {diagnosis.classes or 'unknown'} classes")
     for line in diagnosis.lines():
         echo(line)

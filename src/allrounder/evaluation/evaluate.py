@@ -144,7 +144,7 @@ def evaluate(
     settings = {"seed": seed, "batch_size": size, "threads": 1 if workers > 1 else torch.get_num_threads()}
     facts = {**settings, "budget": budget if n is None else f"{n} images", **probe_facts(selected, rows)}
     shared = out is not None or workers * world.size > 1
-    fingerprint, findings = _examine(model, split, rows, selected, options.check, shared)
+    fingerprint, findings = _examine(model, split, rows, size, selected, options.check, shared)
     facts |= {**findings, **corruptions.facts()}
     world.assert_equal_across_ranks("the evaluation", {**fingerprint, **facts})
     plan = {**fingerprint, **settings, "examples": keep}
@@ -161,7 +161,13 @@ def evaluate(
 
 
 def _examine(
-    model: Classifier, split: Split, rows: Labels, probes: Sequence[Probe], check: PreflightMode, shared: bool
+    model: Classifier,
+    split: Split,
+    rows: Labels,
+    batch_size: int,
+    probes: Sequence[Probe],
+    check: PreflightMode,
+    shared: bool,
 ) -> tuple[Facts, Facts]:
     """Run the preflight, and fingerprint the model and the data; return the fingerprint and all facts.
 
@@ -171,7 +177,8 @@ def _examine(
     if check != "skip":
         sample = rows[:: max(len(rows) // PREFLIGHT_IMAGES, 1)][:PREFLIGHT_IMAGES]
         device, dtype = device_and_dtype(model)
-        diagnosis = doctor(model, split.fetch(sample).to(device, dtype), split.labels[sample].to(device))
+        x, y = split.fetch(sample).to(device, dtype), split.labels[sample].to(device)
+        diagnosis = doctor(model, x, y, batch_size=batch_size)
         if check == "stop":
             diagnosis.raise_if_bad()
         facts["findings"] = [str(finding) for finding in diagnosis.findings]

@@ -33,6 +33,7 @@ CHECKS: tuple[tuple[PreflightCheck, ...], ...] = (
         behaviour.check_gradients,
         inputs.check_accuracy,
     ),
+    (behaviour.check_positions,),
 )
 """Checks by stage. A stage relies on the ones before it, so none follows one with a severe finding."""
 
@@ -64,8 +65,10 @@ class Diagnosis:
         return lines or ["nothing found"]
 
 
-def doctor(model: Classifier, x: Tensor, y: Tensor, *, classes: int | None = None) -> Diagnosis:
-    """Check a network, images in [0, 1] and their labels before a long evaluation.
+def doctor(
+    model: Classifier, x: Tensor, y: Tensor, *, classes: int | None = None, batch_size: int | None = None
+) -> Diagnosis:
+    """Check a network, images in [0, 1] and their labels before a long evaluation in batches of `batch_size`.
 
     All images are checked, and at most 64 of them are passed through the network. A module is checked in eval
     mode, as it is evaluated; its modes, buffers and gradients and the global generators are restored.
@@ -74,7 +77,7 @@ def doctor(model: Classifier, x: Tensor, y: Tensor, *, classes: int | None = Non
     with torch.inference_mode(False), torch.no_grad(), Rng(0).fold_in("doctor").seed_global():
         x, y = (t.clone() if t.is_inference() else t.detach() for t in (x, y))
         modules = list(model.modules()) if isinstance(model, nn.Module) else []
-        case = Case(model, x, y, classes, sum(module.training for module in modules))
+        case = Case(model, x, y, classes, sum(module.training for module in modules), batch_size)
         # The mode train_frozen uses the network itself, not a copy, and restores its buffers afterwards.
         with attack_view(model, x, "train_frozen" if modules else "eval"):
             if isinstance(model, nn.Module):

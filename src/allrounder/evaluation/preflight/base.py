@@ -58,6 +58,8 @@ class Case:
     classes: int | None
     num_training: int
     """Number of modules of the network that were in training mode."""
+    batch_size: int | None = None
+    """Images per forward pass of the evaluation, if it is known."""
 
     @cached_property
     def rows(self) -> Tensor:

@@ -56,6 +56,30 @@ def check_batch_independence(case: Case) -> Finding | None:
     return finding if gap > TOLERANCE else None
 
 
+def check_positions(case: Case) -> Finding | None:
+    """Find bits of logits or gradients that depend on the position of an image in the batch.
+
+    Linear algebra libraries may compute the first and the last rows of a matrix with different instructions.
+    Then the results of an evaluation depend, in the last bits, on how its images are divided.
+    """
+    if case.batch_size is None or case.batch_size == 1:
+        return None
+    rows = torch.arange(case.batch_size) % len(case.images)
+    x, y = case.images[rows.to(case.images.device)], case.labels[rows].to(case.images.device)
+    logits, gradient = case.forward(x), loss_grad(case.model, x.clone(), y, LOSSES["ce"], None)
+    if not torch.equal(logits, case.forward(x)):  # random; check_randomness reports it if it is large
+        return None
+    for shift in (1, case.batch_size // 2):
+        moved, targets = x.roll(shift, 0), y.roll(shift, 0)
+        same = torch.equal(case.forward(moved), logits.roll(shift, 0))
+        moved_gradient = loss_grad(case.model, moved.clone(), targets, LOSSES["ce"], None)
+        if not same or not torch.equal(moved_gradient, gradient.roll(shift, 0)):
+            problem = f"results depend on the position of an image in a batch of {case.batch_size}"
+            effect = "an evaluation whose images are divided in another way may differ in the last bits"
+            return note("position", f"{problem} on this machine: {effect}", "try another batch size")
+    return None
+
+
 def check_in_place(case: Case) -> Finding | None:
     """Find a network that overwrites its input."""
     images = case.images.clone()

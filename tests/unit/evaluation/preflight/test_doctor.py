@@ -303,6 +303,21 @@ def test_a_network_for_one_size_of_batch_is_refused():
     assert re.search(r"fails on images of shape \(60, 3, 8, 8\): RuntimeError", findings[0].message)
 
 
+def by_position(z: Tensor) -> Tensor:
+    """The last rows are rounded differently, as by linear algebra libraries on some processors."""
+    return torch.cat([z[:6], z[6:] * (1 + 1e-6)])
+
+
+@pytest.mark.parametrize(
+    "size, kinds", [(None, set()), (1, set()), (6, set()), (8, {"position"}), (64, {"position"})]
+)
+def test_bits_that_depend_on_the_position_in_a_batch_are_a_note(size: int | None, kinds: set[str]):
+    diagnosis = doctor(Then(by_position).eval(), X, Y, batch_size=size)
+    assert {finding.kind for finding in diagnosis.findings} == kinds and diagnosis.ok
+    assert doctor(Then().eval(), X, Y, batch_size=size).findings == ()
+    assert doctor(Then(noisy).eval(), X, Y, batch_size=size).lines()[0].startswith("note: random")
+
+
 class Meddler(nn.Module):
     """Does all that a network should not do while it answers."""
 
