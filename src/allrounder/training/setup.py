@@ -67,10 +67,10 @@ def check_data(data: Data | None) -> None:
 
 
 def open_progress(
-    progress: Progress | bool, recipe: Recipe, world: World
+    progress: Progress | bool | None, recipe: Recipe, world: World
 ) -> AbstractContextManager[Progress]:
     """Return what receives the progress of a training: on rank 0 a bar, or the object that was passed."""
-    if isinstance(progress, bool):
+    if progress is None or isinstance(progress, bool):
         show = progress and world.is_main
         return TrainingBar(recipe.name or "training") if show else nullcontext(NullProgress())
     if not isinstance(progress, Progress):  # pyright: ignore[reportUnnecessaryIsInstance]

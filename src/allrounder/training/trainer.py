@@ -250,7 +250,7 @@ def train(
     model: ModelLike | None = None,
     data: Data | None = None,
     world: World | None = None,
-    progress: Progress | bool = True,
+    progress: Progress | bool | None = True,
 ) -> Run:
     """Train a recipe in the run folder `out`, or resume the run that is there.
 
@@ -259,7 +259,7 @@ def train(
     be given again to resume. A function or class that builds a network is called after the random numbers
     were seeded; a network itself is copied, and its weights are the initial weights of all learners.
 
-    `progress` shows a bar; False shows none, and an object of your own receives the steps.
+    `progress` shows a bar; False or None shows none, and an object of your own receives the steps.
     """
     recipe = setup.resolve_recipe(recipe, overrides)
     factory = as_factory(model)

@@ -62,14 +62,17 @@ def test_the_status_repeats_the_logged_metrics(tmp_path: Path):
         assert status.accuracies == {"natural": validation["natural"], **validation["robust"]}
 
 
-def test_a_bar_is_shown_unless_progress_is_false(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("silence", [False, None])
+def test_a_bar_is_shown_unless_progress_is_false_or_none(
+    silence: bool | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     shown = go(recipe(SOLO), tmp_path / "shown")
     output, lines = capfd.readouterr()
     assert output == ""
     assert [line.partition(": loss")[0] for line in lines.splitlines() if "epoch" in line] == [
         f"training: epoch {epoch}/3" for epoch in (1, 2, 3)
     ]
-    silent = go(recipe(SOLO), tmp_path / "silent", progress=False)
+    silent = go(recipe(SOLO), tmp_path / "silent", progress=silence)
     assert capfd.readouterr() == ("", "")
     assert remains(shown.folder) == remains(silent.folder)
 
