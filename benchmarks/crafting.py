@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from allrounder import Pgd, Rng, Threat, perturb
+from allrounder import Pgd, Rng, Threat
+from allrounder.attacks.base import perturb
 from allrounder.config.fields import adapter
 from allrounder.models import MODELS, ModelSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 install_import_hook("allrounder", "beartype.beartype")
 
@@ -22,3 +22,9 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers begin as copies of this process, which takes no time; spawned ones import everything anew."""
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Annotations are not checked, as for users, so that arguments of a wrong type reach the package."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)

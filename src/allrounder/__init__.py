@@ -3,9 +3,8 @@
 Public names are loaded when they are first used, so `import allrounder` does not import torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 # fmt: off
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
         ATTACKS as ATTACKS, Apgd as Apgd, ApgdTrain as ApgdTrain, Attack as Attack, AutoAttack as AutoAttack,
         Bpda as Bpda, Cascade as Cascade, CustomLoss as CustomLoss, Cw as Cw, EarlyStopPgd as EarlyStopPgd,
         Fab as Fab, Mim as Mim, Msd as Msd, Pgd as Pgd, Restarts as Restarts, Square as Square,
-        Transfer as Transfer, WorstOf as WorstOf, craft as craft, perturb as perturb,
+        Transfer as Transfer, WorstOf as WorstOf, craft as craft,
     )
     from allrounder.config.schedules import (
         Constant as Constant, Cosine as Cosine, Cyclic as Cyclic, EmaWarmup as EmaWarmup, Linear as Linear,
@@ -23,22 +22,23 @@ if TYPE_CHECKING:
     )
     from allrounder.config.time import Clock as Clock, Time as Time
     from allrounder.data import (
-        DATASETS as DATASETS, Embedded as Embedded, Folder as Folder, ImageNet as ImageNet, Npz as Npz,
-        TinyImageNet as TinyImageNet,
+        DATASETS as DATASETS, Cifar10 as Cifar10, Cifar100 as Cifar100, Embedded as Embedded,
+        FashionMnist as FashionMnist, Folder as Folder, ImageNet as ImageNet, Mnist as Mnist, Npz as Npz,
+        Svhn as Svhn, TinyImageNet as TinyImageNet,
     )
     from allrounder.data.augment import (
         Chain as Chain, ColorJitter as ColorJitter, CropFlip as CropFlip, CutMix as CutMix, Cutout as Cutout,
         Mixup as Mixup, NoAugment as NoAugment, ResizedCrop as ResizedCrop,
     )
-    from allrounder.data.base import Data as Data
+    from allrounder.data.base import Data as Data, Split as Split
     from allrounder.data.extra import Extra as Extra
     from allrounder.data.inputs.coerce import as_data as as_data
     from allrounder.distributed import World as World
     from allrounder.errors import (
         AllrounderError as AllrounderError, DataError as DataError, Diverged as Diverged,
-        Interrupted as Interrupted, PreflightError as PreflightError, RecipeError as RecipeError,
-        RunError as RunError, StorageError as StorageError, ThreatError as ThreatError,
-        WorldError as WorldError,
+        InputError as InputError, Interrupted as Interrupted, MissingDataError as MissingDataError,
+        PreflightError as PreflightError, RecipeError as RecipeError, RunError as RunError,
+        StorageError as StorageError, ThreatError as ThreatError, WorldError as WorldError,
     )
     from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
@@ -71,12 +71,15 @@ if TYPE_CHECKING:
         PIPELINES as PIPELINES, ModeConnectivity as ModeConnectivity, SelfTraining as SelfTraining,
         Stage as Stage, WeightSoup as WeightSoup,
     )
-    from allrounder.recipe.recipe import Recipe as Recipe, Validation as Validation
+    from allrounder.recipe.recipe import Recipe as Recipe
     from allrounder.recipe.task import Task as Task
+    from allrounder.recipe.validation import Validation as Validation
     from allrounder.report.outcome import Outcome as Outcome
     from allrounder.report.render import render as render
     from allrounder.rng import Rng as Rng
-    from allrounder.system.progress import ProgressEvent as ProgressEvent
+    from allrounder.system.progress import (
+        Progress as Progress, ProgressEvent as ProgressEvent, TrainingStatus as TrainingStatus,
+    )
     from allrounder.threats.norms import L1 as L1, L2 as L2, Linf as Linf
     from allrounder.threats.threat import AnyOf as AnyOf, Threat as Threat
     from allrounder.training.run import Run as Run, load as load
@@ -86,8 +89,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     # Recipes and training
-    "recipe.recipe": "Recipe Validation",
+    "recipe.recipe": "Recipe",
     "recipe.task": "Task",
+    "recipe.validation": "Validation",
     "recipe.mix": "Exchange Mix Shares",
     "nn.mixing": "Ema MIXES MixRule Uniform",
     "recipe.init": "FromRun Random Soup",
@@ -109,7 +113,7 @@ _MODULES = {
     "threats.threat": "AnyOf Threat",
     "attacks": (
         "ATTACKS Apgd ApgdTrain Attack AutoAttack Bpda Cascade CustomLoss Cw EarlyStopPgd Fab Mim "
-        "Msd Pgd Restarts Square Transfer WorstOf craft perturb"
+        "Msd Pgd Restarts Square Transfer WorstOf craft"
     ),
     # Evaluation and reports
     "evaluation.evaluate": "EvalOptions evaluate",
@@ -119,9 +123,9 @@ _MODULES = {
     "report.render": "render",
     "nn.gradcam": "grad_cam",
     # Data and networks
-    "data": "DATASETS Embedded Folder ImageNet Npz TinyImageNet",
+    "data": "Cifar10 Cifar100 DATASETS Embedded FashionMnist Folder ImageNet Mnist Npz Svhn TinyImageNet",
     "data.augment": "Chain ColorJitter CropFlip CutMix Cutout Mixup NoAugment ResizedCrop",
-    "data.base": "Data",
+    "data.base": "Data Split",
     "data.extra": "Extra",
     "data.inputs.coerce": "as_data",
     "models": "MODELS",
@@ -131,17 +135,21 @@ _MODULES = {
     "models.wide_resnet": "WideResNet",
     # Shared
     "distributed": "World",
-    "errors": "AllrounderError DataError"
-    " Diverged Interrupted PreflightError RecipeError RunError StorageError ThreatError WorldError",
+    "errors": (
+        "AllrounderError DataError Diverged InputError Interrupted MissingDataError PreflightError "
+        "RecipeError RunError StorageError ThreatError WorldError"
+    ),
     "rng": "Rng",
-    "system.progress": "ProgressEvent",
+    "system.progress": "Progress ProgressEvent TrainingStatus",
 }
 """The module of every public name, by concept."""
 _MODULE_OF = {name: f"allrounder.{module}" for module, names in _MODULES.items() for name in names.split()}
-__all__ = sorted(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("allrounder")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)
@@ -150,4 +158,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RESUME_HINT = "continue with --resume (in Python: resume=True)"
+"""What to do with an unfinished run; errors reach users of the command line and of Python."""
+
 
 class AllrounderError(Exception):
     """The base of all errors of this package."""
@@ -10,12 +13,20 @@ class AllrounderError(Exception):
     """Whether the same call continues the work later; the command line then exits with code 75."""
 
 
-class RecipeError(AllrounderError, ValueError):
+class InputError(AllrounderError, ValueError):
+    """An argument of a call that has the wrong type, shape or range, or that names nothing."""
+
+
+class RecipeError(InputError):
     """A recipe, or an override of one, that cannot be run."""
 
 
 class DataError(AllrounderError, ValueError):
-    """A dataset whose files cannot be downloaded, written or read, or differ from what was published."""
+    """Images or labels that cannot be used, or files of a dataset that cannot be downloaded or read."""
+
+
+class MissingDataError(DataError, FileNotFoundError):
+    """Files of a dataset that are not where they are expected."""
 
 
 class ThreatError(AllrounderError, RuntimeError):

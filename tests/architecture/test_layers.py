@@ -16,7 +16,8 @@ SOURCE = Path(allrounder.__file__).parent
 PROJECT = SOURCE.parent.parent
 
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors", "rng"),
+    ("errors",),
+    ("rng",),
     ("config",),
     ("types",),
     ("system",),

@@ -22,7 +22,7 @@ from allrounder.data.datasets import embedded
 from allrounder.data.datasets.embedded import Embedded, read_embedded
 from allrounder.data.datasets.npz import InMemory, Npz
 from allrounder.data.splits import hold_out
-from allrounder.errors import RecipeError
+from allrounder.errors import DataError, RecipeError
 from allrounder.rng import Rng
 from tests.support import formats
 from tests.support.paths import PROJECT
@@ -187,10 +187,10 @@ def test_a_damaged_embedded_file_is_told(tmp_path):
     arrays["x_test"][3, 14, 14] ^= 1
     np.savez(tmp_path / "flipped.npz", **arrays)
     (tmp_path / "short.npz").write_bytes(ASSET.read_bytes()[:1000])
-    with pytest.raises(RuntimeError, match=r"flipped.npz: damaged \(SHA-256 .*install allrounder again"):
+    with pytest.raises(DataError, match=r"flipped.npz: damaged \(SHA-256 .*install allrounder again"):
         read_embedded(tmp_path / "flipped.npz")
     for name in ("short.npz", "absent.npz"):
-        with pytest.raises(RuntimeError, match=rf"{name}: cannot be read .*install allrounder again"):
+        with pytest.raises(DataError, match=rf"{name}: cannot be read .*install allrounder again"):
             read_embedded(tmp_path / name)
 
 

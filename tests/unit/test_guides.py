@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ("page", "blocks"),
     [
         ("adaptive.md", 5),
-        ("data.md", 2),
+        ("data.md", 3),
         ("reproduce.md", 1),
         pytest.param("evaluation.md", 2, marks=pytest.mark.slow),
     ],

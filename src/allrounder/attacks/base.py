@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from allrounder.errors import RecipeError, ThreatError
+from allrounder.errors import InputError, RecipeError, ThreatError
 from allrounder.inference.attack_view import attack_view
 from allrounder.rng import Rng
 from allrounder.threats.norms import ALL_NORMS, Norm
@@ -79,7 +79,7 @@ class Attack(ABC):
 
     def passes(self) -> Passes:
         """The most passes that a run on one batch takes; known only for attacks that can train."""
-        raise ValueError(f"{self}: searches until it succeeds, so its passes are not known; train with Pgd")
+        raise InputError(f"{self}: searches until it succeeds, so its passes are not known; train with Pgd")
 
     def passes_under(self, threats: Sequence[Threat]) -> Passes:
         """The most passes of a run under a threat, or under a union of several; by default `passes`."""
@@ -161,23 +161,23 @@ def _check_images(x: Tensor) -> None:
     if x.dim() != 4 or x.dtype not in (torch.float32, torch.float64) or 0 in x.shape[1:]:
         # Half precision is too coarse: rounding alone moves an image by up to a sixteenth of 8/255.
         got = f"{x.dtype} of shape {tuple(x.shape)}"
-        raise ValueError(f"images are {got}, expected float32 or float64 of shape (n, c, h, w); convert them")
+        raise InputError(f"images are {got}, expected float32 or float64 of shape (n, c, h, w); convert them")
     if _all_in_box(x, 1e-6):
         return
     if bad := len(x) - int(x.isfinite().flatten(1).all(dim=1).sum()):
-        raise ValueError(f"{bad} of {len(x)} images hold NaN or infinity, expected [0, 1]; check the data")
+        raise InputError(f"{bad} of {len(x)} images hold NaN or infinity, expected [0, 1]; check the data")
     if not in_box(x, 1e-6).all():
         got = f"[{float(x.min()):.6g}, {float(x.max()):.6g}]"
-        raise ValueError(f"images lie in {got}, expected [0, 1]; put any normalisation inside the model")
+        raise InputError(f"images lie in {got}, expected [0, 1]; put any normalisation inside the model")
 
 
 def _check_labels(y: Tensor, x: Tensor) -> None:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != x.shape[:1]:
         got = f"{y.dtype} of shape {tuple(y.shape)}"
         fix = "give one class per image"
-        raise ValueError(f"labels are {got}, expected integers of shape ({len(x)},); {fix}")
+        raise InputError(f"labels are {got}, expected integers of shape ({len(x)},); {fix}")
     if len(y) and int(y.min()) < 0:
-        raise ValueError(f"the smallest label is {int(y.min())}, expected 0 or more; drop unlabelled images")
+        raise InputError(f"the smallest label is {int(y.min())}, expected 0 or more; drop unlabelled images")
 
 
 def _with_output_check(model: Classifier, highest: int) -> Classifier:
@@ -187,10 +187,10 @@ def _with_output_check(model: Classifier, highest: int) -> Classifier:
         logits = model(x)
         if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):  # pyright: ignore[reportUnnecessaryIsInstance]
             got = tuple(getattr(logits, "shape", ())) or type(logits).__name__
-            raise ValueError(f"the network returned {got}, expected logits of shape ({len(x)}, k); wrap it")
+            raise InputError(f"the network returned {got}, expected logits of shape ({len(x)}, k); wrap it")
         if highest >= logits.shape[1]:
             expected = f"expected at most {logits.shape[1] - 1}, the network's last class"
-            raise ValueError(f"the largest label is {highest}, {expected}; check labels and network")
+            raise InputError(f"the largest label is {highest}, {expected}; check labels and network")
         return logits
 
     return forward

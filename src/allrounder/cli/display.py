@@ -17,8 +17,6 @@ from allrounder.cli.echo import QUIET, output_width
 from allrounder.system.progress import ProgressEvent
 
 Bars = TypeVar("Bars", bound="ProgressBars")
-MAX_HOURS = 72
-"""Longer durations are given in days."""
 
 
 @final
@@ -60,19 +58,6 @@ def print_columns(
     for row in rows:
         table.add_row(*row)
     PlainConsole().print(table)
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds with a unit that fits."""
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60:02d} min" if hours < MAX_HOURS else f"{hours // 24} days"
 
 
 def format_bytes(count: int) -> str:

@@ -11,18 +11,25 @@ from typing import cast
 
 from allrounder.cli.display import JobBar, ProgressBars, format_bytes, print_numbers
 from allrounder.cli.echo import echo, echo_note
-from allrounder.config.fields import kind_of
+from allrounder.config.fields import adapter, kind_of
 from allrounder.data import DATASETS
 from allrounder.data.base import Data, Split
 from allrounder.data.files import cache, integrity
 from allrounder.data.files.catalog import PUBLISHED, PublishedDataset, PublishedFile
-from allrounder.data.files.download import DownloadError, copy_verified, download_file, unpack
+from allrounder.data.files.download import (
+    DownloadError,
+    copy_unpacked,
+    copy_verified,
+    download_file,
+    find_unpacked,
+    unpack,
+)
 from allrounder.data.inputs.by_name import load_full_data, resolve_dataset
 from allrounder.errors import DataError, RunError
 
 
 def get_dataset(name: str, source: Path | None) -> None:
-    """Download a dataset into the cache, or copy it from a folder, and cache.verify it."""
+    """Download a dataset into the cache, or copy it from a folder, and verify it."""
     with _as_data_error():
         kind, entry = _find_published(name)
         folder = cache.dataset_folder(kind)
@@ -33,20 +40,53 @@ def get_dataset(name: str, source: Path | None) -> None:
                 raise DataError(f"{inner}: is incomplete, it has no {absent}; move it away and call again")
             echo(f"{entry.unpacked}: already there, unpacked")
             return
-        with ProgressBars([file.name for file in entry.files]) as bars:
-            for number, file in enumerate(entry.files, 1):
+        files = entry.files
+        if source is not None:
+            source = source.parent if source.is_file() else source
+            files = _files_in(source, entry)
+            if not files:
+                _copy_unpacked(kind, entry, source)
+                return
+        with ProgressBars([file.name for file in files]) as bars:
+            for number, file in enumerate(files, 1):
                 bar = JobBar(bars, file.name, "KB", scale=1000, prefix="")
                 try:
                     bar.log(_get_file(file, folder, source, bar))
                 except DownloadError as error:
-                    others = [
-                        other for other in entry.files[number:] if cache.verify(folder / other.name, other)
-                    ]
+                    others = [other for other in files[number:] if cache.verify(folder / other.name, other)]
                     advice = [cache.manual_instructions(other, folder) for other in others]
                     raise DataError("; ".join([str(error), *advice])) from error
         if entry.unpacked is not None:
             echo_note(f"{entry.files[0].name}: unpacking into {folder / entry.unpacked}")
             unpack(entry.files[0], folder, entry.unpacked)
+
+
+def _files_in(source: Path, entry: PublishedDataset) -> tuple[PublishedFile, ...]:
+    """The published files to copy from a folder: those that a download gets, or equivalent ones that it has;
+    empty if it holds the dataset unpacked instead."""
+    if not source.is_dir():
+        raise DataError(f"{source}: no such folder; give the folder that holds the files")
+    for files in (entry.files, entry.alternatives):
+        if files and all((source / file.name).is_file() for file in files):
+            return files
+    return () if find_unpacked(source, entry) else entry.files
+
+
+def _copy_unpacked(kind: str, entry: PublishedDataset, source: Path) -> None:
+    """Read an unpacked dataset, whose files have no published checksums, and copy it into the cache."""
+    found = find_unpacked(source, entry)
+    assert found is not None
+    place, name = found
+    target = cache.dataset_folder(kind) / name
+    if integrity.has_files(target):
+        echo(f"{target}: already there, unpacked")
+        return
+    spec = adapter(DATASETS[kind]).validate_python({"folder": str(place)})
+    if problems := integrity.count_problems(entry, spec.load()):
+        raise DataError(f"{place}: {'; '.join(problems)}")
+    names = dict(entry.readable_folders)[name]
+    copy_unpacked(place, target, [file for file in names if (place / file).is_file()])
+    echo(f"{target}: {_describe_folder(target)}, no published checksum of single files")
 
 
 def _find_published(name: str) -> tuple[str, PublishedDataset]:
@@ -175,7 +215,9 @@ def _describe_state(folder: Path) -> str:
         inner = folder / entry.unpacked
         complete = integrity.has_files(inner) and not integrity.missing_members(entry, inner)
     else:
-        complete = all((folder / file.name).is_file() for file in entry.files)
+        versions = [files for files in (entry.files, entry.alternatives) if files]
+        packed = any(all((folder / file.name).is_file() for file in files) for files in versions)
+        complete = packed or find_unpacked(folder, entry) is not None
     return "complete" if complete else "incomplete"
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from allrounder.cli.display import format_duration, print_columns
+from allrounder.cli.display import print_columns
 from allrounder.cli.echo import echo, echo_note, output_width
 from allrounder.errors import RunError
 from allrounder.experiments.manifest import MANIFEST_FILE, Manifest
@@ -22,6 +22,7 @@ from allrounder.report.curves import (
     sparkline,
     validation_curves,
 )
+from allrounder.system.progress_bar import format_duration
 from allrounder.training.record import METRICS_FILE, RECIPE_FILE, RunRecord, is_finished
 
 MAX_SPARKLINE = 60

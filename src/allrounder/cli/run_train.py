@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_count, format_duration
+from allrounder.cli.display import JobBar, ProgressBars, format_bytes, format_count
 from allrounder.cli.echo import QUIET, echo, echo_note
 from allrounder.cli.verbs import EXIT_INTERRUPTED
 from allrounder.config.time import Clock
@@ -20,6 +20,7 @@ from allrounder.recipe.inherit import Chain
 from allrounder.recipe.lint import shortening_warnings, warnings_for
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.curves import format_accuracies
+from allrounder.system.progress_bar import format_duration
 from allrounder.training.data import TrainingData
 from allrounder.training.pass_times import SuiteCost
 from allrounder.training.planning import Plan, load_images_or_noise, refine_plan
@@ -42,17 +43,15 @@ def run_train(
         words = ["train", source, "--out", str(folder), "--threads", str(threads), *options]
         return launch_processes(words, workers)
     torch.set_num_threads(threads)
-    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
-        train(recipe, folder, resume=resume)
-        return 0
+    is_main = os.environ.get("RANK", "0") == "0"  # only rank 0 prints
     full_epochs = Chain.read(source).largest_epochs()
-    if recipe.epochs < full_epochs:
+    if is_main and recipe.epochs < full_epochs:
         with suppress(RecipeError):  # the training reports it
             for warning in shortening_warnings(recipe, TrainingData.load(recipe).clock, full_epochs):
-                echo(f"note: {warning}")
-    with ProgressBars([name]) as bars:
-        run = train(recipe, folder, resume=resume, progress=JobBar(bars, name))
-    _print_run(run)
+                echo_note(f"note: {warning}")
+    run = train(recipe, folder, resume=resume, progress=not QUIET.get())
+    if is_main:
+        _print_run(run)
     return 0
 
 

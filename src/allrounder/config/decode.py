@@ -76,7 +76,7 @@ def apply_override(raw: Table, text: str) -> None:
     """Apply one `a.b.c=value` to a raw table; members of a list are addressed by name or number."""
     path, sign, value = text.partition("=")
     keys = path.strip().split(".")
-    place = f"--set {shorten(text)}"
+    place = f"override {shorten(text)}"
     if not sign or not all(keys):
         raise RecipeError(f'{place}: expected a.b=value, such as "task.linf.objective.attack.steps=20"')
     if len(keys) > MAX_DEPTH:
@@ -198,7 +198,7 @@ def _parse_value(value: str, place: str) -> Any:
     except ValueError as error:
         raise RecipeError(f"{place}: {error}") from None
     if len(table) > 1:
-        raise RecipeError(f"{place}: got several lines, expected one; use one --set per override")
+        raise RecipeError(f"{place}: got several lines, expected one; give one value per override")
     return table["value"]
 
 

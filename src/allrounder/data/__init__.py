@@ -24,4 +24,18 @@ DATASETS: dict[str, type[DataSpec]] = {
     "svhn": Svhn,
 }
 
-__all__ = ["AUGMENTS", "DATASETS", "Embedded", "Folder", "ImageNet", "InMemory", "Npz", "TinyImageNet"]
+__all__ = [
+    "AUGMENTS",
+    "DATASETS",
+    "Cifar10",
+    "Cifar100",
+    "Embedded",
+    "FashionMnist",
+    "Folder",
+    "ImageNet",
+    "InMemory",
+    "Mnist",
+    "Npz",
+    "Svhn",
+    "TinyImageNet",
+]

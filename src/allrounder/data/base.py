@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, cast, final, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from allrounder.errors import DataError
+from allrounder.system.summary import HasSummary, Summary, format_shape, list_names
 from allrounder.types import Images, Labels
 
 Array: TypeAlias = NDArray[Any] | Tensor
@@ -76,6 +78,10 @@ class TensorSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        shape = format_shape(self.images.shape[1:])
+        return f"TensorSplit({len(self)} images {shape}, {self.num_classes} classes)"
+
     def fetch(self, index: Labels) -> Images:
         """Return the images at these positions."""
         x = self.images.index_select(0, index).contiguous()
@@ -93,10 +99,13 @@ class Subset:
     def __post_init__(self) -> None:
         assert self.index.ndim == 1 and self.index.dtype == torch.int64, "positions, not a mask"
         if not len(self.index) or int(self.index.min()) < 0 or int(self.index.max()) >= len(self.split):
-            raise ValueError(f"subset: got {self.index}, expected positions from 0 to {len(self.split) - 1}")
+            raise DataError(f"subset: got {self.index}, expected positions from 0 to {len(self.split) - 1}")
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def __repr__(self) -> str:
+        return f"Subset({len(self)} images of {self.split})"
 
     @property
     def labels(self) -> Labels:
@@ -113,8 +122,8 @@ class Subset:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Data:
+@dataclass(frozen=True, eq=False, repr=False)
+class Data(HasSummary):
     """A dataset: a training and a test split with the same classes and image shape."""
 
     name: str
@@ -123,21 +132,29 @@ class Data:
     classes: tuple[str, ...]
     extra: Split | None = None
     """Additional training images, used where a recipe has `extra`."""
+    shape: tuple[int, int, int] = field(init=False)
+    """Channels, height and width of an image."""
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
-            raise ValueError(f"classes: got {self.classes}, expected two or more different names")
+            raise DataError(f"classes: got {self.classes}, expected two or more different names")
         for name, split in (("train", self.train), ("test", self.test)):
             with prefix_errors(name):
                 check_labels(split.labels, len(split), len(self.classes))
         train, test = image_shape(self.train), image_shape(self.test)
         if train != test:
-            raise ValueError(f"images: got shape {train} in train and {test} in test, expected the same")
+            raise DataError(f"images: got shape {train} in train and {test} in test, expected the same")
+        object.__setattr__(self, "shape", train)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        return image_shape(self.train)
+    @override
+    def summary(self) -> Summary:
+        """Describe the splits and the classes."""
+        train = None if self.train is self.test else self.train
+        splits = {"train": train, "test": self.test, "extra": self.extra}
+        shape = format_shape(self.shape)
+        rows = [(name, f"{len(split)} images {shape}") for name, split in splits.items() if split is not None]
+        classes = f"{len(self.classes)}: {list_names(self.classes)}"
+        return Summary(f"Data {self.name}", [*rows, ("classes", classes)])
 
     @staticmethod
     def from_arrays(
@@ -180,22 +197,29 @@ def prefix_errors(where: str) -> Generator[None]:
         raise DataError(f"{where} {error}") from None
 
 
-def as_tensor(name: str, raw: Array) -> Tensor:
+def as_tensor(name: str, raw: object) -> Tensor:
     """Convert an array to a tensor, sharing its memory where possible; errors begin with `name`."""
     if isinstance(raw, Tensor):
         return raw
+    if not isinstance(raw, np.ndarray):
+        kind = type(raw).__name__
+        raise DataError(f"{name}: got a {kind}, expected a tensor or an array; convert with torch.tensor")
+    return _from_numpy(name, cast(NDArray[Any], raw))
+
+
+def _from_numpy(name: str, raw: NDArray[Any]) -> Tensor:
     array = np.ascontiguousarray(raw, dtype=raw.dtype.newbyteorder("="))
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except TypeError:
-        raise ValueError(f"{name}: got dtype {raw.dtype}, expected numbers; convert them") from None
+        raise DataError(f"{name}: got dtype {raw.dtype}, expected numbers; convert them") from None
 
 
 def to_nchw(name: str, x: Tensor, layout: Layout) -> Tensor:
     """A view of images with the dimensions (n, c, h, w); errors begin with `name`."""
     ndim = 3 if layout == "nhw" else 4
     if x.ndim != ndim:
-        raise ValueError(
+        raise DataError(
             f'{name}: got shape {tuple(x.shape)}, expected {ndim} dimensions for layout "{layout}"; '
             'set layout to "nchw", "nhwc" or "nhw"'
         )
@@ -215,7 +239,7 @@ def classes_from_labels(y: Array) -> tuple[str, ...]:
     check_integer_labels(labels)
     numbers = cast(list[int], labels.long().unique().tolist())
     if numbers != list(range(len(numbers))):
-        raise ValueError(
+        raise DataError(
             f"labels: got {len(numbers)} numbers from {numbers[0]} to {numbers[-1]}, expected 0 to "
             f"{len(numbers) - 1}; number the classes from 0 without a gap, or name them all in classes"
         )
@@ -223,43 +247,47 @@ def classes_from_labels(y: Array) -> tuple[str, ...]:
 
 
 def check_images(x: Tensor) -> None:
-    """Raise ValueError unless images are (n, c, h, w), uint8 or floats in [0, 1]."""
+    """Raise DataError unless images are (n, c, h, w), uint8 or floats in [0, 1]."""
     if x.ndim != 4 or 0 in x.shape:
         hint = '; greyscale images without a channel are layout "nhw"' if x.ndim == 3 else ""
-        raise ValueError(f"images: got shape {tuple(x.shape)}, expected (n, c, h, w), none of them 0{hint}")
+        raise DataError(f"images: got shape {tuple(x.shape)}, expected (n, c, h, w), none of them 0{hint}")
+    if x.shape[1] == x.shape[2] > 4 and x.shape[3] in (1, 3):
+        hint = 'the channels seem to come last: use x.permute(0, 3, 1, 2), or layout="nhwc" where it exists'
+        raise DataError(f"images: got shape {tuple(x.shape)}, expected (n, c, h, w); {hint}")
     if x.dtype == torch.uint8:
         return
     if not x.is_floating_point():
-        raise ValueError(f"images: got {x.dtype}, expected uint8 or a floating type in [0, 1]; convert them")
+        raise DataError(f"images: got {x.dtype}, expected uint8 or a floating type in [0, 1]; convert them")
     low, high = (float(end) for end in x.aminmax())
     if not (np.isfinite(low) and np.isfinite(high)):
-        raise ValueError("images: got NaN or infinite pixels, expected finite ones in [0, 1]; fix them")
+        raise DataError("images: got NaN or infinite pixels, expected finite ones in [0, 1]; fix them")
     if low < 0 or high > 1:
         hint = "undo any normalisation, which belongs to the network"
         if low >= 0 and high <= 255:
             hint = "divide by 255, or give uint8"
-        raise ValueError(f"images: got pixels from {low:g} to {high:g}, expected [0, 1]; {hint}")
+        raise DataError(f"images: got pixels from {low:g} to {high:g}, expected [0, 1]; {hint}")
 
 
 def check_labels(y: Tensor, num_images: int, num_classes: int) -> None:
-    """Raise ValueError unless there is one class number for each image."""
+    """Raise DataError unless there is one class number for each image."""
     check_integer_labels(y)
     if y.ndim != 1:
-        raise ValueError(f"labels: got shape {tuple(y.shape)}, expected (n,): one class for each image")
+        hint = "; use y.argmax(1)" if y.ndim == 2 and y.shape[1] > 1 else ""
+        raise DataError(f"labels: got shape {tuple(y.shape)}, expected (n,): one class for each image{hint}")
     if len(y) != num_images:
-        raise ValueError(f"labels: got {len(y)} for {num_images} images, expected one for each image")
+        raise DataError(f"labels: got {len(y)} for {num_images} images, expected one for each image")
     low, high = (int(end) for end in y.long().aminmax())
     if low < 0 or high >= num_classes:
-        raise ValueError(
+        raise DataError(
             f"labels: got numbers from {low} to {high}, expected 0 to {num_classes - 1}; "
             "number the classes from 0, or name them all in classes"
         )
 
 
 def check_integer_labels(y: Tensor) -> None:
-    """Raise ValueError unless labels are whole numbers."""
+    """Raise DataError unless labels are whole numbers."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"labels: got {y.dtype}, expected whole numbers; convert them to int64")
+        raise DataError(f"labels: got {y.dtype}, expected whole numbers; convert them to int64")
 
 
 class DataSpec(ABC):

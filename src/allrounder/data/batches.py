@@ -13,6 +13,7 @@ from typing_extensions import override
 from allrounder.data.base import Split
 from allrounder.data.splits import ConcatSplit
 from allrounder.data.views import View, fetch_views, prefetch_views
+from allrounder.errors import DataError
 from allrounder.rng import Rng
 from allrounder.types import Batch, PerExampleBool
 
@@ -74,7 +75,7 @@ class Batches(BatchSource):
 
     def __init__(self, split: Split, batch_size: int, rng: Rng) -> None:
         if batch_size < 1 or len(split) < 1:
-            raise ValueError(
+            raise DataError(
                 f"batches: got batch size {batch_size} and {len(split)} images, expected at least 1 of each"
             )
         super().__init__(split, count_steps(len(split), batch_size))
@@ -113,7 +114,7 @@ class ExtraBatches(BatchSource):
         counts = {"original": (split, original_per_batch), "extra": (extra, extra_per_batch)}
         for kind, (images, count) in counts.items():
             if not 1 <= count <= len(images):
-                raise ValueError(
+                raise DataError(
                     f"a batch of {batch_size} takes {count} {kind} images, expected 1 to {len(images)}, the "
                     "number available; change batch_size or extra.share"
                 )

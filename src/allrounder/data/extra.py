@@ -20,7 +20,7 @@ from allrounder.data.base import (
     to_nchw,
 )
 from allrounder.data.datasets.npz import InMemory, Npz, detect_layout, get_class_names, read_first_pair
-from allrounder.errors import RecipeError
+from allrounder.errors import DataError, RecipeError
 
 ARRAY_NAMES = (("x_train", "y_train"), ("x", "y"), ("image", "label"))
 """Accepted names of images and labels in a file; published generated CIFAR images use the last pair."""
@@ -79,10 +79,10 @@ def check_compatible(extra: Split, main: Data) -> None:
     """Raise ValueError unless extra images have the shape and the classes of a dataset."""
     shape = image_shape(extra)
     if shape != main.shape:
-        raise ValueError(f"images: got shape {shape}, expected {main.shape} as in {main.name}; resize them")
+        raise DataError(f"images: got shape {shape}, expected {main.shape} as in {main.name}; resize them")
     highest = int(extra.labels.max())
     if highest >= len(main.classes):
-        raise ValueError(
+        raise DataError(
             f"labels: got {highest}, expected at most {len(main.classes) - 1}, as {main.name} has "
             f"{len(main.classes)} classes; use data with the same classes"
         )
@@ -103,10 +103,10 @@ def _load_npz(spec: Npz, classes: Sequence[str]) -> Split:
 
 def _check_classes(got: Sequence[str], expected: Sequence[str]) -> None:
     if len(got) != len(expected):
-        raise ValueError(f"classes: got {len(got)}, expected {len(expected)}; use data with the same classes")
+        raise DataError(f"classes: got {len(got)}, expected {len(expected)}; use data with the same classes")
     numbers = [str(number) for number in range(len(got))]
     for number, (name, other) in enumerate(zip(got, expected, strict=True)):
         if name != other and numbers not in (list(got), list(expected)):
-            raise ValueError(
+            raise DataError(
                 f'classes: got "{name}" as class {number}, expected "{other}"; put them in the same order'
             )

@@ -8,6 +8,7 @@ from typing import final
 import torch
 
 from allrounder.data.base import Split, Subset, prefetch
+from allrounder.errors import DataError
 from allrounder.rng import Rng
 from allrounder.types import Images, Labels
 
@@ -62,6 +63,9 @@ class Relabelled:
     def __len__(self) -> int:
         return len(self.split)
 
+    def __repr__(self) -> str:
+        return f"Relabelled({self.split})"
+
     def fetch(self, index: Labels) -> Images:
         """Return the images at these positions."""
         return self.split.fetch(index)
@@ -74,7 +78,7 @@ class Relabelled:
 def stratified_indices(split: Split, count: int, seed: int) -> Labels:
     """Sample `count` positions with the class proportions of the split; a prefix of every larger sample."""
     if not 1 <= count <= len(split):
-        raise ValueError(f"subset: got {count} of {len(split)} images, expected 1 to {len(split)}")
+        raise DataError(f"subset: got {count} of {len(split)} images, expected 1 to {len(split)}")
     return stratified_order(split.labels, Rng(seed).fold_in("subset").permutation(len(split)))[:count]
 
 
@@ -86,7 +90,7 @@ def hold_out(train: Split, count: int, rng: Rng) -> tuple[Split, Split]:
     """
     if not 1 <= count < len(train):
         total = len(train)
-        raise ValueError(f"hold out: got {count} of {total} training images, expected 1 to {total - 1}")
+        raise DataError(f"hold out: got {count} of {total} training images, expected 1 to {total - 1}")
     order = stratified_order(train.labels, rng.fold_in("hold-out").permutation(len(train)))
     return Subset(train, order[count:].sort().values), Subset(train, order[:count].sort().values)
 

@@ -20,7 +20,7 @@ from allrounder.data.base import Array, Split, image_shape
 from allrounder.data.inputs.coerce import DataLike, as_split
 from allrounder.data.splits import stratified_indices
 from allrounder.distributed import World
-from allrounder.errors import WorldError
+from allrounder.errors import InputError, WorldError
 from allrounder.evaluation.assemble import (
     describe_budgets,
     probe_facts,
@@ -59,12 +59,24 @@ PreflightMode: TypeAlias = Literal["stop", "note", "skip"]
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         expected = f"{', '.join(choices)}{did_you_mean(value, choices)}"
-        raise ValueError(f"{name}: got {value!r}, expected one of {expected}")
+        raise InputError(f"{name}: got {value!r}, expected one of {expected}")
 
 
 def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ValueError(f"{name}: got {value}, expected 1 or more")
+    if value is not None and (not isinstance(value, int) or value < 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"{name}: got {value!r}, expected a whole number, 1 or more")
+
+
+def _check_arguments(model: object, budget: str, workers: int, n: int | None) -> None:
+    _check_choice("budget", budget, tuple(BUDGETS))
+    _check_positive("workers", workers)
+    _check_positive("n", n)
+    if not callable(model):
+        got = f"the text {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
+        expected = "expected a network, or a function from images to logits"
+        raise InputError(f"model: got {got}, {expected}; load one with allrounder.load(RUN)")
+    if isinstance(model, type):
+        raise InputError(f"model: got the class {model.__name__}, expected a network; call it")
 
 
 @final
@@ -104,11 +116,11 @@ def evaluate(
     data: DataLike,
     y: Array | None = None,
     *,
-    probes: Sequence[Probe | str] = (),
+    probes: Sequence[Probe | str] | str = (),
     norm: str | None = None,
     eps: Eps | Sequence[Eps] | None = None,
-    threats: Sequence[Threat | str] = (),
-    attacks: Sequence[str] = (),
+    threats: Sequence[Threat | str] | str = (),
+    attacks: Sequence[str] | str = (),
     ood: str | Sequence[str] = (),
     n: int | None = None,
     budget: BudgetName = "full",
@@ -132,7 +144,7 @@ def evaluate(
     `workers` are processes with one thread each; any number gives the outcome of one thread in this process.
     """
     world, keep = options.world, options.keep_examples
-    _check_choice("budget", budget, tuple(BUDGETS))
+    _check_arguments(model, budget, workers, n)
     _check_combination(world, workers, keep, out)
     split = as_split(data, y)
     selected = select_probes(probes, norm=norm, eps=eps, threats=threats, attacks=attacks)
@@ -223,9 +235,8 @@ def select_rows(split: Split, count: int | None, seed: int) -> Labels:
 
 
 def _check_combination(world: World, workers: int, keep_examples: bool, out: str | Path | None) -> None:
-    _check_positive("workers", workers)
     if keep_examples and out is None:
-        raise ValueError("keep_examples: got no folder, expected one to save the images in; give out=...")
+        raise InputError("keep_examples: got no folder, expected one to save the images in; give out=...")
     if world.size > 1 and (workers > 1 or keep_examples):
         got = f"workers: got {workers}" if workers > 1 else "keep_examples: got True"
         hint = "torchrun sets the number" if workers > 1 else "images are not sent between ranks, use workers"

@@ -12,7 +12,7 @@ from allrounder.attacks import Transfer, parse_attack
 from allrounder.attacks.base import Attack
 from allrounder.config.fields import TextValue, did_you_mean
 from allrounder.config.text import quote
-from allrounder.errors import RecipeError
+from allrounder.errors import InputError, RecipeError
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 
@@ -127,35 +127,38 @@ def probe_stages(probe: Probe) -> tuple[AttackStage, ...]:
 def suite(name: str, threats: Sequence[Threat | str]) -> tuple[Probe, ...]:
     """The probes of a suite under every threat."""
     if name not in SUITES:
-        raise ValueError(f"unknown suite {name!r} (known: {', '.join(SUITES)}){did_you_mean(name, SUITES)}")
+        raise InputError(f"unknown suite {name!r} (known: {', '.join(SUITES)}){did_you_mean(name, SUITES)}")
     return tuple(Probe.of(attack, threat) for threat in threats for attack in SUITES[name])
 
 
 def select_probes(
-    probes: Sequence[Probe | str],
+    probes: Sequence[Probe | str] | str,
     *,
     norm: str | None = None,
     eps: Eps | Sequence[Eps] | None = None,
-    threats: Sequence[Threat | str] = (),
-    attacks: Sequence[str] = (),
+    threats: Sequence[Threat | str] | str = (),
+    attacks: Sequence[str] | str = (),
 ) -> tuple[Probe, ...]:
-    """The probes to run, each once: those given, and every attack under every threat.
+    """The probes to run, each once: those given, and every attack under every threat; a text is one of them.
 
     A norm with several eps gives one threat for each. Without an attack it is AutoAttack.
     """
     if (norm is None) != (eps is None):
-        raise ValueError(f"norm is {norm} and eps is {eps}, expected both or none: no default suits all data")
+        raise InputError(f"norm is {norm} and eps is {eps}, expected both or none: no default suits all data")
+    probes = [probes] if isinstance(probes, str) else probes
+    threats = [threats] if isinstance(threats, str) else threats
+    attacks = [attacks] if isinstance(attacks, str) else attacks
     all_threats = [Threat.parse(threat) for threat in threats]
     if norm is not None and eps is not None:
         radii = [eps] if isinstance(eps, int | float | str) else eps
         all_threats += [Threat.parse(f"{norm}:{_format_eps(radius)}") for radius in radii]
     if attacks and not all_threats:
-        raise ValueError(f"attacks are {', '.join(attacks)}, threats none; expected some, such as Linf:8/255")
+        raise InputError(f"attacks are {', '.join(attacks)}, threats none; expected some, such as Linf:8/255")
     combinations = [Probe.of(attack, threat) for attack in attacks or ("aa",) for threat in all_threats]
     by_name: dict[str, Probe] = {}
     for probe in (*map(Probe.parse, probes), *combinations):
         if by_name.setdefault(str(probe), probe) != probe:
-            raise ValueError(f"two probes are called {probe}, expected different names; rename one")
+            raise InputError(f"two probes are called {probe}, expected different names; rename one")
     return tuple(by_name.values())
 
 

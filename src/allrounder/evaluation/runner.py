@@ -18,7 +18,7 @@ from allrounder.attacks.base import check_adversarial, perturb
 from allrounder.attacks.search.base import Search
 from allrounder.attacks.search.driver import Examples, SearchDriver, SearchResults
 from allrounder.data.base import Split
-from allrounder.errors import Interrupted
+from allrounder.errors import InputError, Interrupted
 from allrounder.evaluation.probes import AttackStage, Probe, probe_stages
 from allrounder.evaluation.store import ResultStore
 from allrounder.inference.attack_view import attack_view
@@ -90,7 +90,7 @@ class AttackRunner:
     def _run_chunk(self, rows: Labels, probes: Sequence[Probe]) -> None:
         device, dtype = device_and_dtype(self.model)
         if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"the network is in {dtype}, expected float32 or float64; convert it")
+            raise InputError(f"the network is in {dtype}, expected float32 or float64; convert it")
         x, labels = self.split.fetch(rows).to(device, dtype), self.split.labels[rows]
         with attack_view(self.model, x, "eval") as view:
             sample = x.new_empty(2, *x.shape[1:])
@@ -105,7 +105,7 @@ class AttackRunner:
         highest, classes = int(labels.max()), logits.shape[1]
         if highest >= classes:
             expected = f"expected at most {classes - 1}, the network's last class"
-            raise ValueError(f"the largest label is {highest}, {expected}; check labels and network")
+            raise InputError(f"the largest label is {highest}, {expected}; check labels and network")
         predicted = logits.argmax(1).cpu()
         distance = torch.where(predicted == labels, float("nan"), 0.0).double()
         self.store.add(NATURAL, rows, predicted, distance)
@@ -160,7 +160,7 @@ class AttackRunner:
         batches = self._batches(len(x))
         logits = torch.cat([self.model(x[positions])[:count] for positions, count in batches])
         if bad := int((~logits.isfinite()).any(dim=1).sum()):
-            raise ValueError(
+            raise InputError(
                 f"the network's logits are not finite for {bad} of {len(x)} images; fix the network"
             )
         return logits

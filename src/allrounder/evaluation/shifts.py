@@ -27,7 +27,7 @@ from allrounder.data.corruptions.base import SEVERITIES
 from allrounder.data.corruptions.datasets import ShiftedSet, find_set
 from allrounder.data.corruptions.generate import ShiftKind, batch_size_for
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
-from allrounder.errors import Interrupted
+from allrounder.errors import InputError, Interrupted
 from allrounder.evaluation import runner as attack_runner
 from allrounder.evaluation.assemble import check_complete
 from allrounder.evaluation.runner import AttackProgress, AttackRunner
@@ -67,18 +67,18 @@ def parse_shifts(requests: str | Sequence[str]) -> tuple[Shift, ...]:
 def _parse_word(word: str) -> list[Shift]:
     match = SHIFT_PATTERN.fullmatch(word)
     if match is None or (match[2] == "p" and match[3] is not None):
-        raise ValueError(f"ood: got {word!r}, expected c, c:5, p, or one of them such as fog@c:5 or rotate@p")
+        raise InputError(f"ood: got {word!r}, expected c, c:5, p, or one of them such as fog@c:5 or rotate@p")
     kind = cast(ShiftKind, match[2])
     choices = CORRUPTIONS if kind == "c" else PERTURBATIONS
     names = STANDARD_SHIFTS[kind] if match[1] is None else (match[1],)
     if names[0] not in choices:
         hint = did_you_mean(names[0], choices)
-        raise ValueError(f"ood: got {word!r}, expected one of {', '.join(choices)}{hint}")
+        raise InputError(f"ood: got {word!r}, expected one of {', '.join(choices)}{hint}")
     if kind == "p":
         return [Shift(kind, name) for name in names]
     severities = SEVERITIES if match[3] is None else (int(match[3]),)
     if severities[0] not in SEVERITIES:
-        raise ValueError(f"ood: got {word!r}, expected a severity of 1 to 5")
+        raise InputError(f"ood: got {word!r}, expected a severity of 1 to 5")
     return [Shift(kind, name, severity) for name in names for severity in severities]
 
 
@@ -97,7 +97,7 @@ class CorruptionEval:
         """Find the image sets of a split, in `folder` or in the cache; what is missing is generated."""
         shifts = parse_shifts(requests)
         if folder is not None and not shifts:
-            raise ValueError(f"ood_data: got {folder}, but ood is empty; give ood as well, such as c")
+            raise InputError(f"ood_data: got {folder}, but ood is empty; give ood as well, such as c")
         sets: dict[ShiftKind, ShiftedSet] = {}
         kinds: set[ShiftKind] = {shift.kind for shift in shifts}
         for kind in sorted(kinds):

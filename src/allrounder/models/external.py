@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 import sys
 import warnings
@@ -23,6 +22,7 @@ from allrounder.config.fields import did_you_mean
 from allrounder.errors import RunError
 from allrounder.models import MODELS
 from allrounder.models.base import Architecture, Shape
+from allrounder.models.factory import missing_arguments
 from allrounder.models.state_dict_match import find_state_dict, load_matched_, read_normalisation
 from allrounder.models.wide_resnet import WideResNet
 from allrounder.types import Weights
@@ -148,13 +148,9 @@ def _call_factory(spec: str, factory: Any) -> object:
         got = type(factory).__name__
         raise RunError(f"{spec}: is a {got}, expected a function or class that returns a network; name one")
     call = cast(Callable[[], object], factory)
-    try:
-        inspect.signature(call).bind()
-    except TypeError as error:
-        message = f"cannot be called without arguments ({error}); name a function that needs none"
-        raise RunError(f"{spec}: {message}") from None
-    except ValueError:
-        pass  # Some callables have no signature.
+    if problem := missing_arguments(call):
+        message = f"cannot be called without arguments ({problem}); name a function that needs none"
+        raise RunError(f"{spec}: {message}")
     return call()
 
 

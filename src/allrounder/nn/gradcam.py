@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from allrounder.errors import InputError
 from allrounder.nn.amp import unwrap
 from allrounder.nn.modes import no_param_grads, preserve_mode
 from allrounder.types import Images, Passes
@@ -37,7 +38,7 @@ def grad_cam(model: nn.Module, x: Images) -> Float[Tensor, "n h w"]:
             # Parameters require no gradients here, so the images must: otherwise there is no graph.
             logits = model((x.clone() if x.is_inference() else x.detach()).requires_grad_())
         if not captured:
-            raise ValueError(
+            raise InputError(
                 f"{type(model).__name__} has no module with an output (n, k, h, w) of more than one pixel, "
                 f'which Grad-CAM needs; give it an attribute {STAGE_ATTRIBUTE} = "name of a module"'
             )

@@ -39,6 +39,17 @@ class Exchange:
         end = clock.epoch(t) * clock.steps_per_epoch
         return end - end % period >= max(start, end - clock.steps_per_epoch + 1)
 
+    def next_due(self, t: int, clock: Clock) -> int | None:
+        """Return the first step after t after which the learners restart; None if no such step is left."""
+        period = self.period(clock)
+        if self.when == "epoch-end":
+            first = -(-max(self.start.to_steps(clock), t + 1) // period) * period
+            return first if first < clock.total_steps else None
+        ends = range(clock.epoch(t + 1) * clock.steps_per_epoch, clock.total_steps + 1, clock.steps_per_epoch)
+        end = next((end for end in ends if self.is_due(end, clock)), None)
+        first = None if end is None else max(t + 1, end - clock.steps_per_epoch + 1)
+        return first if first is not None and first < clock.total_steps else None
+
     def due_steps(self, clock: Clock) -> Iterator[int]:
         """Yield the steps for which `is_due` holds, in order, without visiting the others."""
         if self.when == "epoch-end":

@@ -15,6 +15,7 @@ from typing import Annotated, final
 
 import tomli_w
 from pydantic import Field, ValidationError
+from typing_extensions import override
 
 from allrounder.config.decode import decode
 from allrounder.config.fields import (
@@ -25,6 +26,7 @@ from allrounder.config.fields import (
     adapter,
     canonical,
     frozen_config,
+    kind_of,
     raise_field_errors,
 )
 from allrounder.config.schedules import Schedule, order_problem
@@ -37,6 +39,7 @@ from allrounder.data.synthetic import dataset_shape
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
 from allrounder.models import MODELS, ModelSpec
+from allrounder.objectives import OBJECTIVES
 from allrounder.recipe.budgets import FieldPath, Problem, budget_problems
 from allrounder.recipe.compute import Compute
 from allrounder.recipe.inherit import Chain
@@ -47,13 +50,14 @@ from allrounder.recipe.overrides import apply_overrides, overrides_field
 from allrounder.recipe.pipeline import PIPELINES, Pipeline
 from allrounder.recipe.task import Task
 from allrounder.recipe.validation import Validation as Validation
+from allrounder.system.summary import HasSummary, Summary
 from allrounder.threats.threat import Threat
 from allrounder.types import Passes
 
 
 @final
 @frozen_config
-class Recipe:
+class Recipe(HasSummary):
     """Everything that decides the result of a training: tasks, mix, data, network and length."""
 
     data: Annotated[DataSpec, OneOf(lambda: DATASETS)]
@@ -180,6 +184,20 @@ class Recipe:
     def total_passes(self) -> Passes:
         """Return an upper bound on the passes per training image over the whole run, in all stages."""
         return sum((stage.passes() * stage.epochs for stage in self.stage_recipes().values()), Passes())
+
+    __repr__ = HasSummary.__repr__  # else the dataclass would write its own
+
+    @override
+    def summary(self) -> Summary:
+        """Describe data, network and length, and for each learner the objective and its threats."""
+        data, model = kind_of(self.data, DATASETS), kind_of(self.model, MODELS)
+        rows = [("data", data), ("model", model), ("epochs", str(self.epochs))]
+        rows += [] if self.pipeline is None else [("pipeline", kind_of(self.pipeline, PIPELINES))]
+        for task in self.tasks:
+            threats = " and ".join(map(str, task.objective.threats()))
+            objective = kind_of(task.objective, OBJECTIVES)
+            rows.append((f"task {task.name}", f"{objective} under {threats}" if threats else objective))
+        return Summary(f"Recipe {self.name}".strip(), rows)
 
     @property
     def effective_mix(self) -> Mix:

@@ -10,7 +10,9 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from allrounder.errors import InputError
 from allrounder.report.corruption_metrics import (
     FloatArray,
     Groups,
@@ -25,6 +27,7 @@ from allrounder.report.corruption_metrics import (
 )
 from allrounder.report.statistics import McNemar, format_percent, wilson_interval
 from allrounder.system.checked_files import check_version, damage_error, read_arrays, write_arrays
+from allrounder.system.summary import HasSummary, Summary
 
 IntArray: TypeAlias = NDArray[np.int64]
 Facts: TypeAlias = Mapping[str, Any]
@@ -42,8 +45,8 @@ MIN_VARIANCE = 1e-12
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Outcome:
+@dataclass(frozen=True, eq=False, repr=False)
+class Outcome(HasSummary):
     """The class that a network predicts for every image under every probe.
 
     Probes are named "natural" or "attack@threat", such as "pgd-20@Linf:8/255". An image that is misclassified
@@ -64,7 +67,7 @@ class Outcome:
         for kind in ("predicted", "distance", "stage"):
             for name, array in getattr(self, kind).items():
                 if name not in self.predicted or array.shape != self.label.shape:
-                    raise ValueError(f"{kind} of {name}: no such probe, or not one number for every image")
+                    raise InputError(f"{kind} of {name}: no such probe, or not one number for every image")
 
     def __len__(self) -> int:
         return len(self.label)
@@ -83,7 +86,7 @@ class Outcome:
             names = [name for name in names if name == wanted or name.startswith(f"{wanted}:")]
         if not names or (len(names) > 1 and threat not in THREAT_SUMMARIES):
             probes = ", ".join(self.predicted)
-            raise KeyError(f"{wanted} names {len(names)} probes, expected one; there are: {probes}")
+            raise InputError(f"{wanted} names {len(names)} probes, expected one; there are: {probes}")
         return names
 
     def _average_groups(self, attack: str, threat: str | None) -> Groups:
@@ -135,7 +138,7 @@ class Outcome:
         prefix = f"{attack}@{norm}:"
         names = [name for name in self.predicted if name.startswith(prefix)]
         if not names:
-            raise KeyError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
+            raise InputError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
         eps = {name: _parse_eps(name.removeprefix(prefix)) for name in names}
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
 
@@ -176,14 +179,16 @@ class Outcome:
         rates = {name: flips for name, (_, flips) in self.perturbations().items()}
         if not rates or perturbation not in (None, *rates):
             measured = ", ".join(rates) or "none"
-            raise KeyError(f"flip rate: {perturbation or 'any'} was not measured; there are: {measured}")
+            raise InputError(f"flip rate: {perturbation or 'any'} was not measured; there are: {measured}")
         if perturbation is not None:
             return rates[perturbation]
         if len(sources(self.predicted, "p")) > 1:
-            raise KeyError(f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}")
+            raise InputError(
+                f"flip rate: official and generated do not mix; choose one of: {', '.join(rates)}"
+            )
         averaged = standard_perturbations(rates)
         if not averaged:
-            raise KeyError(
+            raise InputError(
                 f"flip rate: no standard perturbation was measured; choose one of: {', '.join(rates)}"
             )
         return sum(averaged.values()) / len(averaged)
@@ -195,7 +200,7 @@ class Outcome:
         """
         (name,) = self.probe_names(probe)
         if name not in self.stage:
-            raise KeyError(f"{name} has no stages; these have: {', '.join(self.stage) or 'none'}")
+            raise InputError(f"{name} has no stages; these have: {', '.join(self.stage) or 'none'}")
         stage = self.stage[name]
         robust = self.predicted[name] == self.label
         count = max(len(self.facts.get("stages", {}).get(name, ())), int(stage.max(initial=0)))
@@ -206,7 +211,7 @@ class Outcome:
         self._check_same_images("mcnemar", other)
         names, other_names = self.probe_names(attack, threat), other.probe_names(attack, threat)
         if set(names) != set(other_names) or (threat != "worst" and len(names) > 1):
-            raise ValueError(
+            raise InputError(
                 f"mcnemar: got {threat} of {names} and {other_names}, expected the same yes or no"
             )
         a, b = (outcome.per_image_accuracy(attack, threat) > 0 for outcome in (self, other))
@@ -224,10 +229,10 @@ class Outcome:
     def _check_same_images(self, method: str, other: Outcome) -> None:
         expected = "expected the same images in order"
         if not np.array_equal(self.label, other.label):
-            raise ValueError(f"{method}: got outcomes with different labels, {expected}")
+            raise InputError(f"{method}: got outcomes with different labels, {expected}")
         for key in ("data", "rows"):
             if key in self.facts and key in other.facts and self.facts[key] != other.facts[key]:
-                raise ValueError(f"{method}: got outcomes of different {key}, {expected}")
+                raise InputError(f"{method}: got outcomes of different {key}, {expected}")
 
     def __str__(self) -> str:
         words: list[str] = []
@@ -237,6 +242,15 @@ class Outcome:
                 word += f" [{', '.join(map(format_percent, self.interval(*column)))}]"
             words.append(word)
         return "  ".join([*words, f"n={len(self)}"])
+
+    @override
+    def summary(self) -> Summary:
+        """Describe the accuracy in percent and the 95% interval of every column."""
+        rows: list[tuple[str, str]] = []
+        for column in self.columns() if len(self) else []:
+            accuracy, low, high = map(format_percent, (self.accuracy(*column), *self.interval(*column)))
+            rows.append((" ".join(filter(None, column)), f"{accuracy} ({low}-{high})"))
+        return Summary(f"Outcome of {len(self)} images", rows)
 
     def table(self, style: str = "markdown", about: Facts | None = None, threat: str | None = None) -> str:
         """The numbers as a table; see `render` for the styles, `about` and `threat`."""

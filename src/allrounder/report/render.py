@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
+from allrounder.errors import InputError
 from allrounder.report import tables
 from allrounder.report.corruption_metrics import ALL_SEVERITIES, sources, standard_perturbations
 from allrounder.report.footnotes import Outcomes, footnotes, stored_flags
@@ -47,7 +48,7 @@ def render(
     if style not in styles or not outcomes or threat is not None:
         got = f"got {len(outcomes)} outcomes, style {style!r}, threat {threat}"
         expected = f"one or more in {', '.join(styles)}, or one in robustbench, which alone takes a threat"
-        raise ValueError(f"table: {got}; expected {expected}")
+        raise InputError(f"table: {got}; expected {expected}")
     return styles[style](outcomes)
 
 
@@ -211,7 +212,7 @@ def _corruption_csv(outcomes: Outcomes) -> str:
 
 def _require(name: str, metrics: dict[str, Metric], kind: str) -> dict[str, Metric]:
     if not metrics:
-        raise ValueError(f"table: {name} has no {kind}, expected some; evaluate with ood={kind[0]!r}")
+        raise InputError(f"table: {name} has no {kind}, expected some; evaluate with ood={kind[0]!r}")
     return metrics
 
 

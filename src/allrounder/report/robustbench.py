@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from allrounder.errors import InputError
 from allrounder.report.footnotes import stored_flags
 from allrounder.report.outcome import NATURAL, THREAT_SUMMARIES, Facts, Outcome
 from allrounder.report.statistics import format_percent
@@ -29,7 +30,7 @@ def to_robustbench(outcome: Outcome, about: Facts, threat: str | None = None) ->
     _check_fields(about)
     if "extra" in outcome.facts and not about["additional_data"]:
         reason = f"the network was trained on {outcome.facts['extra']}"
-        raise ValueError(f"robustbench: additional_data: got false, expected true: {reason}")
+        raise InputError(f"robustbench: additional_data: got false, expected true: {reason}")
     expected = TEST_IMAGES.get(about["dataset"].lower().replace("-", ""), len(outcome))
     remarks = [
         about.get("footnote", ""),
@@ -54,17 +55,17 @@ def _autoattack_probe(outcome: Outcome, threat: str | None) -> str:
     probes = outcome.probes("aa") if threat is None else outcome.probe_names("aa", threat)
     if len(probes) != 1 or threat in THREAT_SUMMARIES:
         got = ", ".join(outcome.probes("aa")) or f"no aa among {', '.join(outcome.predicted)}"
-        raise ValueError(f"robustbench: got {got}, expected aa under one threat; choose one with threat")
+        raise InputError(f"robustbench: got {got}, expected aa under one threat; choose one with threat")
     return probes[0]
 
 
 def _check_fields(about: Facts) -> None:
     if missing := [key for key in REQUIRED_FIELDS if about.get(key) in (None, "")]:
-        raise ValueError(f"robustbench: missing {', '.join(missing)}; give them in about")
+        raise InputError(f"robustbench: missing {', '.join(missing)}; give them in about")
     fields = REQUIRED_FIELDS | OPTIONAL_FIELDS
     for key, got in about.items():
         if type(got) is not fields.get(key):
             expected = fields[key].__name__ if key in fields else f"only {', '.join(fields)}"
-            raise ValueError(f"robustbench: {key}: got {got!r}, expected {expected}")
+            raise InputError(f"robustbench: {key}: got {got!r}, expected {expected}")
         if key in ("reported", "external") and not re.fullmatch(r"\d{1,3}\.\d\d", got):
-            raise ValueError(f'robustbench: {key}: got {got!r}, expected a percent such as "48.90"')
+            raise InputError(f'robustbench: {key}: got {got!r}, expected a percent such as "48.90"')

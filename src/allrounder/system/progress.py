@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, final, runtime_checkable
 
 from typing_extensions import override
@@ -14,8 +14,7 @@ LOG = logging.getLogger("allrounder")
 
 @runtime_checkable
 class Progress(Protocol):
-    """Receives the progress of a training or a download. The progress bars are in the command line, so that
-    library users see none."""
+    """Receives the progress of a training or a download."""
 
     def begin(self, total: int, done: int) -> None:
         """Start with the number of steps and how many of them an earlier session took."""
@@ -25,6 +24,38 @@ class Progress(Protocol):
 
     def log(self, text: str) -> None:
         """A message of one line for the user."""
+
+
+@final
+@dataclass(frozen=True)
+class TrainingStatus:
+    """What a training reports after every epoch, beside its steps; all of it is in its metrics."""
+
+    epoch: int
+    """The number of finished epochs."""
+    epochs: int
+    losses: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Each learner's mean loss over the last epoch."""
+    shares: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Each learner's share in the mix; empty for a single learner."""
+    accuracies: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Natural accuracy, and robust accuracy by threat, of the last validation."""
+    next_exchange: int | None = None
+    """The epoch of the next exchange, if there is one."""
+
+
+@runtime_checkable
+class StatusProgress(Protocol):
+    """A progress that also shows losses and accuracies."""
+
+    def report(self, status: TrainingStatus) -> None:
+        """An epoch is done, or the training starts."""
+
+
+def report_status(progress: Progress, status: TrainingStatus) -> None:
+    """Report the status of a training, if the progress shows it."""
+    if isinstance(progress, StatusProgress):
+        progress.report(status)
 
 
 @final

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from allrounder.config.fields import TextValue, parse_fraction
 from allrounder.config.text import quote
-from allrounder.errors import RecipeError
+from allrounder.errors import InputError, RecipeError
 from allrounder.threats.norms import Linf, Norm, parse_norm
 from allrounder.types import Images, PerExample, PerExampleBool
 
@@ -129,7 +129,7 @@ class AnyOf:
 
     def __post_init__(self) -> None:
         if not self.threats:
-            raise ValueError("a union of threats got no threat, expected at least one")
+            raise InputError("a union of threats got no threat, expected at least one")
 
     def __str__(self) -> str:
         return " or ".join(str(threat) for threat in self.threats)

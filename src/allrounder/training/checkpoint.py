@@ -109,6 +109,8 @@ class Checkpointer:
     """Entries of the log that were not gathered yet."""
     comm_bytes: Counter[str] = field(default_factory=Counter[str])
     """Bytes sent between processes since they were last logged, by what they were."""
+    last_epoch: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """The newest logged epoch of every learner, on rank 0."""
 
     def is_due(self, t: int) -> bool:
         """Whether a checkpoint is saved after step t; always after the last step."""
@@ -218,3 +220,4 @@ class Checkpointer:
             facts = {**means(add_sums([entry["sums"] for entry in shared])), **shared[0]["facts"]}
             event = {"t": t, "epoch": self.clock.epoch(t), "learner": name, **facts}
             self.run.log("epoch", **event, seconds=shared[0]["seconds"])
+            self.last_epoch[name] = event

@@ -23,6 +23,7 @@ from allrounder.data.base import Data
 from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
 from allrounder.errors import RecipeError
+from allrounder.models.factory import ModelFactory
 from allrounder.optim import Descend
 from allrounder.recipe.init import Random
 from allrounder.recipe.recipe import Recipe
@@ -31,7 +32,7 @@ from allrounder.system.progress import NullProgress, Progress
 from allrounder.training.data import add_extra, load_data
 from allrounder.training.learner import Learner
 from allrounder.training.pass_times import PassTimes, SuiteCost, measure_time
-from allrounder.training.run import ModelFactory, Run
+from allrounder.training.run import Run
 from allrounder.training.trainer import Trainer
 from allrounder.types import Batch, Passes
 

@@ -20,15 +20,18 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
-from allrounder.errors import RunError
+from allrounder.errors import RESUME_HINT, InputError, RunError
+from allrounder.models.factory import ModelLike, as_factory
 from allrounder.nn.state import copy_, first_mismatch, weights_of
 from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
+from allrounder.report.statistics import format_percent
 from allrounder.system.checked_files import (
     ADVICE,
     add_digest,
@@ -51,6 +54,7 @@ from allrounder.system.files import (
     temporary_path,
     write_text,
 )
+from allrounder.system.summary import HasSummary, Summary
 from allrounder.system.tensor_folders import check_folder, prune_folders, read_tensors, write_folder
 from allrounder.training.record import (
     FORMAT_FILE,
@@ -64,17 +68,14 @@ from allrounder.training.record import (
 )
 from allrounder.types import Weights
 
-ModelFactory: TypeAlias = Callable[[], nn.Module]
-"""Builds the network that replaces the recipe's."""
-
 
 @final
-class Run:
+class Run(HasSummary):
     """The folder of one training."""
 
-    def __init__(self, folder: Path, recipe: Recipe | None = None):
+    def __init__(self, folder: str | Path, recipe: Recipe | None = None):
         """Open a run folder. With `recipe` nothing is read: the folder may be on another machine."""
-        self.folder = folder
+        self.folder = folder = Path(folder)
         self.metrics_file = folder / METRICS_FILE
         if recipe is None:
             recipe = Recipe.loads(read_recipe_text(folder), str(folder / RECIPE_FILE))
@@ -95,17 +96,30 @@ class Run:
         if run.recipe.fingerprint() != recipe.fingerprint():
             held, asked = identify_recipe(run.recipe), identify_recipe(recipe)
             reason = f"holds a run of another recipe ({held}), asked for {asked}"
-            raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
+            raise RunError(f"{folder}: {reason}; choose another folder, nothing was changed")
         started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
         if not resume and not run.finished and started:
-            advice = "continue it with --resume, or choose another --out"
-            raise RunError(f"{folder}: holds an unfinished run; {advice}")
+            raise RunError(f"{folder}: holds an unfinished run; {RESUME_HINT}, or choose another folder")
         return run
 
     @property
     def finished(self) -> bool:
         """Whether the training is finished."""
         return is_finished(self.folder)
+
+    @override
+    def summary(self) -> Summary:
+        """Describe the state, the recipe and the best validation."""
+        checkpoint = self.latest_checkpoint()
+        state = "no checkpoint" if checkpoint is None else f"stopped after step {int(checkpoint.name[5:])}"
+        rows = [("state", "finished" if self.finished else state), ("recipe", identify_recipe(self.recipe))]
+        validations = [event for event in self.metrics() if event["event"] == "validation"]
+        if validations:
+            best = max(validations, key=lambda event: event["score"])
+            accuracies = {"natural": best["natural"], **best["robust"]}
+            text = ", ".join(f"{name} {format_percent(number)}%" for name, number in accuracies.items())
+            rows.append(("best", f"epoch {best['epoch']}: {text}"))
+        return Summary(f"Run {self.folder}", rows)
 
     def lock(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes within the context."""
@@ -220,7 +234,7 @@ class Run:
             raise RunError(f"{which}: expected global, best, last, a learner's name, or NAME@best")
         folder = newest_folder(self.folder / "weights", point or "last")
         if folder is None:
-            unfinished = "the training is not finished; continue it with --resume"
+            unfinished = f"the training is not finished; {RESUME_HINT}"
             reason = "no weights were selected yet" if point == "best" else unfinished
             raise RunError(f"{self.folder}: has no {point or 'last'} weights: {reason}")
         file = folder / f"{name}.safetensors"
@@ -241,15 +255,19 @@ class Run:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
 
-def load(run: str | Path, which: str = "global", *, model: ModelFactory | None = None) -> nn.Module:
-    """Load a trained network in evaluation mode from its run folder; `which` as for `Run.weights`.
+def load(run: Run | str | Path, which: str = "global", *, model: ModelLike | None = None) -> nn.Module:
+    """Load a trained network in evaluation mode from its run folder; `which` as for `Run.weights_file`.
 
-    A network that was passed to `train` from Python must be passed again as `model`.
+    A network that was passed to `train` from Python must be passed again as `model`; it is not changed.
     """
-    source = Run(Path(run))
+    factory = as_factory(model)
+    if not isinstance(run, Run | str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(run).__name__
+        raise InputError(f"run: got a {got}, expected a Run or the path of its folder; pass one of them")
+    source = run if isinstance(run, Run) else Run(run)
     weights, facts = source.weights(which)
     shape = cast(tuple[int, int, int], tuple(facts["shape"]))
-    network = model() if model is not None else source.recipe.model.build(len(facts["classes"]), shape)
+    network = factory() if factory is not None else source.recipe.model.build(len(facts["classes"]), shape)
     check_weights_match(source.folder, weights, network)
     copy_(weights_of(network), weights)
     return network.eval()
@@ -288,7 +306,7 @@ def _check_unused(folder: Path) -> None:
     files = (FORMAT_FILE, RECIPE_FILE)
     ours = {LOCK_FILE, FORMAT_FILE, *(temporary_path(folder / file).name for file in files)}
     if folder.exists() and (not folder.is_dir() or any(path.name not in ours for path in folder.iterdir())):
-        raise RunError(f"{folder}: exists and is not a run folder; choose another --out")
+        raise RunError(f"{folder}: exists and is not a run folder; choose another folder")
 
 
 def _source_commit() -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,16 +16,19 @@ from torch.nn.modules.dropout import _DropoutNd
 from allrounder.data import InMemory
 from allrounder.data.base import Data
 from allrounder.distributed import Placement, World, assign_ranks
-from allrounder.errors import RecipeError, WorldError
+from allrounder.errors import InputError, RecipeError, WorldError
 from allrounder.models import CustomModel
+from allrounder.models.factory import ModelFactory, ModelLike, check_fits
 from allrounder.nn.modes import preserve_mode
 from allrounder.nn.state import average_weights, copy_, weights_of
 from allrounder.recipe.init import Init
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.system.files import check_location
+from allrounder.system.progress import NullProgress, Progress
+from allrounder.system.progress_bar import TrainingBar
 from allrounder.training.data import TrainingData, blame_field
-from allrounder.training.run import ModelFactory, Run, check_weights_match, identify_recipe
+from allrounder.training.run import Run, check_weights_match, identify_recipe
 from allrounder.types import Weights, device_and_dtype
 
 InitWeights: TypeAlias = list[tuple[Path, Weights]]
@@ -42,7 +46,44 @@ class NewRunInputs:
     network: nn.Module | None = None
 
 
-def override_recipe(recipe: Recipe, model: ModelFactory | None, data: Data | None) -> Recipe:
+def resolve_recipe(recipe: Recipe | str | Path, overrides: Sequence[str]) -> Recipe:
+    """Load a recipe that is given by its name or path, with overrides."""
+    if isinstance(overrides, str):
+        raise InputError(f"overrides: got the text {overrides!r}, expected a list; pass [{overrides!r}]")
+    if isinstance(recipe, str | Path):
+        return Recipe.load(recipe, overrides)
+    if not isinstance(recipe, Recipe):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(recipe).__name__
+        raise InputError(f"recipe: got a {got}, expected a Recipe, or the name or path of one; pass that")
+    if overrides:
+        hint = "pass the recipe's name or path, or use dataclasses.replace"
+        raise InputError(f"overrides: got {list(overrides)} beside a Recipe, expected none; {hint}")
+    return recipe
+
+
+def check_data(data: Data | None) -> None:
+    """Raise InputError unless `data` is a dataset or None."""
+    if data is not None and not isinstance(data, Data):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(data).__name__
+        raise InputError(f"data: got a {got}, expected Data; convert it with allrounder.as_data(train, test)")
+
+
+def open_progress(
+    progress: Progress | bool | None, recipe: Recipe, world: World
+) -> AbstractContextManager[Progress]:
+    """Return what receives the progress of a training: on rank 0 a bar, or the object that was passed."""
+    if progress is None or isinstance(progress, bool):
+        show = progress and world.is_main
+        return TrainingBar(recipe.name or "training") if show else nullcontext(NullProgress())
+    if not isinstance(progress, Progress):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(progress).__name__
+        raise InputError(
+            f"progress: got a {got}, expected True, False, or an object with begin, step and log"
+        )
+    return nullcontext(progress if world.is_main else NullProgress())
+
+
+def override_recipe(recipe: Recipe, model: ModelLike | None, data: Data | None) -> Recipe:
     """Replace a recipe's model and data by the names of those that were passed from Python."""
     if model is not None:
         name = f"{getattr(model, '__module__', '')}.{getattr(model, '__qualname__', type(model).__name__)}"
@@ -105,6 +146,7 @@ def build_initial_model(
     with Rng(recipe.seed).fold_in("init").seed_global():
         if model is not None:
             network = model()
+            check_fits(network, data.train.fetch(torch.arange(1)), len(data.classes))
         else:
             with blame_field("model", (ValueError,)):
                 network = recipe.model.build(len(data.classes), data.shape)

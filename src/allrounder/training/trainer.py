@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -13,12 +14,13 @@ from allrounder.data.base import Data
 from allrounder.data.fingerprint import fingerprint_data
 from allrounder.data.views import View, has_whole_images
 from allrounder.distributed import World
-from allrounder.errors import Interrupted
+from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.inference.fold import copy_sharing_fold
+from allrounder.models.factory import ModelFactory, ModelLike, as_factory
 from allrounder.nn.state import strip_prefix, weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.progress import NullProgress, Progress
+from allrounder.system.progress import Progress, TrainingStatus, report_status
 from allrounder.system.signals import StopRequest, stop_on_signals
 from allrounder.training import setup
 from allrounder.training.checkpoint import Checkpointer, EpochMetrics
@@ -27,7 +29,7 @@ from allrounder.training.learner import AugmentCache, AugmentKey, Learner
 from allrounder.training.mixer import Mixer, recalibrate
 from allrounder.training.model_selection import ModelSelector
 from allrounder.training.pipelines import PipelineContext, check_pipeline, run_pipeline
-from allrounder.training.run import ModelFactory, Run
+from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
 from allrounder.types import Batch, Weights
 
@@ -86,6 +88,7 @@ class Trainer:
         self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
         self.metrics = EpochMetrics(recipe.names, lazy=world.device.type == "cuda")
         self.checkpoints = Checkpointer(run, world, self.placement, self.clock, self.metrics)
+        self.last_validation: dict[str, Any] = {}
         self.t = 0
         """The last step that was taken."""
 
@@ -109,6 +112,8 @@ class Trainer:
                 self.save(t)
             self.t = t
             if progress is not None:
+                if self.clock.ends_epoch(t):
+                    report_status(progress, self.status())
                 progress.step(t)
             self.stop_if_signalled(t, stop)
 
@@ -134,6 +139,20 @@ class Trainer:
 
         return self.batches.views_at(self.clock.epoch(t), self.clock.step_in_epoch(t), draw_views)
 
+    def status(self) -> TrainingStatus:
+        """Return what a progress bar shows beside the steps; nothing is measured for it."""
+        epochs, exchange = self.checkpoints.last_epoch, self.mix.exchange
+        step = None if exchange is None else exchange.next_due(self.t, self.clock)
+        validation = self.last_validation
+        return TrainingStatus(
+            self.t // self.clock.steps_per_epoch,
+            self.clock.epochs,
+            losses={name: event["loss"] for name, event in epochs.items()},
+            shares={name: event["share"] for name, event in epochs.items()} if len(epochs) > 1 else {},
+            accuracies={"natural": validation["natural"], **validation["robust"]} if validation else {},
+            next_exchange=None if step is None else self.clock.epoch(step),
+        )
+
     def global_weights(self, what: str = "the global weights") -> Weights:
         """Return theta_g, recalibrated if the recipe wants it. All ranks call it together; errors about a
         missing rank mention `what`."""
@@ -157,6 +176,7 @@ class Trainer:
         """Validate the global weights after step t, and save them if they are the best so far."""
         theta = self.global_weights(f"the validation after step {t}")
         facts = self.selection.measure(theta, t)
+        self.last_validation = facts
         if facts["best"]:
             self._save_weights("best", t, theta, score=facts["score"])
         if self.world.is_main:
@@ -176,7 +196,7 @@ class Trainer:
             self.save(t)
             # A rank that left earlier would close connections that others still use.
             self.world.all_gather_object("the stop", None)
-            raise Interrupted(f"{self.run.folder}: {reason} after step {t}; continue with --resume")
+            raise Interrupted(f"{self.run.folder}: {reason} after step {t}; {RESUME_HINT}")
 
     def save(self, t: int) -> None:
         """Save a checkpoint after step t, then delete best weights that it does not mention."""
@@ -240,52 +260,73 @@ class Trainer:
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     out: str | Path,
     *,
+    overrides: Sequence[str] = (),
     resume: bool = False,
-    model: ModelFactory | None = None,
+    model: ModelLike | None = None,
     data: Data | None = None,
     world: World | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = True,
 ) -> Run:
     """Train a recipe in the run folder `out`, or resume the run that is there.
 
-    `model` and `data` replace the recipe's; they are recorded by name and must be given again to resume.
+    The recipe is a value, the name of a shipped one, or the path of a file; for a name or a path, `overrides`
+    such as "epochs=4" change it. `model` and `data` replace the recipe's; they are recorded by name and must
+    be given again to resume. A function or class that builds a network is called after the random numbers
+    were seeded; a network itself is copied, and its weights are the initial weights of all learners.
+
+    `progress` shows a bar; False or None shows none, and an object of your own receives the steps.
     """
+    recipe = setup.resolve_recipe(recipe, overrides)
+    factory = as_factory(model)
+    setup.check_data(data)
     recipe = setup.override_recipe(recipe, model, data)
-    with World.open(world) as world:
-        progress = progress if progress is not None and world.is_main else NullProgress()
+    with World.open(world) as world, setup.open_progress(progress, recipe, world) as listener:
         setup.check_supports_distributed(recipe, world)
         recipe.compute.check_device(world.device)
         world.assert_equal_across_ranks("the recipe", setup.run_signature(recipe))
-        inputs = setup.load_new_run_inputs(recipe, Path(out), model, data, world)
+        inputs = setup.load_new_run_inputs(recipe, Path(out), factory, data, world)
         if inputs is not None:
             check_pipeline(recipe, inputs.data.dataset)
         run, finished = setup.open_run(recipe, Path(out), resume or world.restarts > 0, world)
         if finished:
-            progress.log(f"{run.folder}: already finished")
-            return run
-        if recipe.pipeline is None:
-            _train_run(recipe, run, model, data, inputs, world, progress)
-            return run
-        training_data = TrainingData.load(recipe, data) if inputs is None else inputs.data
-        del inputs  # frees the initial network, which a pipeline does not use
-
-        def train_stage(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
-            inputs = setup.load_new_run_inputs(recipe, out, model, data, world)
-            run, finished = setup.open_run(recipe, out, True, world)
-            signal = None if finished else _train_run(recipe, run, model, data, inputs, world, progress)
-            # A signal may arrive while the final weights are written.
-            for name in filter(None, world.all_gather_object(f"the end of {out.name}", signal)):
-                raise Interrupted(f"{run.folder}: {name} after its end; continue with --resume")
-            return run
-
-        with run.lock() if world.is_main else nullcontext():
-            for line in run.record_session(world.device) if world.is_main else ():
-                progress.log(line)
-            run_pipeline(PipelineContext(recipe, run, model, training_data, world, progress, train_stage))
+            listener.log(f"{run.folder}: already finished")
+        elif recipe.pipeline is None:
+            _train_run(recipe, run, factory, data, inputs, world, listener)
+        else:
+            _train_pipeline(recipe, run, factory, data, inputs, world, listener)
         return run
+
+
+def _train_pipeline(
+    recipe: Recipe,
+    run: Run,
+    model: ModelFactory | None,
+    data: Data | None,
+    inputs: NewRunInputs | None,
+    world: World,
+    progress: Progress,
+) -> None:
+    """Train the remaining stages of a pipeline."""
+    inputs = inputs or NewRunInputs(TrainingData.load(recipe, data))
+    inputs.network = None  # frees the initial network, which a pipeline does not use
+    training_data = inputs.data
+
+    def train_stage(recipe: Recipe, out: Path, data: Data, progress: Progress) -> Run:
+        inputs = setup.load_new_run_inputs(recipe, out, model, data, world)
+        run, finished = setup.open_run(recipe, out, True, world)
+        signal = None if finished else _train_run(recipe, run, model, data, inputs, world, progress)
+        # A signal may arrive while the final weights are written.
+        for name in filter(None, world.all_gather_object(f"the end of {out.name}", signal)):
+            raise Interrupted(f"{run.folder}: {name} after its end; {RESUME_HINT}")
+        return run
+
+    with run.lock() if world.is_main else nullcontext():
+        for line in run.record_session(world.device) if world.is_main else ():
+            progress.log(line)
+        run_pipeline(PipelineContext(recipe, run, model, training_data, world, progress, train_stage))
 
 
 def _train_run(
@@ -306,6 +347,7 @@ def _train_run(
         trainer.restore()
         for line in trainer.log_session_header() if world.is_main else ():
             progress.log(line)
+        report_status(progress, trainer.status())
         progress.begin(trainer.clock.total_steps, trainer.t)
         trainer.fit(progress=progress, stop=stop)
         trainer.finish()

@@ -6,6 +6,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,83 @@ def test_files_may_come_from_a_folder(allrounder: Command, server: Server, cache
     )
     other = allrounder("data", "get", "tiny-imagenet", "--from", str(tmp_path / "source"))
     assert other.code == 1 and "tiny-imagenet-200.zip: is not there; get it from http" in flat(other.err)
+
+
+def cifar_folders(version: str) -> tuple[str, dict[str, bytes]]:
+    """A dataset, and the files of one of its versions as its archive has them."""
+    fine = [f"name{number}" for number in range(100)]
+    hundred = [(*split, split[1] % 20) for split in COLOUR]
+    match version:
+        case "cifar-10-batches-bin":
+            return "cifar10", formats.cifar10_binary(*COLOUR)
+        case "cifar-10-batches-py":
+            return "cifar10", formats.cifar10_python(*COLOUR)
+        case "cifar-100-binary":
+            return "cifar100", formats.cifar100_binary(hundred[0], hundred[1], fine)
+        case _:
+            return "cifar100", formats.cifar100_python(hundred[0], hundred[1])
+
+
+@pytest.mark.parametrize(
+    "version", ["cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "cifar-100-python"]
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_an_unpacked_folder_of_cifar_may_be_given(
+    version: str,
+    inner: bool,
+    allrounder: Command,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    name, files = cifar_folders(version)
+    for path, raw in files.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(raw)
+    source = tmp_path / version if inner else tmp_path
+    refused = allrounder("data", "get", name, "--from", str(source))
+    assert refused.code == 1 and "has 40 training images, the published set 50000" in flat(refused.err)
+    assert not (cache / name).exists()
+    monkeypatch.setitem(PUBLISHED, name, replace(PUBLISHED[name], num_images=(40, 20)))
+    answer = allrounder("data", "get", name, "--from", str(source))
+    assert answer.code == 0, answer.err
+    target = cache / name / version
+    assert f"{target}: " in flat(answer.out) and "no published checksum" in flat(answer.out)
+    assert "readme.html" not in [path.name for path in target.iterdir()]
+    assert [path.name for path in (cache / name).iterdir()] == [version]
+    again = allrounder("data", "get", name, "--from", str(source))
+    assert again.code == 0 and "already there" in again.out
+    checked = allrounder("data", "check", name)
+    assert checked.code == 0 and f"{name} train: 40 images 3x32x32" in checked.out
+    assert "complete" in allrounder("data", "where").out
+
+
+def test_an_incomplete_unpacked_folder_is_not_copied(allrounder: Command, cache: Path, tmp_path: Path):
+    _, files = cifar_folders("cifar-10-batches-bin")
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    (folder / "data_batch_1.bin").write_bytes(files["cifar-10-batches-bin/data_batch_1.bin"])
+    answer = allrounder("data", "get", "cifar10", "--from", str(tmp_path))
+    assert answer.code == 1 and "has no data_batch_2.bin" in flat(answer.err)
+    assert not (cache / "cifar10").exists()
+    nowhere = allrounder("data", "get", "cifar10", "--from", str(tmp_path / "nowhere"))
+    assert nowhere.code == 1 and "nowhere: no such folder" in flat(nowhere.err)
+
+
+def test_the_archive_of_the_other_version_may_be_given(
+    allrounder: Command, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    formats.write_tar(archive, cifar_folders("cifar-10-batches-py")[1])
+    refused = allrounder("data", "get", "cifar10", "--from", str(tmp_path))
+    assert refused.code == 1 and "cifar-10-python.tar.gz: has MD5" in flat(refused.err)
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    other = replace(PUBLISHED["cifar10"].alternatives[0], md5=md5)
+    monkeypatch.setitem(PUBLISHED, "cifar10", replace(PUBLISHED["cifar10"], alternatives=(other,)))
+    for source in (tmp_path, archive):
+        answer = allrounder("data", "get", "cifar10", "--from", str(source))
+        assert answer.code == 0, answer.err
+    assert [path.name for path in (cache / "cifar10").iterdir()] == [archive.name]
 
 
 def test_an_archive_is_fetched_and_unpacked(allrounder: Command, server: Server, cache: Path):

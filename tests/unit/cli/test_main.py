@@ -291,8 +291,8 @@ def test_an_unknown_recipe_is_a_mistake_of_usage_with_the_nearest_name(allrounde
     [
         ("epochs=many", "epochs: expected a whole number, got 'many'"),
         ("task.natural.objective.kind=ntural", 'did you mean "natural"?'),
-        ("task.linf.lr=1", '--set task.linf.lr=1: no member "linf" (there are: natural)'),
-        ("epochs", "--set epochs: expected a.b=value"),
+        ("task.linf.lr=1", 'override task.linf.lr=1: no member "linf" (there are: natural)'),
+        ("epochs", "override epochs: expected a.b=value"),
     ],
 )
 @pytest.mark.parametrize("verb", ["train", "show"])
@@ -331,7 +331,7 @@ def test_a_tiny_training_leaves_a_run_folder(allrounder: Command, small: list[st
     assert run.recipe == Recipe.load("embedded/nt", small[1::2])
     again = allrounder("train", "embedded/nt", "--out", str(out), "--threads", "1", *small)
     assert again.code == 0
-    assert "already finished" in again.out
+    assert "already finished" in again.err
     other = allrounder("train", "embedded/nt", "--out", str(out), *small, "--set", "seed=1")
     assert other.code == 1
     assert "holds a run of another recipe" in flat(other.err)

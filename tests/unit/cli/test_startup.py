@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,7 @@ def test_lazy_names_are_those_that_a_type_checker_sees():
     assert typed_imports() == allrounder._MODULE_OF
     listed = [name for names in allrounder._MODULES.values() for name in names.split()]
     assert len(listed) == len(set(listed)), "a name is listed twice"
-    assert allrounder.__all__ == sorted(listed)
+    assert allrounder.__all__ == listed
 
 
 def test_every_public_name_resolves_to_its_module():
@@ -209,7 +210,8 @@ def test_every_public_name_resolves_to_its_module():
     namespace: dict[str, object] = {}
     exec("from allrounder import *", namespace)
     assert set(allrounder.__all__) <= namespace.keys()
-    assert set(allrounder.__all__) <= set(dir(allrounder))
+    assert set(dir(allrounder)) == {*allrounder.__all__, "__version__"}
+    assert allrounder.__version__ == version("allrounder")
 
 
 def test_an_unknown_name_is_an_attribute_error():

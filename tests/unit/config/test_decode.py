@@ -211,11 +211,11 @@ def test_an_override_changes_nothing_else():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("opens", "--set opens: expected a.b=value, such as"),
-        ("=3", "--set =3: expected a.b=value"),
-        ("a..b=3", "--set a..b=3: expected a.b=value"),
-        (".a=3", "--set .a=3: expected a.b=value"),
-        ("", "--set : expected a.b=value"),
+        ("opens", "override opens: expected a.b=value, such as"),
+        ("=3", "override =3: expected a.b=value"),
+        ("a..b=3", "override a..b=3: expected a.b=value"),
+        (".a=3", "override .a=3: expected a.b=value"),
+        ("", "override : expected a.b=value"),
         ("worker.eve.wage=1", 'no member "eve" (there are: ann, bob)'),
         ("worker.bbo.wage=1", 'no member "bbo" (there are: ann, bob); did you mean "bob"?'),
         ("worker.2.wage=1", 'no member "2" (there are: ann, bob)'),
@@ -229,7 +229,7 @@ def test_an_override_changes_nothing_else():
         ("opens=[1, 2", "not a TOML value"),
         ("worker=[ann]", "not a TOML value"),
         ("boss={name=ann}", "not a TOML value"),
-        ("opens=3\nboss=4", "got several lines, expected one; use one --set per override"),
+        ("opens=3\nboss=4", "got several lines, expected one; give one value per override"),
         ("opens=3\n[boss]", "several lines"),
     ],
 )

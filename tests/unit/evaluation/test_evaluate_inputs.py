@@ -232,10 +232,10 @@ def test_outcome_of_several_threats_has_all_numbers():
         ({"attacks": ["aa"]}, "attacks are aa, threats none; expected some, such as Linf:8/255"),
         ({"threats": ["Linf:0.1"], "attacks": ["aaa"]}, 'unknown attack .*did you mean "aa"'),
         ({"probes": ["pgd-20"]}, "expected an attack and a threat"),
-        ({"n": 0}, "subset: got 0 of 12 images, expected 1 to 12"),
-        ({"batch_size": 0}, "batch_size: got 0, expected 1 or more"),
-        ({"workers": 0}, "workers: got 0, expected 1 or more"),
-        ({"workers": -1}, "workers: got -1, expected 1 or more"),
+        ({"n": 0}, "n: got 0, expected a whole number, 1 or more"),
+        ({"batch_size": 0}, "batch_size: got 0, expected a whole number, 1 or more"),
+        ({"workers": 0}, "workers: got 0, expected a whole number, 1 or more"),
+        ({"workers": -1}, "workers: got -1, expected a whole number, 1 or more"),
     ],
 )
 def test_wrong_options_are_explained(options: dict[str, Any], message: str):

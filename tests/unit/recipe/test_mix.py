@@ -87,6 +87,17 @@ def test_every_step_of_an_epoch_is_due_where_one_of_its_steps_ends_a_period(
     assert due(exchange(start, every, "every-step"), clock) == expected
 
 
+@pytest.mark.parametrize("when", ["epoch-end", "every-step"])
+@given(st.integers(1, 8), st.integers(1, 7), st.fractions(0, 9), st.fractions(Fraction(1, 50), 3))
+def test_the_next_exchange_is_the_first_one_that_follows_and_never_the_last_step(
+    when: str, epochs: int, steps: int, start: Fraction, every: Fraction
+):
+    clock, value = Clock(epochs, steps), exchange(start, every, when)
+    steps_due = [t for t in due(value, clock) if t < clock.total_steps]
+    for t in range(clock.total_steps + 1):
+        assert value.next_due(t, clock) == next((step for step in steps_due if step > t), None)
+
+
 def test_a_shortened_run_keeps_the_meaning_of_its_times():
     assert due(exchange("62.5%", "25/6%"), Clock(2, 60)) == [75, 80, 85, 90, 95, 100, 105, 110, 115, 120]
 

@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 from allrounder.data.corruptions import CORRUPTIONS
 from allrounder.data.corruptions.perturbations import PERTURBATIONS
+from allrounder.errors import InputError
 from allrounder.report.corruption_metrics import STANDARD_SHIFTS, ShiftId, average_columns, parse_shift_id
 from allrounder.report.outcome import Outcome
 from allrounder.report.reliability import compute_flags
@@ -119,7 +120,7 @@ def test_averages_are_those_of_the_papers():
 
 
 def test_ambiguous_average_is_refused():
-    with pytest.raises(KeyError, match="corruptions names 0 probes"):
+    with pytest.raises(InputError, match="corruptions names 0 probes"):
         outcome().accuracy("corruptions")
     with pytest.raises(ValueError, match="expected the same yes or no"):
         outcome().mcnemar(outcome(), "corruptions", "severity 5")
@@ -148,9 +149,9 @@ def test_flips_compare_with_the_frame_before_or_under_noise_with_the_first():
     assert one.flip_rate("rotate") == 2 / 4
     assert one.flip_rate("gaussian_noise") == 3 / 4
     assert one.flip_rate() == 5 / 8
-    with pytest.raises(KeyError, match="tilt was not measured; there are: rotate, gaussian_noise"):
+    with pytest.raises(InputError, match="tilt was not measured; there are: rotate, gaussian_noise"):
         one.flip_rate("tilt")
-    with pytest.raises(KeyError, match="any was not measured; there are: none"):
+    with pytest.raises(InputError, match="any was not measured; there are: none"):
         Outcome(label, {"natural": label}).flip_rate()
 
 
@@ -200,7 +201,7 @@ def test_two_sources_are_shown_separately():
     }
     assert len(accuracies) == 16 + 15 and len(both.perturbations()) == 20
     assert both.flip_rate("tilt (official)") == parts[1].flip_rate("tilt")
-    with pytest.raises(KeyError, match="official and generated do not mix; choose one of: gaussian_noise"):
+    with pytest.raises(InputError, match="official and generated do not mix; choose one of: gaussian_noise"):
         both.flip_rate()
     assert "| fog (generated) | 100.00 |" in both.table("corruptions")
     assert "| mean |" not in both.table("perturbations")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from allrounder.errors import InputError
 from allrounder.report.outcome import Outcome
 from tests.unit.report.test_render import L2, LINF, MSD, outcome
 
@@ -93,7 +94,7 @@ def test_robustbench_lists_all_missing_fields():
         (MSD, None, ValueError, f"got {LINF}, {L2}, expected aa under one threat; choose one with threat"),
         (MSD, "worst", ValueError, "expected aa under one threat"),
         (outcome(natural=1), None, ValueError, "got no aa among natural, expected aa"),
-        (MSD, "L1", KeyError, "aa@L1 names 0 probes"),
+        (MSD, "L1", InputError, "aa@L1 names 0 probes"),
     ],
 )
 def test_robustbench_needs_one_threat(

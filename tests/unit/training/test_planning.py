@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from allrounder.attacks import Apgd, AutoAttack, Fab, Pgd, Square
-from allrounder.cli.display import format_bytes, format_duration
+from allrounder.cli.display import format_bytes
 from allrounder.cli.run_train import describe_estimate, describe_plan, run_plan
 from allrounder.config.fields import adapter
 from allrounder.data import DATASETS
@@ -25,11 +25,12 @@ from allrounder.evaluation.probes import Probe
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.system.memory import measure_peak_memory
+from allrounder.system.progress_bar import format_duration
 from allrounder.system.tensor_folders import read_tensors
 from allrounder.threats.threat import Threat
 from allrounder.training import planning
 from allrounder.training.pass_times import PassTimes, SuiteCost, count_flops
-from allrounder.training.planning import LearnerCost, Plan, _load_images, plan, refine_plan
+from allrounder.training.planning import LearnerCost, Plan, load_images_or_noise, plan, refine_plan
 from allrounder.types import Passes
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import PAIR, SOLO, go, recipe
@@ -290,7 +291,7 @@ def test_missing_published_data_is_replaced_by_noise_with_a_remark(
 ):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     wanted = replace(Recipe.load("cifar100/at-linf"), batch_size=2)
-    data, message = _load_images(wanted, None)
+    data, message = load_images_or_noise(wanted, None)
     assert (data.shape, len(data.classes), len(data.train), len(data.test)) == (
         (3, 32, 32),
         100,

@@ -101,7 +101,7 @@ def test_a_folder_that_is_not_a_run_is_not_changed(resume: bool, tmp_path: Path)
     (tmp_path / "file").write_text("text")
     before = contents(tmp_path)
     for name in ("photos", "file"):
-        with pytest.raises(RunError, match=f"{name}: exists and is not a run folder; choose another --out"):
+        with pytest.raises(RunError, match=f"{name}: exists and is not a run folder; choose another folder"):
             go(recipe(SOLO), tmp_path / name, resume=resume)
     assert contents(tmp_path) == before
 
@@ -113,7 +113,7 @@ def test_an_empty_folder_may_be_used(tmp_path: Path):
 
 def test_an_unfinished_run_continues_only_with_resume(unfinished: Path):
     before = contents(unfinished)
-    with pytest.raises(RunError, match="holds an unfinished run; continue it with --resume"):
+    with pytest.raises(RunError, match="holds an unfinished run; continue with --resume"):
         go(recipe(SOLO), unfinished)
     assert contents(unfinished) == before
     assert go(recipe(SOLO), unfinished, resume=True).finished
@@ -422,7 +422,7 @@ def test_missing_weights_raise(which: str, pattern: str, finished: Run):
 
 def test_weights_of_an_unfinished_run_are_the_best_so_far(unfinished: Path):
     with pytest.raises(
-        RunError, match="has no last weights: the training is not finished; continue it with --resume"
+        RunError, match="has no last weights: the training is not finished; continue with --resume"
     ):
         load(unfinished, model=tiny)
     assert not load(unfinished, "best", model=tiny).training

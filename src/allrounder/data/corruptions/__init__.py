@@ -26,6 +26,7 @@ from allrounder.data.corruptions.digital import (
 from allrounder.data.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from allrounder.data.corruptions.spatter import spatter
 from allrounder.data.corruptions.weather import fog, frost, snow
+from allrounder.errors import InputError
 from allrounder.rng import Rng
 
 CORRUPTIONS: dict[str, Corruption] = {
@@ -83,7 +84,7 @@ def corrupt(
     """
     check_name("corruption", corruption, CORRUPTIONS)
     if severity not in SEVERITIES:
-        raise ValueError(f"severity: got {severity}, expected 1 to 5; use the images themselves for none")
+        raise InputError(f"severity: got {severity}, expected 1 to 5; use the images themselves for none")
     rng = rng_per_image(Rng(seed).fold_in("corruption", corruption, severity), images, rows)
     if len(images) == 0:
         return images.copy()

@@ -28,7 +28,7 @@ from allrounder.data.base import Split
 from allrounder.data.corruptions import CORRUPTIONS, corrupt
 from allrounder.data.corruptions.base import SEVERITIES, Uint8Array, check_name
 from allrounder.data.corruptions.perturbations import PERTURBATIONS, perturb_sequence
-from allrounder.errors import Interrupted, RunError
+from allrounder.errors import DataError, Interrupted, RunError
 from allrounder.system.files import (
     LOCK_FILE,
     check_location,
@@ -128,7 +128,7 @@ def make_set(
     role, table = "corruption" if kind == "c" else "perturbation", SHIFT_TABLES[kind]
     names = list(dict.fromkeys(table if names is None else names))
     if not names:
-        raise ValueError(f"{role}s: got none, expected at least one of {', '.join(table)}")
+        raise DataError(f"{role}s: got none, expected at least one of {', '.join(table)}")
     for name in names:
         check_name(role, name, table)
     out = Path(out)

@@ -18,6 +18,7 @@ from allrounder.data.datasets.class_names import CIFAR10, CIFAR100_COARSE, CIFAR
 from allrounder.data.files.archives import read_members
 from allrounder.data.files.cache import dataset_folder, missing_error
 from allrounder.data.files.safe_pickle import read_plain_dict
+from allrounder.errors import DataError
 
 SHAPE = (3, 32, 32)
 NUM_PIXELS = 3 * 32 * 32
@@ -151,9 +152,7 @@ def _parse_binary(raw: bytes, version: ArchiveFormat) -> ImagesAndLabels:
     record = version.num_label_columns + NUM_PIXELS
     count, rest = divmod(len(raw), record)
     if rest or not count:
-        raise ValueError(
-            f"is cut short: got {len(raw)} bytes, expected {record} for each image; get it again"
-        )
+        raise DataError(f"is cut short: got {len(raw)} bytes, expected {record} for each image; get it again")
     rows = np.frombuffer(raw, np.uint8).reshape(count, record)
     labels = rows[:, version.label_column].astype(np.int64)
     return rows[:, version.num_label_columns :], labels
@@ -165,14 +164,12 @@ def _parse_pickle(raw: bytes, label_key: str) -> ImagesAndLabels:
     x, y = table.get("data"), table.get(f"{label_key}s")
     images = cast(NDArray[np.uint8], x if isinstance(x, np.ndarray) else np.empty(0))
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != NUM_PIXELS:
-        raise ValueError(f"has no uint8 array data of shape (n, {NUM_PIXELS}); get it again")
+        raise DataError(f"has no uint8 array data of shape (n, {NUM_PIXELS}); get it again")
     if not isinstance(y, list) or not all(type(label) is int for label in cast(list[Any], y)):
-        raise ValueError(f"has no list of numbers {label_key}s; get it again")
+        raise DataError(f"has no list of numbers {label_key}s; get it again")
     labels = cast(list[int], y)
     if len(labels) != len(images) or not labels or not 0 <= min(labels) <= max(labels) < 256:
-        raise ValueError(
-            f"has {len(labels)} labels for {len(images)} images, expected one each; get it again"
-        )
+        raise DataError(f"has {len(labels)} labels for {len(images)} images, expected one each; get it again")
     return images, np.array(labels, np.int64)
 
 
@@ -189,7 +186,7 @@ def _class_names(files: Mapping[str, bytes], version: ArchiveFormat, default: Na
             items = cast(list[Any], entry) if isinstance(entry, list) else []
             names = [item.decode("ascii", "replace") if isinstance(item, bytes) else item for item in items]
             if not names or not all(isinstance(name, str) for name in names):
-                raise ValueError(f"has no list of texts {version.label_key}_names; get it again")
+                raise DataError(f"has no list of texts {version.label_key}_names; get it again")
         if len(names) != len(default):
-            raise ValueError(f"names {len(names)} classes, expected {len(default)}; get it again")
+            raise DataError(f"names {len(names)} classes, expected {len(default)}; get it again")
         return tuple(names)

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from allrounder.config.fields import frozen_config
 from allrounder.data.base import Data, DataSpec
+from allrounder.errors import DataError
 
 EMBEDDED_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 SHA256 = "e78caa98e0ca248a23a9d062fe67bce13e872e3a399b16d519ff20a292ebb9e8"
@@ -37,18 +38,16 @@ class Embedded(DataSpec):
 
 
 def read_embedded(asset: Traversable) -> dict[str, NDArray[Any]]:
-    """Read the arrays; raise RuntimeError unless they are the released ones."""
+    """Read the arrays; raise DataError unless they are the released ones."""
     # numpy, zipfile and zlib raise different errors for a damaged file.
     try:
         with asset.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in EMBEDDED_ARRAYS}
     except Exception as error:
-        raise RuntimeError(f"{asset}: cannot be read ({error}); install allrounder again") from error
+        raise DataError(f"{asset}: cannot be read ({error}); install allrounder again") from error
     sha256 = digest_arrays(arrays)
     if sha256 != SHA256:
-        raise RuntimeError(
-            f"{asset}: damaged (SHA-256 {sha256}, expected {SHA256}); install allrounder again"
-        )
+        raise DataError(f"{asset}: damaged (SHA-256 {sha256}, expected {SHA256}); install allrounder again")
     return arrays
 
 

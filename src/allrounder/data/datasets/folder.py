@@ -19,6 +19,7 @@ from allrounder.data.streaming.file_index import (
     select_listed,
 )
 from allrounder.data.streaming.split import lazy_data
+from allrounder.errors import DataError
 
 MAX_SIDE = 4096
 """Pixels of a side of an image after resizing."""
@@ -96,7 +97,7 @@ class Folder(DataSpec):
         present = [name for name in TEST_FOLDERS if (root / name).is_dir()]
         if len(present) != 1:
             got = " and ".join(present) or "none of them"
-            raise ValueError(
+            raise DataError(
                 f"{root}: got {got} of the folders {', '.join(TEST_FOLDERS)}, expected one with the test "
                 f"images (looked from {Path.cwd()}); set test to its name"
             )
@@ -134,7 +135,7 @@ def _first_image_size(files: FileIndex, upright: bool) -> tuple[int, int]:
             width, height = image.size
             is_rotated = upright and image.getexif().get(0x0112, 1) >= 5
     except Exception as error:  # Pillow's decoders raise many kinds of errors for damaged images.
-        raise ValueError(
+        raise DataError(
             f"{path}: cannot be read as an image ({error}); get the file again, or take it out"
         ) from None
     return (width, height) if is_rotated else (height, width)

@@ -25,6 +25,7 @@ from allrounder.data.streaming.file_index import (
     select_listed,
 )
 from allrounder.data.streaming.split import lazy_data
+from allrounder.errors import DataError, MissingDataError
 
 CLASS_NAME_FILES = ("LOC_synset_mapping.txt", "words.txt")
 """Files with class names: an id and then words, one class per line."""
@@ -123,13 +124,13 @@ def unpacked_folder(kind: str, folder: str | None) -> Path:
         return root / entry.unpacked
     if not root.is_dir():
         how = "its owners give it to those who register" if entry is None else f"allrounder data get {kind}"
-        raise FileNotFoundError(
+        raise MissingDataError(
             f"{root}: no such folder; put the unpacked dataset there, or set folder ({how})"
         )
     archives = [] if entry is None else [file.name for file in entry.files if (root / file.name).is_file()]
     if archives and not (root / "val").is_dir():
         source = "" if root == dataset_folder(kind) else f" --from {root}"
-        raise FileNotFoundError(
+        raise MissingDataError(
             f"{root}: has {archives[0]}, but not unpacked; unpack it with: allrounder data get {kind}{source}"
         )
     return root
@@ -147,7 +148,7 @@ def read_class_names(root: Path, ids: Sequence[str]) -> tuple[str, ...]:
             words[wnid] = rest[0].partition(",")[0].strip()
     missing = [wnid for wnid in ids if wnid not in words]
     if missing:
-        raise ValueError(f"{file}: has no line for {missing[0]}, expected one for every class; get it again")
+        raise DataError(f"{file}: has no line for {missing[0]}, expected one for every class; get it again")
     counts = Counter(words[wnid] for wnid in ids)
     return tuple(words[wnid] if counts[words[wnid]] == 1 else f"{words[wnid]} ({wnid})" for wnid in ids)
 
@@ -167,13 +168,13 @@ def _index_val(root: Path, ids: Sequence[str]) -> FileIndex:
     class_of = _read_annotations(annotations)
     unknown = sorted(set(class_of.values()) - set(ids))
     if unknown:
-        raise ValueError(f"{annotations}: has the class {unknown[0]}, which {train} has not; get it again")
+        raise DataError(f"{annotations}: has the class {unknown[0]}, which {train} has not; get it again")
     images = list_images(folder)
     for name in sorted(class_of.keys() - set(images)):
-        raise ValueError(f"{annotations}: lists {name}, which is not in {folder}; get it again")
+        raise DataError(f"{annotations}: lists {name}, which is not in {folder}; get it again")
     for name in images:
         if name not in class_of:
-            raise ValueError(f"{folder / name}: is not in {ANNOTATIONS}, so its class is not known")
+            raise DataError(f"{folder / name}: is not in {ANNOTATIONS}, so its class is not known")
     label_of = {wnid: label for label, wnid in enumerate(ids)}
     return FileIndex.from_files(val, ((f"images/{name}", label_of[class_of[name]]) for name in images))
 
@@ -196,6 +197,6 @@ def _read_annotations(file: Path) -> dict[str, str]:
         name, *rest = line.split()[:2]
         if not rest:
             got = f"{file}: line {number}: got {line!r}"
-            raise ValueError(f"{got}, expected a file name and a class; get it again")
+            raise DataError(f"{got}, expected a file name and a class; get it again")
         class_of[name] = rest[0]
     return class_of

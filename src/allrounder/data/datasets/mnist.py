@@ -18,6 +18,7 @@ from allrounder.config.fields import PathField, frozen_config
 from allrounder.data.base import Data, DataSpec, prefix_errors
 from allrounder.data.files.cache import dataset_folder, missing_error
 from allrounder.data.files.catalog import IDX_FILES, idx_file_names
+from allrounder.errors import DataError
 
 DIGITS = tuple("0123456789")
 CLOTHES = (
@@ -82,7 +83,7 @@ def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
                 head = file.read(4 + 4 * ndim)
                 if len(head) != 4 + 4 * ndim or not head.startswith(start):
                     got = f"begins with {head[:4].hex() or 'nothing'}, expected {start.hex()}"
-                    raise ValueError(f"{got} of an idx file with {ndim} dimensions; get it again")
+                    raise DataError(f"{got} of an idx file with {ndim} dimensions; get it again")
                 shape = struct.unpack(f">{ndim}I", head[4:])
                 size = math.prod(shape)
                 if size > MAX_BYTES:
@@ -90,10 +91,10 @@ def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
                     raise ValueError(f"has the shape {shape}, {limit}; get it again")
                 content = _read_chunks(file, size + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"cut short or damaged ({error}); get it again") from None
+            raise DataError(f"cut short or damaged ({error}); get it again") from None
         if len(content) != size:
             got = f"{len(content)} bytes" if len(content) < size else "more bytes"
-            raise ValueError(f"holds {got}, expected {size} for shape {shape}; get it again")
+            raise DataError(f"holds {got}, expected {size} for shape {shape}; get it again")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 

@@ -16,7 +16,7 @@ from typing_extensions import override
 from allrounder.config.fields import frozen_config
 from allrounder.config.text import MAX_LINE, shorten
 from allrounder.data.base import Data, DataSpec, Layout, prefix_errors
-from allrounder.errors import DataError, RecipeError
+from allrounder.errors import DataError, MissingDataError, RecipeError
 from allrounder.system.memory import total_memory
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -96,7 +96,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> tuple[Arrays, list[str]]:
     The headers are read first, so that a file that would not fit into memory is refused before it is read.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file (looked from {Path.cwd()}); set path to an .npz file")
+        raise MissingDataError(f"{path}: no such file (looked from {Path.cwd()}); set path to an .npz file")
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path}: not an .npz file, or one cut short; write it again with numpy.savez")
     arrays: Arrays = {}
@@ -148,7 +148,7 @@ def detect_layout(name: str, x: NDArray[Any]) -> Layout:
         return "nhw"
     first, last = (x.ndim == 4 and x.shape[axis] in (1, 3) for axis in (1, -1))
     if first == last:
-        raise ValueError(
+        raise DataError(
             f"{name}: the layout of shape {x.shape} is ambiguous or unknown; "
             'set layout to "nchw", "nhwc" or "nhw"'
         )
@@ -161,5 +161,5 @@ def get_class_names(arrays: Arrays) -> list[str] | None:
         return None
     classes = arrays["classes"]
     if classes.ndim != 1 or classes.dtype.kind != "U":
-        raise ValueError(f"classes: got {classes.dtype} of shape {classes.shape}, expected a list of texts")
+        raise DataError(f"classes: got {classes.dtype} of shape {classes.shape}, expected a list of texts")
     return cast(list[str], classes.tolist())

@@ -16,6 +16,7 @@ from allrounder.config.text import shorten
 from allrounder.data.base import Data, DataSpec, prefix_errors
 from allrounder.data.datasets.mnist import DIGITS
 from allrounder.data.files.cache import dataset_folder, missing_error
+from allrounder.errors import DataError
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
 MAX_BYTES = 2**30
@@ -85,7 +86,7 @@ def read_mat(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     try:
         from scipy.io import loadmat  # pyright: ignore[reportUnknownVariableType]
     except ImportError as error:
-        raise RuntimeError(
+        raise DataError(
             f'{path}: scipy is needed to read it ({error}); install it with: pip install "allrounder[ood]"'
         ) from error
     with prefix_errors(f"{path}:"):
@@ -94,16 +95,16 @@ def read_mat(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
             _check_size(path)
             content = cast(dict[str, object], loadmat(path, variable_names=("X", "y")))
         except Exception as error:
-            raise ValueError(f"cut short or damaged ({shorten(str(error))}); get it again") from error
+            raise DataError(f"cut short or damaged ({shorten(str(error))}); get it again") from error
         x, y = (content.get(name) for name in ("X", "y"))
         if not (isinstance(x, np.ndarray) and isinstance(y, np.ndarray)):
-            raise ValueError("has no X or no y, expected images X and digits y; get it again")
+            raise DataError("has no X or no y, expected images X and digits y; get it again")
         x, y = cast(NDArray[Any], x), cast(NDArray[Any], y)
         if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2] != 3 or y.size != x.shape[3]:
             got = f"holds X of shape {x.shape} and type {x.dtype}, y of shape {y.shape}"
-            raise ValueError(f"{got}, expected bytes (h, w, 3, n) and n digits; get it again")
+            raise DataError(f"{got}, expected bytes (h, w, 3, n) and n digits; get it again")
         digits = y.ravel().astype(np.int64)
         if len(digits) and not (digits.min() >= 0 and digits.max() <= 10):
             got = f"holds digits from {digits.min()} to {digits.max()}"
-            raise ValueError(f"{got}, expected 1 to 10; get it again")
+            raise DataError(f"{got}, expected 1 to 10; get it again")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), np.where(digits == 10, 0, digits)

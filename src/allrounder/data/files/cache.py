@@ -13,7 +13,7 @@ import platformdirs
 
 from allrounder.config.fields import did_you_mean
 from allrounder.data.files.catalog import PUBLISHED, PublishedDataset, PublishedFile
-from allrounder.errors import DataError
+from allrounder.errors import DataError, MissingDataError
 
 CACHE_VARIABLE = "ALLROUNDER_DATA"
 """The environment variable with the folder of the cache."""
@@ -48,11 +48,11 @@ def find_published(text: str) -> tuple[str, PublishedDataset]:
     return name, PUBLISHED[name]
 
 
-def missing_error(kind: str, folder: Path, names: Iterable[str]) -> FileNotFoundError:
+def missing_error(kind: str, folder: Path, names: Iterable[str]) -> MissingDataError:
     """The error for files of a dataset that are not in their folder."""
     cache = dataset_folder(kind)
     command = f"allrounder data get {kind}" + ("" if folder == cache else f" (which puts it into {cache})")
-    return FileNotFoundError(f"{folder}: has no {', '.join(names)}; put it there, or get it with: {command}")
+    return MissingDataError(f"{folder}: has no {', '.join(names)}; put it there, or get it with: {command}")
 
 
 def verify(path: Path, file: PublishedFile) -> str | None:

@@ -24,6 +24,7 @@ IDX_FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 """Training images, training labels, test images, test labels."""
+CIFAR10_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 
 
 @final
@@ -57,6 +58,8 @@ class PublishedDataset:
     """The shape of the array in every member, for datasets of arrays; labels have its first dimension."""
     marker_files: tuple[str, ...] = ()
     """Further files, any of which shows that a folder contains the dataset."""
+    readable_folders: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """For datasets that are read packed or unpacked: the folders in the archives, each with its files."""
     num_images: tuple[int, int] | None = None
     """The numbers of training and test images."""
 
@@ -137,6 +140,10 @@ PUBLISHED: dict[str, PublishedDataset] = {
             *("cifar-10-batches-bin/data_batch_1.bin", "data_batch_1.bin"),
             *("cifar-10-batches-py/data_batch_1", "data_batch_1"),
         ),
+        readable_folders=(
+            ("cifar-10-batches-bin", (*(f"{name}.bin" for name in CIFAR10_BATCHES), "batches.meta.txt")),
+            ("cifar-10-batches-py", (*CIFAR10_BATCHES, "batches.meta")),
+        ),
         num_images=(50_000, 10_000),
     ),
     "cifar100": PublishedDataset(
@@ -146,6 +153,10 @@ PUBLISHED: dict[str, PublishedDataset] = {
             _file("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169001437, CIFAR_URL),
         ),
         marker_files=("cifar-100-binary/train.bin", "train.bin", "cifar-100-python/train", "train"),
+        readable_folders=(
+            ("cifar-100-binary", ("train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt")),
+            ("cifar-100-python", ("train", "test", "meta")),
+        ),
         num_images=(50_000, 10_000),
     ),
     "svhn": PublishedDataset(

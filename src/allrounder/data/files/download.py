@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from allrounder.data.files.archives import DamagedArchive, extract
 from allrounder.data.files.cache import is_html, manual_instructions, verify
-from allrounder.data.files.catalog import PublishedFile
+from allrounder.data.files.catalog import PublishedDataset, PublishedFile
 from allrounder.data.files.locks import FULL_ERRNOS, exclusive_write, partial_path
 from allrounder.errors import DataError
-from allrounder.system.files import fsync
+from allrounder.system.files import fsync, temporary_path
 from allrounder.system.progress import NullProgress, Progress
 
 CHUNK_BYTES = 2**16
@@ -83,6 +84,30 @@ def copy_verified(
             fsync(part)
             part.replace(target)
     return target
+
+
+def find_unpacked(source: Path, entry: PublishedDataset) -> tuple[Path, str] | None:
+    """Find an unpacked dataset in a folder, or the folder itself: (its path, its usual name)."""
+    for name, files in entry.readable_folders:
+        for place in (source / name, source):
+            if (place / files[0]).is_file():
+                return place, name
+    return None
+
+
+def copy_unpacked(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Copy files of a folder to another folder, which appears complete or not at all."""
+    temporary = temporary_path(target)
+    with exclusive_write(target):
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir()
+            for name in names:
+                shutil.copyfile(source / name, temporary / name)
+                fsync(temporary / name)
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def unpack(file: PublishedFile, folder: Path, name: str) -> None:

@@ -16,7 +16,7 @@ from allrounder.data.datasets.npz import REQUIRED_ARRAYS, Npz, load_test_arrays,
 from allrounder.data.files.cache import match_name, verify
 from allrounder.data.files.catalog import PUBLISHED, PublishedDataset
 from allrounder.data.streaming.file_index import list_class_folders
-from allrounder.errors import RecipeError, RunError
+from allrounder.errors import DataError, RecipeError, RunError
 
 _READABLE = [kind for kind in PUBLISHED if kind in DATASETS]
 """The published datasets that a recipe can name."""
@@ -91,7 +91,7 @@ def _parse_inline_table(text: str) -> DataSpec:
         apply_override(raw, f"data={text}")
         return decode(_InlineData, raw, "--data").data
     except RecipeError as error:
-        raise RunError(str(error).replace("--set data=", "--data ", 1)) from None
+        raise RunError(str(error).replace("override data=", "--data ", 1)) from None
 
 
 def _resolve_folder(path: Path) -> DataSpec:
@@ -113,7 +113,7 @@ def detect_published(folder: Path) -> str | None:
     verified = [k for k in kinds if any(verify(folder / file.name, file) is None for file in files[k])]
     kind = verified[0] if len(verified) == 1 else match_name(folder.absolute().name, kinds)
     if kind is None:
-        raise ValueError(
+        raise DataError(
             f"{folder}: has the files of {' and '.join(kinds)}, expected one of them; "
             f"name the dataset, such as {kinds[0]}:{folder}"
         )

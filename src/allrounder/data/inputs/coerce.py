@@ -19,6 +19,7 @@ from allrounder.data.base import (
     prefix_errors,
 )
 from allrounder.data.inputs.map_dataset import MapDataset, MapDatasetSplit, find_classes, is_map_dataset
+from allrounder.errors import DataError
 
 DataLike: TypeAlias = Data | Split | Array | MapDataset | Iterable[Any]
 """A dataset (its test split is used), a split, images, a map-style dataset of (image, label), or a loader of
@@ -32,17 +33,18 @@ def as_split(data: DataLike, y: Array | None = None) -> Split:
     """
     if isinstance(data, Data | Split):
         if y is not None:
-            raise ValueError("labels: got some beside a dataset, expected none; it has its own")
+            raise DataError("labels: got some beside a dataset, expected none; it has its own")
         return data.test if isinstance(data, Data) else data
     if isinstance(data, Tensor | np.ndarray):
         if y is None:
-            raise ValueError("labels: got none, expected one for each image; give (model, x, y, ...)")
-        return _to_split(_check_tensor("images", cast(Array, data)), _check_tensor("labels", y))
+            raise DataError("labels: got none, expected one for each image; give (model, x, y, ...)")
+        return _to_split(as_tensor("images", cast(Array, data)), as_tensor("labels", y))
     if y is None and is_map_dataset(data):
         return MapDatasetSplit(data)
     if y is not None or isinstance(data, str) or not hasattr(data, "__iter__"):
         kind = type(data).__name__
-        raise ValueError(f"data: got a {kind}, expected images and labels, a dataset, or a loader")
+        hint = "; load one by name with allrounder.DATASETS[NAME]().load()" if isinstance(data, str) else ""
+        raise DataError(f"data: got a {kind}, expected images and labels, a dataset, or a loader{hint}")
     return _read_loader(cast(Iterable[Any], data))
 
 
@@ -71,7 +73,7 @@ def as_data(
 
 def _as_single_split(data: DataLike | tuple[Array, Array]) -> Split:
     if isinstance(data, Data):
-        raise ValueError("data: got a whole dataset, expected one split of it; give its train or test")
+        raise DataError("data: got a whole dataset, expected one split of it; give its train or test")
     pair = cast(tuple[Any, ...], data if type(data) is tuple else ())
     if len(pair) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in pair):
         return as_split(*pair)
@@ -84,25 +86,18 @@ def _read_loader(loader: Iterable[Any]) -> Split:
     for batch in loader:
         pair = cast(Sequence[Any], batch)
         if type(pair) not in (tuple, list) or len(pair) < 2:
-            raise ValueError(f"loader: got a {type(pair).__name__}, expected pairs (images, labels)")
-        x, y = _check_tensor("images of a loader", pair[0]), _check_tensor("labels of a loader", pair[1])
+            raise DataError(f"loader: got a {type(pair).__name__}, expected pairs (images, labels)")
+        x, y = as_tensor("images of a loader", pair[0]), as_tensor("labels of a loader", pair[1])
         images.append(x)
         labels.append(y)
         if x.dim() != 4 or x.shape[1:] != images[0].shape[1:] or y.dim() != 1:
-            raise ValueError(
+            raise DataError(
                 f"loader: got images of shape {tuple(x.shape)} and labels of shape {tuple(y.shape)}, "
                 "expected batches of images of one shape, (n, c, h, w) and (n,)"
             )
     if not images:
-        raise ValueError("loader: got no batch, expected pairs (images, labels)")
+        raise DataError("loader: got no batch, expected pairs (images, labels)")
     return _to_split(torch.cat(images), torch.cat(labels))
-
-
-def _check_tensor(name: str, raw: object) -> Tensor:
-    if not isinstance(raw, Tensor | np.ndarray):
-        kind = type(raw).__name__
-        raise ValueError(f"{name}: got a {kind}, expected a tensor or an array; convert with torch.tensor")
-    return as_tensor(name, cast(Array, raw))
 
 
 def _to_split(x: Tensor, y: Tensor) -> TensorSplit:

@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 from allrounder.data.base import as_tensor, check_images, check_integer_labels
 from allrounder.data.streaming.decode import to_chw
 from allrounder.errors import DataError
+from allrounder.system.summary import format_shape
 from allrounder.types import Images, Labels
 
 LABEL_ATTRIBUTES = ("targets", "labels")
@@ -53,12 +54,12 @@ class MapDatasetSplit:
 
     def __init__(self, dataset: MapDataset) -> None:
         if len(dataset) < 1:
-            raise ValueError(f"data: got a {type(dataset).__name__} without items, expected some")
+            raise DataError(f"data: got a {type(dataset).__name__} without items, expected some")
         self.dataset = dataset
         first, again = (_read_item(dataset, 0)[0] for _ in range(2))
         self.shape = tuple(first.shape)
         if not torch.equal(first, again):
-            raise ValueError(
+            raise DataError(
                 f"data: item 0 of the {type(dataset).__name__} is another image every time; remove its "
                 "random augmentation, training has its own"
             )
@@ -69,6 +70,10 @@ class MapDatasetSplit:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        kind = type(self.dataset).__name__
+        return f"MapDatasetSplit({len(self)} images {format_shape(self.shape)} of a {kind})"
 
     def fetch(self, index: Labels) -> Images:
         """Read and check the images at these positions."""
@@ -100,7 +105,7 @@ def find_labels(dataset: object) -> Tensor | None:
                 check_integer_labels(labels)
                 if labels.shape != (count := len(cast(MapDataset, dataset)),):
                     got = f"{name} has shape {tuple(labels.shape)}"
-                    raise ValueError(f"labels: {got}, expected ({count},): one for each item")
+                    raise DataError(f"labels: {got}, expected ({count},): one for each item")
                 return labels.detach().cpu().long()
             except ValueError:
                 if name == LABEL_ATTRIBUTES[0]:
@@ -127,14 +132,14 @@ def _read_item(dataset: MapDataset, position: int) -> tuple[Tensor, int]:
     try:
         if type(pair) not in (tuple, list) or len(cast(Sequence[Any], pair)) < 2:
             got = f"got a {type(pair).__name__}, expected a pair (image, label)"
-            raise ValueError(f"{got}; wrap the dataset so that it gives such pairs")
+            raise DataError(f"{got}; wrap the dataset so that it gives such pairs")
         raw, label = cast(Sequence[Any], pair)[:2]
         image = _to_tensor(raw)
         check_images(image[None])
         # Accepts the integers of any library.
         number = np.asarray(label.cpu() if isinstance(label, Tensor) else label)
         if number.dtype.kind not in "iu" or number.size != 1:
-            raise ValueError(f"label: got {label!r}, expected one whole number; give the number of its class")
+            raise DataError(f"label: got {label!r}, expected one whole number; give the number of its class")
     except ValueError as error:
         raise DataError(f"item {position}: {error}") from None
     image = image.float().div(255) if image.dtype == torch.uint8 else image.float()
@@ -145,12 +150,12 @@ def _to_tensor(raw: object) -> Tensor:
     if isinstance(raw, Image.Image):
         if raw.mode not in IMAGE_MODES:
             expected = 'expected greyscale ("L") or "RGB"; convert it with .convert'
-            raise ValueError(f'image: got mode "{raw.mode}", {expected}')
+            raise DataError(f'image: got mode "{raw.mode}", {expected}')
         return torch.from_numpy(to_chw(raw).copy())
     if not isinstance(raw, Tensor | np.ndarray):
         kind = type(raw).__name__
-        raise ValueError(f"image: got a {kind}, expected a tensor, an array, or an image of Pillow")
-    image = as_tensor("image", cast(Any, raw)).detach().cpu()
+        raise DataError(f"image: got a {kind}, expected a tensor, an array, or an image of Pillow")
+    image = as_tensor("image", cast(object, raw)).detach().cpu()
     if image.ndim != 3:
-        raise ValueError(f"image: got shape {tuple(image.shape)}, expected (c, h, w)")
+        raise DataError(f"image: got shape {tuple(image.shape)}, expected (c, h, w)")
     return image

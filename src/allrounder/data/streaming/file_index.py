@@ -16,7 +16,7 @@ from torch import Tensor
 
 from allrounder.config.fields import did_you_mean
 from allrounder.config.toml import read_limited
-from allrounder.errors import DataError
+from allrounder.errors import DataError, MissingDataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """Suffixes of image files, in lower or upper case."""
@@ -71,19 +71,19 @@ class FileIndex:
 def list_class_folders(folder: Path) -> list[str]:
     """List the sub-folders, sorted, one for each class. Raises ValueError if there are images beside them."""
     if not folder.is_dir():
-        raise FileNotFoundError(
+        raise MissingDataError(
             f"{folder}: no such folder (looked from {Path.cwd()}); expected one folder for each class in it"
         )
     entries = _scan(folder)
     images = sorted(entry.name for entry in entries if _is_image(entry.name) and entry.is_file())
     if images:
-        raise ValueError(
+        raise DataError(
             f"{folder}: has images beside the folders of its classes, such as {images[0]}, expected only "
             "folders; move every image into the folder of its class"
         )
     names = sorted(entry.name for entry in entries if entry.is_dir())
     if not names:
-        raise ValueError(f"{folder}: has no folders, expected one for each class, with its images in it")
+        raise DataError(f"{folder}: has no folders, expected one for each class, with its images in it")
     return names
 
 
@@ -97,26 +97,26 @@ def scan_class_folders(root: Path, classes: Sequence[str], inner: str = "") -> F
 def list_images(folder: Path) -> list[str]:
     """List the images of one folder, sorted. Raises ValueError if there are none, or other files."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder, expected images in it")
+        raise MissingDataError(f"{folder}: no such folder, expected images in it")
     entries = _scan(folder)
     for entry in entries:
         if entry.is_dir():
-            raise ValueError(
+            raise DataError(
                 f"{entry.path}: is a folder inside the folder of a class, expected only images; "
                 "move its images up, and remove it"
             )
         if entry.is_symlink() and not os.path.exists(entry.path):
-            raise ValueError(
+            raise DataError(
                 f"{entry.path}: is a link to {os.readlink(entry.path)}, which is not there; "
                 "put that back, or remove the link"
             )
         if not _is_image(entry.name) or not entry.is_file():
-            raise ValueError(
+            raise DataError(
                 f"{entry.path}: is no image by its name, expected one of {' '.join(IMAGE_SUFFIXES)}; "
                 "rename it, or move it elsewhere"
             )
     if not entries:
-        raise ValueError(f"{folder}: has no images, expected some; add them, or remove the class everywhere")
+        raise DataError(f"{folder}: has no images, expected some; add them, or remove the class everywhere")
     return sorted(entry.name for entry in entries)
 
 
@@ -127,7 +127,7 @@ def check_same_classes(
     for name in sorted(set(train_classes) ^ set(test_classes)):
         sides = (train, test, test_classes), (test, train, train_classes)
         has, lacks, other_classes = sides[0] if name in train_classes else sides[1]
-        raise ValueError(
+        raise DataError(
             f"{lacks}: has no class {name}, but {has} has{did_you_mean(name, other_classes)}; "
             "expected the same folders in both"
         )
@@ -141,7 +141,7 @@ def select_listed(file: Path, test: FileIndex, split: str) -> FileIndex:
     after a space.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file (looked from {Path.cwd()}); set subset to a list file")
+        raise MissingDataError(f"{file}: no such file (looked from {Path.cwd()}); set subset to a list file")
     row_of = {test.name(row): row for row in range(len(test))}
     line_of: dict[int, int] = {}
     for number, raw in read_lines(file):
@@ -152,17 +152,17 @@ def select_listed(file: Path, test: FileIndex, split: str) -> FileIndex:
         names = [name for path in paths for name in (path, path.removeprefix(f"{split}/"))]
         row = next((row_of[name] for name in names if name in row_of), None)
         if row is None:
-            raise ValueError(
+            raise DataError(
                 f"{file}: line {number}: got {text}, no such image in {test.root}; expected a path "
                 f"below it, such as {test.name(0)}"
             )
         if row in line_of:
-            raise ValueError(
+            raise DataError(
                 f"{file}: line {number}: got {text}, which is in line {line_of[row]} too; remove one of them"
             )
         line_of[row] = number
     if not line_of:
-        raise ValueError(f"{file}: lists no image, expected one path per line")
+        raise DataError(f"{file}: lists no image, expected one path per line")
     return test.select(list(line_of))
 
 

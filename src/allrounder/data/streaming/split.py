@@ -16,6 +16,7 @@ from allrounder.data.streaming.decode import Crops, DecodeSpec
 from allrounder.data.streaming.decoder_pool import DecodeFuture, DecoderPool, default_num_decoders
 from allrounder.data.streaming.file_index import FileIndex
 from allrounder.errors import DataError
+from allrounder.system.summary import format_shape
 from allrounder.types import Images, Labels
 
 MAX_INLINE = 4
@@ -47,6 +48,10 @@ class LazySplit:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def __repr__(self) -> str:
+        shape = format_shape((self.spec.channels, self.spec.height, self.spec.width))
+        return f"LazySplit({len(self)} images {shape} in {self.files.root})"
 
     def fetch(self, index: Labels) -> Images:
         """Return the images at these positions, decoded now unless they were prefetched."""

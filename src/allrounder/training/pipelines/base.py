@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from allrounder.data.base import Data
 from allrounder.distributed import World
+from allrounder.models.factory import ModelFactory
 from allrounder.nn.state import copy_
 from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.progress import Progress
+from allrounder.system.progress import Progress, TrainingStatus, report_status
 from allrounder.training.data import TrainingData
 from allrounder.training.model_selection import ModelSelector
-from allrounder.training.run import ModelFactory, Run
+from allrounder.training.run import Run
 from allrounder.training.setup import build_initial_model
 from allrounder.types import Weights
 
@@ -45,6 +46,12 @@ class StageProgress:
     def step(self, t: int) -> None:
         """Report step t of the stage."""
         self.listener.step(self.offset + t)
+
+    def report(self, status: TrainingStatus) -> None:
+        """Report the status of the stage, with the epochs of the whole pipeline."""
+        exchange = None if status.next_exchange is None else self.epochs_before + status.next_exchange
+        epochs = {"epoch": self.epochs_before + status.epoch, "epochs": self.total_epochs}
+        report_status(self.listener, replace(status, **epochs, next_exchange=exchange))
 
     def log(self, text: str) -> None:
         """Forward a message."""

@@ -17,6 +17,7 @@ from allrounder.data.datasets.class_names import CIFAR10, CIFAR100_COARSE, CIFAR
 from allrounder.data.datasets.mnist import CLOTHES, FashionMnist, Mnist
 from allrounder.data.datasets.svhn import Svhn
 from allrounder.data.inputs.by_name import load_eval_data
+from allrounder.errors import DataError
 from tests.support import formats
 from tests.support.formats import random_images
 from tests.support.packed import read_shared
@@ -268,7 +269,7 @@ def test_a_wrong_mat_file_is_refused(tmp_path):
 def test_error_without_scipy_names_what_to_install(tmp_path, monkeypatch):
     formats.write_svhn(tmp_path, *COLOUR)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(RuntimeError, match=r'scipy is needed.*pip install "allrounder\[ood\]"'):
+    with pytest.raises(DataError, match=r'scipy is needed.*pip install "allrounder\[ood\]"'):
         Svhn(folder=str(tmp_path)).load()
 
 

@@ -19,6 +19,7 @@ from allrounder.nn.state import bezier
 from allrounder.recipe.pipeline import ChooseShares
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
+from allrounder.system.progress import TrainingStatus
 from allrounder.training.data import train_val_split
 from allrounder.training.run import Run, load
 from allrounder.types import Passes
@@ -134,7 +135,7 @@ def test_a_signal_between_two_points_of_a_curve_can_be_resumed(tmp_path: Path, d
 def test_an_unfinished_pipeline_continues_only_with_resume(tmp_path: Path):
     with struck(Point(STEP, 2), give_up), pytest.raises(Killed):
         go(pipeline("soup"), tmp_path / "run")
-    with pytest.raises(RunError, match="continue it with --resume"):
+    with pytest.raises(RunError, match="continue with --resume"):
         go(pipeline("soup"), tmp_path / "run")
     changed = pipeline("soup", ("length = 0.5", "length = 1"))
     with pytest.raises(RunError, match="another recipe"):
@@ -245,6 +246,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.total, self.seen = 1, list[float]()
+        self.epochs: list[tuple[int, int]] = []
 
     def begin(self, total: int, done: int) -> None:
         self.total = total
@@ -256,10 +258,17 @@ class Listener:
     def log(self, text: str) -> None:
         pass
 
+    def report(self, status: TrainingStatus) -> None:
+        self.epochs.append((status.epoch, status.epochs))
+
 
 def test_progress_of_a_pipeline_increases_from_zero_to_the_total(tmp_path: Path):
     listener = Listener()
-    go(pipeline("self-training"), tmp_path / "run", progress=listener)
+    value = pipeline("self-training")
+    go(value, tmp_path / "run", progress=listener)
+    total = sum(stage.epochs for stage in value.stage_recipes().values())
+    assert listener.epochs[0] == (0, total) and listener.epochs[-1] == (total, total)
+    assert listener.epochs == sorted(listener.epochs)
     assert listener.seen[0] == 0 and listener.seen[-1] == 1
     assert listener.seen == sorted(listener.seen)
 
