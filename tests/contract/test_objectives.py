@@ -26,6 +26,7 @@ from allrounder.objectives import OBJECTIVES, Adversarial, Natural, Objective
 from allrounder.recipe.mix import Exchange, Mix, Shares
 from allrounder.recipe.recipe import Recipe, Validation
 from allrounder.recipe.task import Task
+from allrounder.recipe.validation import HeldOut
 from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
 from allrounder.training.trainer import train
@@ -220,7 +221,7 @@ def test_it_trains_two_steps_in_a_generalist_mix(objective: Objective, tmp_path:
             shares=Shares(lead="subject", curve=Constant(value=0.5)),
             exchange=Exchange(start=Time.parse(0), every=Time.parse("50%")),
         ),
-        validation=Validation(images=2, train_images=0, attack=Pgd(steps=1)),
+        validation=Validation(images=HeldOut(2), train_images=0, attack=Pgd(steps=1)),
     )
     run = train(recipe, tmp_path / "run", model=tiny, data=DATA)
     losses = [event["loss"] for event in run.metrics() if event["event"] == "epoch"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from allrounder.data.base import Split
+from allrounder.data.base import Prefetchable, Split
 from allrounder.data.splits import ConcatSplit
 from allrounder.data.views import View, fetch_views, prefetch_views
 from allrounder.errors import DataError
@@ -44,11 +44,12 @@ class BatchSource(ABC):
             expected = f"expected epoch from 1, step 1 to {self.steps}"
             raise ValueError(f"batch: got epoch {epoch}, step {step}; {expected}")
         t = (epoch - 1) * self.steps + step
+        self._forget_orders(t)
         index = self._index(t)
         views = draw_views(t, len(index))
         different = list(dict.fromkeys(views.values()))
         images = dict(zip(different, fetch_views(self.split, index, different), strict=True))
-        for later in range(t + 1, t + 1 + PREFETCH_BATCHES):
+        for later in range(t + 1, t + 1 + PREFETCH_BATCHES) if isinstance(self.split, Prefetchable) else ():
             rows = self._index(later)
             prefetch_views(self.split, rows, list(dict.fromkeys(draw_views(later, len(rows)).values())))
         y, extra = self._labels[index], self._is_extra(index)
@@ -60,6 +61,10 @@ class BatchSource(ABC):
     @abstractmethod
     def _index(self, t: int) -> Tensor:
         """Return the positions of the images of step t of the run."""
+
+    @abstractmethod
+    def _forget_orders(self, t: int) -> None:
+        """Forget the orders of images that step t and the prefetched ones do not need."""
 
     def _is_extra(self, index: Tensor) -> PerExampleBool | None:
         return None
@@ -88,10 +93,13 @@ class Batches(BatchSource):
         epochs, number = divmod(t - 1, self.steps)
         epoch = epochs + 1
         if epoch not in self._orders:
-            _forget_far(self._orders, epoch)
             self._orders[epoch] = self.rng.fold_in("order", epoch).permutation(len(self.split))
         first = number * self.batch_size
         return self._orders[epoch][first : None if number + 1 == self.steps else first + self.batch_size]
+
+    @override
+    def _forget_orders(self, t: int) -> None:
+        _keep_near(self._orders, (t - 1) // self.steps + 1)
 
 
 def count_steps(images: int, batch_size: int) -> int:
@@ -127,6 +135,11 @@ class ExtraBatches(BatchSource):
         return torch.cat([self._original.at(t), self._original.total + self._extra.at(t)])
 
     @override
+    def _forget_orders(self, t: int) -> None:
+        self._original.forget_orders(t)
+        self._extra.forget_orders(t)
+
+    @override
     def _is_extra(self, index: Tensor) -> PerExampleBool:
         return index >= self._original.total
 
@@ -146,12 +159,15 @@ class _ShuffledPasses:
         completed, group = divmod(t - 1, self.total // self.size)
         number = completed + 1
         if number not in self._orders:
-            _forget_far(self._orders, number)
             self._orders[number] = self.rng.fold_in(number).permutation(self.total)
         return self._orders[number][group * self.size : (group + 1) * self.size]
 
+    def forget_orders(self, t: int) -> None:
+        """Forget the orders that group `t` and the next ones do not need."""
+        _keep_near(self._orders, (t - 1) // (self.total // self.size) + 1)
 
-def _forget_far(orders: dict[int, Tensor], number: int) -> None:
-    """Remove the orders that are not near a pass. Prefetching asks for later ones, so neighbours are kept."""
-    for far in [key for key in orders if abs(key - number) > PREFETCH_BATCHES]:
+
+def _keep_near(orders: dict[int, Tensor], number: int) -> None:
+    """Remove the orders of all passes but pass `number` and those that are prefetched."""
+    for far in [key for key in orders if not number <= key <= number + PREFETCH_BATCHES]:
         del orders[far]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-from allrounder.config.decode import Table, apply_override, is_table
+from allrounder.config.decode import Table, apply_override, is_table, parse_index
 
 KIND = ".kind"
 WORD = re.compile("[A-Za-z][A-Za-z0-9_-]*")
@@ -42,7 +42,7 @@ def overrides_field(overrides: Sequence[str], path: str) -> bool:
 def _spell_out_kind(raw: Table, text: str) -> str:
     """Return `a.kind=b` for `a=b` if a is a table with a kind and b is one word."""
     table, value = _find(raw, _path(text)), _value(text)
-    is_word = WORD.fullmatch(value) is not None and value not in ("true", "false")
+    is_word = WORD.fullmatch(value) is not None and value not in ("true", "false", "nan", "inf")
     return f"{_path(text)}{KIND}={value}" if is_word and is_table(table) and "kind" in table else text
 
 
@@ -60,9 +60,9 @@ def _find(raw: Table, path: str) -> Any:
     value: Any = raw
     for key in path.split("."):
         if isinstance(value, list):
-            members = dict(enumerate(cast(list[Any], value)))
+            members: dict[int | None, Any] = dict(enumerate(cast(list[Any], value)))
             named = [member for member in members.values() if is_table(member) and member.get("name") == key]
-            value = named[0] if named else members.get(int(key) if key.isdigit() else -1)
+            value = named[0] if named else members.get(parse_index(key))
         else:
             value = value.get(key) if is_table(value) else None
     return value

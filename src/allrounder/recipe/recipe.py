@@ -69,6 +69,9 @@ class Recipe(HasSummary):
     """How the learners become one network; a single learner needs none."""
     extra: Extra | None = None
     """A second set of training images; tables made from the run mention it."""
+    train_images: PositiveInt | None = None
+    """Training images to use: a class-balanced part of the dataset; by default all of them. Held-out images
+    are taken from it."""
     batch_size: Annotated[PositiveInt, Field(ge=2)] = 128
     seed: NonNegativeInt = 0
     pace: Pace = "epoch"

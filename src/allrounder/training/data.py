@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from allrounder.config.time import Clock
-from allrounder.data.base import Data, Split
+from allrounder.data.base import Data, Split, Subset
 from allrounder.data.batches import Batches, ExtraBatches
 from allrounder.data.extra import check_compatible
-from allrounder.data.splits import hold_out
+from allrounder.data.splits import hold_out, stratified_indices
 from allrounder.errors import RecipeError
 from allrounder.recipe.budgets import budget_problems
 from allrounder.recipe.recipe import Recipe
@@ -108,11 +108,15 @@ def add_extra(recipe: Recipe, data: Data) -> Data:
 
 def train_val_split(recipe: Recipe, data: Data) -> tuple[Split, Split | None]:
     """Return the images to train on, and those held out for selection unless it uses the test set or none."""
+    split = data.train
+    if recipe.train_images is not None:
+        with blame_field("train_images", (ValueError,)):
+            split = Subset(split, stratified_indices(split, recipe.train_images, recipe.seed).sort().values)
     with blame_field("validation.images", (ValueError,)):
-        count = recipe.validation.num_held_out(len(data.train))
+        count = recipe.validation.num_held_out(len(split))
         if count == 0:
-            return data.train, None
-        return hold_out(data.train, count, Rng(recipe.seed).fold_in("validation"))
+            return split, None
+        return hold_out(split, count, Rng(recipe.seed).fold_in("validation"))
 
 
 def make_batches(recipe: Recipe, split: Split, extra: Split | None) -> Batches | ExtraBatches:

@@ -223,9 +223,8 @@ def test_train_and_plan_print_the_note_about_a_shortened_run(
     words = ["embedded/generalist-t", *SHORT[:2], *small, "--set", "validation.threats=['Linf:0.1']"]
     trained = allrounder("train", *words, "--out", str(tmp_path / "run"))
     assert trained.code == 0 and note in flat(trained.out)
-    assert "note: 18 training images in 3 steps per epoch; 6 held-out training images select" in flat(
-        trained.out
-    )
+    images = "note: 18 training images in 3 steps per epoch; 6 held-out training images select"
+    assert images in flat(trained.err)
     assert note in flat(allrounder("plan", *words, "--steps", "1").out)
 
 
@@ -253,7 +252,8 @@ def test_show_checks_exchanges_of_published_data_without_its_files(
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     answer = allrounder("show", "imagenet/generalist-t")
     assert "# sizes as published: data:" in answer.out
-    assert "# 1276167 training images, 9971 steps per epoch, 2393040 steps in total" in answer.out
+    assert "# 1276167 training images in 9971 steps per epoch; " in answer.out
+    assert "; 2393040 steps in total" in answer.out
     early = ("--set", "mix.exchange={ start = 1, every = 1 }")
     answer = allrounder("show", "cifar10/generalist-t", *early)
     assert "# note: " in answer.out and "exchanges happen while the share of linf is 1" in answer.out

@@ -58,7 +58,7 @@ def test_ls_prints_the_state_of_every_run(
         ("b-stopped", "interrupted, epoch 2 of 3 done"),
         ("c-running", "running, epoch 2 of 3 done"),
         ("d-damaged", "damaged: recipe.toml: cannot be read (it was damaged"),
-        ("e-other", "damaged: got format version 99"),
+        ("e-other", "damaged: format.json: got format version 99"),
         ("f-new", "interrupted before the first epoch"),
     ):
         assert state in states[name], name

@@ -70,7 +70,7 @@ def test_other_perturbations_have_their_own_column_and_enter_no_mean():
     assert any(line.startswith("| snow ") for line in lines)
     alone = Outcome(LABEL, {"natural": LABEL, **frames})
     assert "| mean" not in alone.table("perturbations")
-    with pytest.raises(KeyError, match="no standard perturbation was measured; choose one of: snow"):
+    with pytest.raises(InputError, match="no standard perturbation was measured; choose one of: snow"):
         alone.flip_rate()
 
 

@@ -418,16 +418,17 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
     worst, modules = result.stdout.splitlines()
     assert float(worst) == 1 / 6
     assert modules.split() == [
-        "allrounder.errors",
+        *("allrounder.config", "allrounder.config.text", "allrounder.config.toml", "allrounder.errors"),
         "allrounder.report",
         *(
             f"allrounder.report.{name}"
             for name in (
                 *("corruption_metrics", "footnotes", "outcome", "render", "robustbench", "statistics"),
-                *("summary", "tables"),
+                "tables",
             )
         ),
         *("allrounder.system", "allrounder.system.checked_files", "allrounder.system.files"),
+        "allrounder.system.summary",
     ]
 
 

@@ -35,6 +35,37 @@ def test_images_that_train_and_images_that_select_are_counted():
     assert describe(recipe(SOLO, ("images = 12", "")), data)[0].startswith("54 training images ")
 
 
+def test_a_part_of_the_training_images_is_balanced_and_contained_in_larger_parts():
+    data = blobs(train=60)
+
+    def load(count: int) -> TrainingData:
+        return TrainingData.load(
+            recipe(SOLO, ("batch_size = 16", f"batch_size = 16\ntrain_images = {count}")), data
+        )
+
+    small, large = load(30), load(45)
+    assert (len(small.train), len(large.train)) == (18, 33) and small.validation is not None
+    assert (
+        sorted(small.train.labels.tolist() + small.validation.labels.tolist())
+        == [0] * 10 + [1] * 10 + [2] * 10
+    )
+
+    def images(part: TrainingData) -> set[bytes]:
+        assert part.validation is not None
+        splits = (part.train, part.validation)
+        return {
+            image.numpy().tobytes() for split in splits for image in split.fetch(torch.arange(len(split)))
+        }
+
+    assert len(images(small)) == 30 and images(small) < images(large)
+    with pytest.raises(RecipeError, match="train_images: subset: got 61 of 60 images"):
+        load(61)
+    assert (
+        recipe(SOLO).fingerprint()
+        != recipe(SOLO, ("batch_size = 16", "batch_size = 16\ntrain_images = 60")).fingerprint()
+    )
+
+
 def test_a_batch_size_above_the_number_of_images_is_noticed():
     lines = describe(recipe(SOLO, ("batch_size = 16", "batch_size = 49")), blobs(train=60))
     assert lines[1:] == ["batch_size is 49: every step uses all 48 training images"]
