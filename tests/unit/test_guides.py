@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from allrounder.data.files.cache import CACHE_VARIABLE
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.trainer import train
+from tests.support.formats import cifar10_binary, random_images, shared_data_folder
 from tests.support.networks import blobs
+from tests.support.packed import read_shared
 from tests.support.paths import PROJECT
 
 GUIDE = PROJECT / "docs" / "guide"
+SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -51,6 +61,66 @@ def test_the_recipes_of_the_guide_load_and_train(tmp_path: Path, monkeypatch: py
     run = train(Recipe.load("complete.toml", sets), "run", data=blobs(train=20, test=6))
     steps = [(event["learner"], event["t"]) for event in run.metrics() if event["event"] == "epoch"]
     assert steps == [("linf", 1), ("natural", 1)]
+
+
+def shell_commands(page: str) -> list[str]:
+    """The commands in the shell blocks of a page, without comments."""
+    blocks = SHELL_BLOCK.findall((GUIDE / page).read_text(encoding="utf-8"))
+    return [line.partition("  #")[0] for block in blocks for line in block.splitlines()]
+
+
+def run_command(line: str) -> None:
+    program, *words = shlex.split(line)
+    assert program == "allrounder"
+    command = [sys.executable, "-m", "allrounder", *words]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_commands_of_the_cifar10_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shared = shared_data_folder(PROJECT)
+    if shared is None:
+        pytest.skip("needs CIFAR-10, which is beside the project on development machines only")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    names = [*(f"cifar10_train_{number}.npz" for number in range(1, 6)), "cifar10_test.npz"]
+    splits = [read_shared(shared / name).test for name in names]
+    arrays = [
+        ((s.fetch(torch.arange(len(s))) * 255).round().byte().numpy(), s.labels.numpy()) for s in splits
+    ]
+    train = np.concatenate([x for x, _ in arrays[:5]]), np.concatenate([y for _, y in arrays[:5]])
+    for name, content in cifar10_binary(train, arrays[5]).items():
+        (tmp_path / "given" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "given" / name).write_bytes(content)
+    commands = shell_commands("cifar10.md")
+    assert len(commands) == 13
+    for line in commands:
+        run_command(line.replace("FOLDER", str(tmp_path / "given")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_page_on_own_images_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for part, count in (("train", 40), ("val", 10)):
+        x, y = random_images(2 * count, (3, 40, 48), 2)
+        for number, (pixels, label) in enumerate(zip(x, y, strict=True)):
+            path = tmp_path / "pets" / part / ("cat", "dog")[label] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0) // (1 + 3 * int(label)))).save(
+                path
+            )
+    text = (GUIDE / "own-images.md").read_text(encoding="utf-8")
+    recipe = re.search(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert recipe is not None
+    commands = shell_commands("own-images.md")
+    assert len(commands) == 7
+    for line in commands:
+        run_command(line)
+        if line.startswith("allrounder new"):  # then the page edits the file
+            (tmp_path / "pets.toml").write_text(recipe[1])
 
 
 def test_the_architecture_guide_names_existing_files():

@@ -57,6 +57,9 @@ def compare(
     ],
     seeds: Annotated[int, Option(min=1, help="Trainings per recipe, with seeds 0, 1, ...")] = 1,
     sets: Overrides = None,
+    n: Annotated[
+        int | None, Option("--n", min=1, help="Test images of every evaluation. Default: all.")
+    ] = None,
     folder: Folder = None,
     workers: Workers = None,
     launcher: LauncherName = "local",
@@ -72,6 +75,7 @@ def compare(
         study = replace(study, sets=(*study.sets, *(sets or ())), seeds=tuple(range(num_seeds)))
     else:
         study = Study.from_recipes(names, seeds=range(seeds), sets=sets or ())
+    study = study if n is None else replace(study, images=n)
     run_study(study, folder, workers, launcher, dry, None)
 
 

@@ -102,7 +102,7 @@ OPTIONS = {
     "log": {"--rows"},
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
-    "compare": {"--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
+    "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
     "table": {"--out", "--style"},
     "eval": {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--batch-size", "--workers"),
