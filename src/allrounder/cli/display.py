@@ -178,5 +178,6 @@ class EvaluationBars(ProgressBars):
         if event.done == event.total:
             passes = f"{event.forwards} forward and {event.backwards} backward passes"
             cost = f"{time.monotonic() - started:.1f} s" + (f", {passes}" if event.forwards else "")
-            counts = f"{event.fooled} fooled, {event.done - event.fooled} robust"
+            words = ("wrong", "correct") if event.stage.endswith("natural") else ("fooled", "robust")
+            counts = f"{event.fooled} {words[0]}, {event.done - event.fooled} {words[1]}"
             self.log(f"{event.name} {event.stage}: {counts} ({cost})".strip())

@@ -142,8 +142,8 @@ def _print_files(folder: Path, earlier: Outcome | None, stored: Outcome, printed
     if earlier is not None and (gone := len(earlier.predicted.keys() - stored.predicted.keys())):
         same_rows = earlier.facts["rows"] == stored.facts["rows"]
         reason = "of another set" if same_rows else f"on {len(earlier)} images"
-        kept = "their results are kept, evaluate them again to get them back"
-        echo_note(f"{OUTCOME_FILE} no longer holds {gone} probes {reason}; {kept}")
+        kept = "their results are stored, and the same call as before prints them again"
+        echo_note(f"table.md no longer shows {gone} probes {reason}; {kept}")
     echo_note(f"results: {folder}/")
 
 

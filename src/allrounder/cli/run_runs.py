@@ -10,7 +10,7 @@ from pathlib import Path
 
 from allrounder.cli.display import print_columns
 from allrounder.cli.echo import echo, echo_note, output_width
-from allrounder.errors import RunError
+from allrounder.errors import RunError, StorageError
 from allrounder.experiments.manifest import MANIFEST_FILE, Manifest
 from allrounder.report.curves import (
     ASCII_BARS,
@@ -46,7 +46,7 @@ def print_log(run: Path, max_rows: int) -> None:
     record = RunRecord.read(run)
     echo(f"{record.name}: {record.state}")
     if best := record.best_validation():
-        echo(f"best global weights: epoch {best['epoch']}, {format_accuracies(best)}")
+        echo(f"best global weights: step {best['t']}, epoch {best['epoch']}, {format_accuracies(best)}")
     stages = sorted((run / "stages").glob(f"*/{RECIPE_FILE}"), key=lambda file: file.stat().st_mtime)
     if record.epoch:
         _print_curves(record, max_rows)
@@ -114,7 +114,7 @@ def _describe_run(folder: Path) -> Row:
     try:
         record = RunRecord.read(folder)
         best = record.best_validation()
-    except RunError as error:
+    except (RunError, StorageError) as error:
         reason = str(error).removeprefix(f"{folder}: ").removeprefix(f"{folder}/")
         return str(folder), f"damaged: {reason}", "", "", age
     return str(folder), record.state, record.name, "" if best is None else format_accuracies(best), age
@@ -124,7 +124,7 @@ def _describe_study(folder: Path) -> Row:
     age = _format_age(folder / MANIFEST_FILE)
     try:
         manifest = Manifest.load(folder)
-    except RunError as error:
+    except (RunError, StorageError) as error:
         return str(folder), f"damaged: {str(error).removeprefix(f'{folder}/')}", "", "", age
     finished = sum(is_finished(folder / trial.folder) for trial in manifest.trials)
     return str(folder), f"{finished} of {len(manifest.trials)} finished", f"study {manifest.name}", "", age

@@ -88,7 +88,8 @@ def _print_run(run: Run) -> None:
     if events:
         best = max(events, key=lambda event: event["score"])
         images = "the TEST set" if best["selected_on"] == "test" else "validation images"
-        echo(f"best global weights: epoch {best['epoch']}, {format_accuracies(best)} (selected on {images})")
+        place = f"step {best['t']}, epoch {best['epoch']}"
+        echo(f"best global weights: {place}, {format_accuracies(best)} (selected on {images})")
     echo(f"run folder: {run.folder}")
 
 

@@ -51,7 +51,8 @@ def load_target(options: TargetOptions) -> EvalTarget:
             raise RunError(f"{path} and --weights {file}: got two weights files, expected one")
         file = path
     if model is None or options.data is None:
-        problem = "no network given" if file is None else f"{file}: not a run folder"
+        reason = "not a run folder" if file is not None and file.exists() else "no such file or folder"
+        problem = "no network given" if file is None else f"{file}: {reason}"
         raise RunError(f"{problem}; give a run folder, or --model NAME --weights FILE --data NAME")
     images = load_eval_data(options.data)
     network = load_network(model, file, classes=len(images.classes), shape=images.shape, key=options.key)

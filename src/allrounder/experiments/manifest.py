@@ -141,8 +141,11 @@ def _training_seconds(run: Path) -> float:
     total = 0.0
     for folder in (run, *sorted(run.glob(f"{STAGES_DIR}/*"))):
         events = read_metrics(folder)
-        # Every learner logs the seconds of the whole epoch.
-        total += sum({event["t"]: event["seconds"] for event in events if event["event"] == "epoch"}.values())
+        seconds: dict[int, float] = {}
+        for event in events:
+            if event["event"] == "epoch":  # every learner logs the seconds of the whole epoch on its rank
+                seconds[event["t"]] = max(event["seconds"], seconds.get(event["t"], 0.0))
+        total += sum(seconds.values())
     return total
 
 

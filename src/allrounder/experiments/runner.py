@@ -31,7 +31,7 @@ from allrounder.experiments.manifest import (
 from allrounder.experiments.study import Study, Trial
 from allrounder.report.outcome import OUTCOME_FILE
 from allrounder.system.checked_files import write_toml_text
-from allrounder.system.files import check_location, make_folder, temporary_path
+from allrounder.system.files import LOCK_FILE, check_location, lock_folder, make_folder, temporary_path
 from allrounder.system.processes import Job
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.training.data import load_data
@@ -83,8 +83,22 @@ class TotalProgress:
 def open_study(study: Study, folder: Path) -> Study:
     """Create or reopen the folder of a study, to which seeds may be added; return it with all its seeds."""
     file = folder / STUDY_FILE
-    text = ""
     check_location(folder)
+    if not file.is_file():
+        ours = {file.name, temporary_path(file).name, LOCK_FILE}
+        if folder.exists() and any(path.name not in ours for path in folder.iterdir()):
+            reason = "is not empty and holds no study"
+            raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
+        make_manifest(study)  # raises if a recipe is wrong, before anything is written
+        make_folder(folder)
+    with lock_folder(folder, "opening a study", wait=True):  # cluster tasks may start together
+        return _write_study(study, folder)
+
+
+def _write_study(study: Study, folder: Path) -> Study:
+    """Write what the folder of a study does not have yet; return the study with all its seeds."""
+    file = folder / STUDY_FILE
+    text = ""
     if file.is_file():
         text = read_study_text(folder)
         existing = Study.loads(text, str(file))
@@ -93,12 +107,8 @@ def open_study(study: Study, folder: Path) -> Study:
             reason = f"holds another study ({old}), asked for {new}"
             raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
         study = replace(study, seeds=tuple(dict.fromkeys([*existing.seeds, *study.seeds])))
-    elif folder.exists() and any(path != temporary_path(file) for path in folder.iterdir()):
-        reason = "is not empty and holds no study"
-        raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
-    manifest = make_manifest(study)  # raises if a recipe is wrong, before anything is written
-    make_folder(folder)
-    if text != study.dumps():  # cluster tasks that start together find the file and do not write it again
+    manifest = make_manifest(study)
+    if text != study.dumps():
         write_toml_text(file, study.dumps())
     manifest.save(folder)
     return study

@@ -63,5 +63,5 @@ class CustomModel(ModelSpec):
         """Raise RecipeError: a recipe holds only the name of the network."""
         raise RecipeError(
             f'model: given from Python as "{self.name}", and the recipe holds only its name; '
-            "give it again, also to resume: train(recipe, out, model=...)"
+            "pass it again: load(run, model=...), or train(recipe, out, model=..., resume=True) to continue"
         )

@@ -47,8 +47,10 @@ def _find_problems(item: object, path: FieldPath, shape: Sequence[int] | None) -
         if is_step and isinstance(value, float) and value > MAX_STEP:
             expected = f"expected at most {MAX_STEP:g}: it is a fraction of the budget"
             yield place, f"got {value:g}, {expected}, so that 0.25 is 2/255 of a budget of 8/255"
-        if isinstance(value, Attack):
-            yield from _find_problems(value, place, shape)
+        members = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
+        for member in members:
+            if isinstance(member, Attack):
+                yield from _find_problems(member, place, shape)
 
 
 def _threats_in(value: object) -> tuple[Threat, ...]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, final
+from typing import Annotated, cast, final
 
 import tomli_w
 from pydantic import Field, ValidationError
@@ -71,7 +71,7 @@ class Recipe(HasSummary):
     """A second set of training images; tables made from the run mention it."""
     train_images: PositiveInt | None = None
     """Training images to use: a class-balanced part of the dataset; by default all of them. Held-out images
-    are taken from it."""
+    are taken from it; an inherited `validation.images` does not apply, but the default, 10%."""
     batch_size: Annotated[PositiveInt, Field(ge=2)] = 128
     seed: NonNegativeInt = 0
     pace: Pace = "epoch"
@@ -238,7 +238,8 @@ class Recipe(HasSummary):
         origin = chain.inherited_from(("validation", "images"))
         if held_out is None or origin is None or overrides_field(overrides, "validation.images"):
             return recipe
-        images = replace(held_out, inherited_from=origin)
+        # An inherited number is meant for all images; with a part of them, the default share is held out.
+        images = replace(held_out, inherited_from=origin) if recipe.train_images is None else None
         return replace(recipe, validation=replace(recipe.validation, images=images))
 
     @classmethod
@@ -256,8 +257,27 @@ class Recipe(HasSummary):
         table = replace(self, name="", about="", data=canonical(self.data), extra=extra)._to_table()
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
+    def differences(self, other: Recipe) -> list[str]:
+        """Return the keys in which two recipes differ, apart from their names."""
+        tables = [replace(recipe, name="", about="")._to_table() for recipe in (self, other)]
+        old, new = (dict(_flatten(table)) for table in tables)
+        return [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+
     def _to_table(self) -> Table:
         return adapter(type(self)).dump_python(self, mode="json", exclude_none=True)
+
+
+def _flatten(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every value in nested tables and lists with its path."""
+    if isinstance(value, dict):
+        items = [(str(key), item) for key, item in cast(Table, value).items()]
+    elif isinstance(value, list):
+        items = [(str(number), item) for number, item in enumerate(cast(list[object], value))]
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from _flatten(item, f"{path}.{key}" if path else key)
 
 
 def _duplicates(names: Sequence[str]) -> list[str]:

@@ -93,10 +93,11 @@ class Validation:
         if self.images is None:
             return min(_share_of(num_images, DEFAULT_SHARE), DEFAULT_MAX)
         count = self.images.count(num_images)
-        if self.images.inherited_from is not None and count > MAX_INHERITED_SHARE * num_images:
-            got = f"got {count} of {num_images} training images, inherited from {self.images.inherited_from}"
-            fix = 'write validation.images in your recipe or with --set: a number, or a share such as "10%"'
-            raise ValueError(f"hold out: {got}, expected at most a third; {fix}")
+        source = self.images.inherited_from
+        if source is not None and count > MAX_INHERITED_SHARE * num_images:
+            problem = f"{count} of {num_images} training images would be held out"
+            rule = f"an inherited number (here from {source}) may hold out at most a third"
+            raise ValueError(f"{problem}, and {rule}; override it, for example validation.images=10%")
         return count
 
 

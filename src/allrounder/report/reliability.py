@@ -110,11 +110,10 @@ def flag_masking(by_threat: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for threat, counts in by_threat.items():
         images, robust, fooled = (int(counts[key]) for key in ("images", "robust", "fooled"))
         if 100 * fooled > MASKING_TOLERANCE * images:
-            before, after = (f"{100 * count / images:.2f}%" for count in (robust, robust - fooled))
             flags.append(
-                f"{threat}: gradients are masked, or {', '.join(counts['attacks'])} too weak: of {images} "
-                f"correctly classified images {before} are robust, and only {after} after a short FAB and "
-                "Square; evaluate with aa"
+                f"{threat}: gradients are masked, or {', '.join(counts['attacks'])} too weak: {robust} of "
+                f"{images} correctly classified images are robust, and only {robust - fooled} after a short "
+                "FAB and Square; AutoAttack (aa) tells"
             )
     return flags
 

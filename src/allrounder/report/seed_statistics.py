@@ -78,15 +78,22 @@ class SeedComparison:
         return t_p_value(float(images.mean()) / math.sqrt(error.variance), error.degrees)
 
 
+MIN_VARIANCE = 1e-20
+"""A smaller variance of a mean is nothing but rounding."""
+
+
 def seed_interval(accuracies: SeedsByImages) -> tuple[float, float]:
     """The 95% interval of a mean over two or more seeds, on the same images.
 
     It is Wilson's interval, with the number of trials that has the estimated variance and with the quantile
-    of the t distribution. If the variance is 0, each image is one trial.
+    of the t distribution. If the variance is 0, or cannot be estimated from one image, each image is one
+    trial.
     """
     share, images = float(accuracies.mean()), accuracies.shape[1]
+    if images < 2:
+        return wilson_interval(share, images)
     error = add_variances([_variance_of_mean(accuracies.mean(axis)) for axis in (0, 1)])
-    if error.variance == 0:
+    if error.variance < MIN_VARIANCE:
         return wilson_interval(share, images)
     return wilson_interval(share, share * (1 - share) / error.variance, t_quantile(error.degrees))
 

@@ -77,22 +77,23 @@ def check_location(folder: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, activity: str) -> Generator[None]:
-    """Hold an exclusive lock on a folder, or raise; it ends with the process, and its file stays."""
+def lock_folder(folder: Path, activity: str, *, wait: bool = False) -> Generator[None]:
+    """Hold an exclusive lock on a folder; raise, or wait, if another process holds it. It ends with the
+    process, and its file stays."""
     with explain_write_errors(folder):
         file = (folder / LOCK_FILE).open("a")
     with file:
         with explain_write_errors(folder):
-            is_free = _acquire(file.fileno())
+            is_free = _acquire(file.fileno(), wait)
         if not is_free:
             raise RunError(f"{folder}: another process is {activity} here; wait for it or stop it")
         yield
 
 
-def _acquire(handle: int) -> bool:
+def _acquire(handle: int, wait: bool) -> bool:
     """Lock an open file; return whether no other process holds its lock."""
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     return True
@@ -104,10 +105,10 @@ def is_locked(folder: Path) -> bool:
     try:
         with (folder / LOCK_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # there is no lock file, or it is not ours
+        return False
     return False
 
 
@@ -120,6 +121,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             write(temporary)
             fsync(temporary)
             temporary.replace(path)
+            fsync(path.parent)
         except Exception:
             temporary.unlink(missing_ok=True)  # on a full disk, it takes the last space
             raise

@@ -74,7 +74,8 @@ class TrainingBar:
         tenth = 10 * status.epoch // status.epochs
         if tenth > self.tenth and status.losses:
             facts = "; ".join(_describe(status))
-            self.screen.write(f"{self.name}: epoch {status.epoch}/{status.epochs}: {facts}; {self._eta()}")
+            eta = self._eta() if status.epoch < status.epochs else "finished"
+            self.screen.write(f"{self.name}: epoch {status.epoch}/{status.epochs}: {facts}; {eta}")
         self.tenth = tenth
 
     def log(self, text: str) -> None:

@@ -30,8 +30,8 @@ class Threat(TextValue):
 
     def __post_init__(self) -> None:
         if isinstance(self.norm, Linf) and self.eps > 1:
-            problem = "images lie in [0, 1], so that a Linf budget is at most 1"
-            raise ValueError(f"threat {str(self)!r}: {problem}{self._suggest_255ths()}")
+            problem = "images lie in [0, 1], so a Linf budget is at most 1"
+            raise RecipeError(f"threat {str(self)!r}: {problem}{self._suggest_255ths()}")
         _ = self.eps
 
     @cached_property

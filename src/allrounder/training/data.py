@@ -106,12 +106,19 @@ def add_extra(recipe: Recipe, data: Data) -> Data:
     return replace(data, extra=extra)
 
 
+def select_train_images(recipe: Recipe, split: Split) -> Split:
+    """Return the part of a training set that the recipe uses, with its class proportions."""
+    if recipe.train_images is None:
+        return split
+    if recipe.train_images > len(split):
+        expected = f"expected at most {len(split)}, the number of training images"
+        raise RecipeError(f"train_images: got {recipe.train_images}, {expected}")
+    return Subset(split, stratified_indices(split, recipe.train_images, recipe.seed).sort().values)
+
+
 def train_val_split(recipe: Recipe, data: Data) -> tuple[Split, Split | None]:
     """Return the images to train on, and those held out for selection unless it uses the test set or none."""
-    split = data.train
-    if recipe.train_images is not None:
-        with blame_field("train_images", (ValueError,)):
-            split = Subset(split, stratified_indices(split, recipe.train_images, recipe.seed).sort().values)
+    split = select_train_images(recipe, data.train)
     with blame_field("validation.images", (ValueError,)):
         count = recipe.validation.num_held_out(len(split))
         if count == 0:

@@ -125,6 +125,8 @@ def read_recipe_text(folder: Path) -> str:
     format version."""
     check_location(folder)
     file = folder / RECIPE_FILE
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; name the folder of a run (see: allrounder ls)")
     if not file.is_file():
         raise RunError(f"{folder}: not a run folder, it has no {RECIPE_FILE}")
     if not (folder / FORMAT_FILE).is_file():

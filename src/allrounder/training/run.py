@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from allrounder.config.fields import did_you_mean
 from allrounder.errors import RESUME_HINT, InputError, RunError
 from allrounder.models.factory import ModelLike, as_factory
 from allrounder.nn.state import copy_, first_mismatch, weights_of
@@ -68,6 +69,9 @@ from allrounder.training.record import (
 )
 from allrounder.types import Weights
 
+MAX_LISTED = 3
+"""The largest number of settings that a message lists."""
+
 
 @final
 class Run(HasSummary):
@@ -95,7 +99,8 @@ class Run(HasSummary):
         run = cls(folder)
         if run.recipe.fingerprint() != recipe.fingerprint():
             held, asked = identify_recipe(run.recipe), identify_recipe(recipe)
-            reason = f"holds a run of another recipe ({held}), asked for {asked}"
+            changes = ", ".join(run.recipe.differences(recipe)[:MAX_LISTED])
+            reason = f"holds a run of another recipe ({held}), asked for {asked}; they differ in {changes}"
             raise RunError(f"{folder}: {reason}; choose another folder, nothing was changed")
         started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
         if not resume and not run.finished and started:
@@ -239,8 +244,10 @@ class Run(HasSummary):
             raise RunError(f"{self.folder}: has no {point or 'last'} weights: {reason}")
         file = folder / f"{name}.safetensors"
         if not file.is_file():
-            names = ", ".join(sorted(path.stem for path in folder.glob("*.safetensors")))
-            raise RunError(f'{folder}: has no "{name}" (it has: {names})')
+            names = [name for path in sorted(folder.glob("*.safetensors")) if (name := path.stem) != "global"]
+            known = ["best", "last", *names]
+            expected = f"expected {', '.join(known)}, or NAME@best{did_you_mean(which, known)}"
+            raise RunError(f'{self.folder}: has no weights "{which}"; {expected}')
         return file
 
     def _describe_state(self, t: int) -> dict[str, Any]:

@@ -196,7 +196,8 @@ class Trainer:
             self.save(t)
             # A rank that left earlier would close connections that others still use.
             self.world.all_gather_object("the stop", None)
-            raise Interrupted(f"{self.run.folder}: {reason} after step {t}; {RESUME_HINT}")
+            stopped = f"{reason} after step {t}, the state is saved"
+            raise Interrupted(f"{self.run.folder}: {stopped}; {RESUME_HINT}")
 
     def save(self, t: int) -> None:
         """Save a checkpoint after step t, then delete best weights that it does not mention."""

@@ -61,7 +61,7 @@ def test_a_folder_comes_to_hold_all_that_was_asked(ask: Ask, tmp_path: Path):
     assert (tmp_path / "out" / OUTCOME_FILE).read_bytes() == whole
     assert (tmp_path / "out" / "perturbations.md").is_file()
     other = ask("--threat", "Linf:0.05", "--attack", "pgd-2", *out, "--n", "9")
-    assert "no longer holds 32 probes on 6 images" in flat(other.out)
+    assert "no longer shows 32 probes on 6 images" in flat(other.out)
     assert [path.name for path in (tmp_path / "out").glob("*.md")] == ["table.md"]
 
 

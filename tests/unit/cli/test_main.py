@@ -323,7 +323,7 @@ def test_a_tiny_training_leaves_a_run_folder(allrounder: Command, small: list[st
     answer = allrounder("train", "embedded/nt", "--out", str(out), "--threads", "1", *small)
     assert answer.code == 0, answer.err
     assert f"run folder: {out}" in answer.out.replace("\n", "")
-    assert "best global weights: epoch 1, natural " in answer.out
+    assert ", epoch 1, natural " in answer.out
     for file in ("recipe.toml", "env.json", "metrics.jsonl"):
         assert (out / file).is_file()
     run = Run(out)

@@ -55,7 +55,7 @@ def test_pipelines_are_listed(capsys: pytest.CaptureFixture[str]):
 def test_a_shortened_pipeline_is_trained_and_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "run"
     assert command("train", "embedded/soup", *WORDS, "--out", str(out)) == 0
-    assert "best global weights: epoch 1" in " ".join(capsys.readouterr().out.split())
+    assert "best global weights: step 3, epoch 1" in " ".join(capsys.readouterr().out.split())
     assert Run(out).finished and load(out, "l2") is not None
     assert command("eval", str(out), "--attack", "pgd-20", "--threat", "Linf:0.1", "--n", "20") == 0
     assert "pgd-20" in capsys.readouterr().out

@@ -72,7 +72,7 @@ def test_a_file_with_code_in_it_is_refused(ask: Ask):
     ("words", "message"),
     [
         ((), "no network given; give a run folder, or --model NAME --weights FILE --data NAME"),
-        (("nowhere",), "nowhere: not a run folder; give a run folder"),
+        (("nowhere",), "nowhere: no such file or folder; give a run folder"),
         (("nowhere", "--weights", "x.pt"), "got two weights files, expected one"),
         (("tests",), "tests: not a run folder, it has no recipe.toml"),
         (("RUN", "--model", "resnet18"), "is a run, which has its own network; leave out --model"),
@@ -95,7 +95,7 @@ def test_the_exit_code_of_the_doctor_is_1_if_it_finds_a_fault(
     ask: Ask, allrounder: Command, run: Path, files: dict[str, Path]
 ):
     well = ask(verb="doctor")
-    assert well.code == 0 and "24 images, 3 classes" in well.out and "nothing found" in well.out
+    assert well.code == 0 and "24 images, 3 classes" in well.out and "no faults found" in well.out
     assert allrounder("doctor", str(run)).code == 0
     bad = ("--model", "tests.unit.cli.test_target:probabilities", "--data", str(files["images.npz"]))
     ill = allrounder("doctor", *bad)

@@ -232,7 +232,7 @@ def test_no_classes_and_empty_images_are_refused(classes, shape):
 
 def test_a_network_given_from_python_must_be_given_again():
     assert MODELS["python"] is CustomModel
-    with pytest.raises(RecipeError, match=r'given from Python as "lab.net".*give it again, also to resume'):
+    with pytest.raises(RecipeError, match=r'given from Python as "lab.net".*pass it again: load'):
         CustomModel(name="lab.net").build(10, CIFAR)
 
 

@@ -152,6 +152,12 @@ def test_hidden_labels_are_an_equal_part_of_every_class_and_of_no_other_use():
     assert held_out is not None and len(train) + len(held_out) == 36
 
 
+def test_labels_are_hidden_in_the_part_of_the_images_that_is_used():
+    value = replace(pipeline("self-training"), train_images=24)
+    labelled, unlabelled = hide_labels(value, blobs(48), 0.5)
+    assert (len(labelled.train), len(unlabelled)) == (12, 12)
+
+
 def test_where_nothing_is_hidden_the_images_trained_on_are_labelled():
     value, data = pipeline("self-training"), blobs(48)
     labelled, pool = hide_labels(value, data, 0.0)

@@ -55,13 +55,10 @@ def test_an_inherited_number_may_hold_out_a_third_of_the_images_but_not_more(tmp
     file.write_text(f"extends = 'embedded/nt'\n{DATA}", encoding="utf-8")
     recipe = Recipe.load(file)
     assert recipe.validation.num_held_out(1500) == 500
-    with pytest.raises(
-        RecipeError, match=r"validation.images: hold out: got 500 of 600 training images"
-    ) as caught:
+    message = "validation.images: 500 of 600 training images would be held out, and an inherited number"
+    with pytest.raises(RecipeError, match=message) as caught:
         TrainingData.split(recipe, blobs(train=600))
-    assert "inherited from embedded/_base.toml, expected at most a third; write validation.images" in str(
-        caught.value
-    )
+    assert "(here from embedded/_base.toml) may hold out at most a third; override it" in str(caught.value)
 
 
 def test_a_number_that_the_recipe_itself_writes_may_hold_out_more(tmp_path: Path):
@@ -76,8 +73,16 @@ def test_other_overrides_keep_the_limit_of_an_inherited_number():
     for sets in ([], ["epochs=2"], ["validation.every=1"]):
         recipe = Recipe.load("embedded/nt", sets)
         assert recipe.validation.images == HeldOut(500)
-        with pytest.raises(RecipeError, match="got 500 of 600"):
+        with pytest.raises(RecipeError, match="500 of 600 training images would be held out"):
             train_val_split(recipe, blobs(train=600))
+
+
+def test_an_inherited_number_does_not_apply_to_a_part_of_the_images():
+    for sets, held_out in (["train_images=400"], 40), (["train_images=400", "validation.images=30"], 30):
+        recipe = Recipe.load("embedded/nt", sets)
+        train, validation = train_val_split(recipe, blobs(train=600))
+        assert validation is not None and (len(train), len(validation)) == (400 - held_out, held_out)
+        assert train_val_split(Recipe.loads(recipe.dumps()), blobs(train=600))[0].labels.equal(train.labels)
 
 
 def test_the_default_has_no_key_in_a_written_recipe_and_returns():

@@ -167,6 +167,6 @@ def test_much_more_found_by_the_masking_check_is_flagged():
 
     assert compute_flags(outcome(masking(5))) == []  # exactly ten points
     assert compute_flags(outcome(masking(20))) == [
-        "L2:1.5: gradients are masked, or pgd-20, cw too weak: of 50 correctly classified images 60.00% are "
-        "robust, and only 20.00% after a short FAB and Square; evaluate with aa"
+        "L2:1.5: gradients are masked, or pgd-20, cw too weak: 30 of 50 correctly classified images are "
+        "robust, and only 10 after a short FAB and Square; AutoAttack (aa) tells"
     ]

@@ -112,3 +112,10 @@ def test_the_interval_covers_images_and_seeds():
 def test_the_interval_of_none_and_all_is_that_of_images():
     assert seed_interval(rows(0, 0)) == wilson_interval(0.0, 1000)
     assert seed_interval(rows(1000, 1000)) == wilson_interval(1.0, 1000)
+
+
+def test_an_interval_of_one_image_or_without_variance_is_wilsons():
+    assert seed_interval(np.array([[1.0], [1.0]])) == wilson_interval(1.0, 1)
+    means = np.full((3, 50), (1.0 + 1.0 + 0.0) / 3)  # their variance is rounding
+    low, high = seed_interval(means)
+    assert (low, high) == wilson_interval(float(means.mean()), 50) and high - low > 0.1

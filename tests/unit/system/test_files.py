@@ -117,3 +117,21 @@ def test_is_locked_notices_a_lock_and_creates_nothing(tmp_path: Path):
     with lock_folder(tmp_path, "training"):
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
+
+
+def test_an_odd_lock_counts_as_no_lock(tmp_path: Path):
+    (tmp_path / ".lock").mkdir()
+    assert not is_locked(tmp_path)
+
+
+def test_a_lock_can_be_waited_for(tmp_path: Path):
+    child = os.fork()
+    if child == 0:
+        for _ in range(50):
+            with lock_folder(tmp_path, "writing", wait=True):
+                write_text(tmp_path / "a", "child")
+        os._exit(0)
+    for _ in range(50):
+        with lock_folder(tmp_path, "writing", wait=True):
+            write_text(tmp_path / "a", "parent")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -111,7 +111,7 @@ def test_a_file_gets_a_line_per_epoch_and_at_most_ten(epochs: int, lines: int):
         bar.report(TrainingStatus(epoch, epochs, losses={"linf": 1.0}))
     written = stream.getvalue().splitlines()
     assert len(written) == lines
-    assert written[-1].startswith(f"mine: epoch {epochs}/{epochs}: loss linf 1.000; done in ")
+    assert written[-1].startswith(f"mine: epoch {epochs}/{epochs}: loss linf 1.000; finished")
 
 
 def test_a_terminal_is_not_drawn_at_every_step():

@@ -65,7 +65,9 @@ def test_external_signal_stops_the_command(tmp_path: Path, stopped):
     assert child.returncode == RESUMABLE
     path = Run(tmp_path / "run").latest_checkpoint()
     assert path is not None
-    assert f"SIGTERM after step {int(path.name[5:])}; continue with --resume" in " ".join(stderr.split())
+    assert f"SIGTERM after step {int(path.name[5:])}, the state is saved; continue with --resume" in " ".join(
+        stderr.split()
+    )
     assert remains(resumed(tmp_path / "run").folder) == remains(stopped[0] / "whole")
 
 

@@ -58,7 +58,9 @@ def test_a_part_of_the_training_images_is_balanced_and_contained_in_larger_parts
         }
 
     assert len(images(small)) == 30 and images(small) < images(large)
-    with pytest.raises(RecipeError, match="train_images: subset: got 61 of 60 images"):
+    with pytest.raises(
+        RecipeError, match="train_images: got 61, expected at most 60, the number of training images"
+    ):
         load(61)
     assert (
         recipe(SOLO).fingerprint()

@@ -101,9 +101,9 @@ def test_another_network_is_an_error_that_names_the_run(runs: list[Run], tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{ kind = 'run', run = 'nowhere' }", "nowhere: not a run folder"),
-        ("{ kind = 'soup', runs = ['nowhere'] }", "nowhere: not a run folder"),
-        ("{ kind = 'run', run = '%s', which = 'l2' }", 'has no "l2"'),
+        ("{ kind = 'run', run = 'nowhere' }", "nowhere: no such folder"),
+        ("{ kind = 'soup', runs = ['nowhere'] }", "nowhere: no such folder"),
+        ("{ kind = 'run', run = '%s', which = 'l2' }", 'has no weights "l2"'),
     ],
 )
 def test_missing_weights_raise(text: str, message: str, runs: list[Run]):
@@ -112,5 +112,5 @@ def test_missing_weights_raise(text: str, message: str, runs: list[Run]):
 
 
 def test_a_network_from_python_must_be_passed():
-    with pytest.raises(RecipeError, match="give it again"):
+    with pytest.raises(RecipeError, match="pass it again"):
         build_initial_model(recipe(SOLO), None, blobs(48))

@@ -405,9 +405,9 @@ def test_weights_are_found_by_name(finished: Run):
 @pytest.mark.parametrize(
     ("which", "pattern"),
     [
-        ("l2", r'has no "l2" \(it has: global, linf, natural\)'),
-        ("l2@best", r'has no "l2" \(it has: global, linf, natural\)'),
-        ("", 'has no ""'),
+        ("l2", 'has no weights "l2"; expected best, last, linf, natural, or NAME@best'),
+        ("l2@best", 'has no weights "l2@best"; expected best, last, linf, natural, or NAME@best'),
+        ("", 'has no weights ""'),
         ("linf@worst", "expected global, best, last, a learner's name, or NAME@best"),
     ],
 )
@@ -528,3 +528,16 @@ def test_a_resumed_training_warns_about_another_number_of_threads(unfinished: Pa
     threads, images, done = messages
     assert threads == "threads was 1, is 2: bits may differ from an uninterrupted run"
     assert images.startswith("36 training images") and done == "6 of 9"
+
+
+def test_a_run_of_another_recipe_names_what_differs(unfinished: Path):
+    with pytest.raises(RunError, match=r"they differ in epochs; choose another folder"):
+        go(recipe(SOLO, ("epochs = 3", "epochs = 4")), unfinished, resume=True)
+
+
+def test_unknown_weights_are_refused_with_a_suggestion(tmp_path: Path):
+    run = go(recipe(SOLO), tmp_path / "run")
+    with pytest.raises(
+        RunError, match=r'run: has no weights "bset"; expected best, last, .* did you mean "best"'
+    ):
+        run.weights("bset")

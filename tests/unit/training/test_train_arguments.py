@@ -90,7 +90,9 @@ def test_an_interruption_says_how_to_continue_in_python(tmp_path: Path):
             if t == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted, match=r"SIGINT after step 2; continue with .*in Python: resume=True"):
+    with pytest.raises(
+        Interrupted, match=r"SIGINT after step 2, the state is saved; continue with .*in Python: resume=True"
+    ):
         go(recipe(SOLO), tmp_path / "run", progress=Stop())
     assert go(recipe(SOLO), tmp_path / "run", resume=True).finished
 

@@ -306,9 +306,7 @@ def test_a_model_or_data_from_python_must_be_passed_again(tmp_path: Path):
         RecipeError, match=r'data: given from Python as "blobs".* give it again, also to resume'
     ):
         train(value, tmp_path / "run", resume=True)
-    with pytest.raises(
-        RecipeError, match=r"model: given from Python as .*tiny.* give it again, also to resume"
-    ):
+    with pytest.raises(RecipeError, match=r"model: given from Python as .*tiny.* pass it again: load"):
         train(value, tmp_path / "run", resume=True, data=blobs(48))
     with pytest.raises(
         RunError, match="had 36 images to train on, now there are 38; resume with the same data"

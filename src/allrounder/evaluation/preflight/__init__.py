@@ -62,7 +62,7 @@ class Diagnosis:
         """One line per finding, severe ones first; a single line if there are none."""
         ordered = sorted(self.findings, key=lambda finding: not finding.severe)
         lines = [f"{'severe' if finding.severe else 'note'}: {finding}" for finding in ordered]
-        return lines or ["nothing found"]
+        return lines or ["no faults found in the network, the images and the labels"]
 
 
 def doctor(

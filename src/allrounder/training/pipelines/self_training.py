@@ -16,7 +16,7 @@ from allrounder.recipe.pipeline import FINAL_STAGE, SelfTraining
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.system.tensor_folders import read_tensors, write_folder
-from allrounder.training.data import blame_field, make_batches, train_val_split
+from allrounder.training.data import blame_field, make_batches, select_train_images, train_val_split
 from allrounder.training.pipelines.base import PipelineContext, result_metadata
 from allrounder.training.run import Run
 from allrounder.types import Labels, Weights, device_and_dtype
@@ -34,7 +34,9 @@ def self_train(context: PipelineContext, pipeline: SelfTraining) -> None:
     def stage_recipe(name: str) -> Recipe:
         """Return the recipe of a stage, which names the labelled part of the data if there is one."""
         recipe = context.recipe.stage_recipe(name)
-        return replace(recipe, data=InMemory(name=data.name)) if pipeline.hidden > 0 else recipe
+        if pipeline.hidden == 0:
+            return recipe
+        return replace(recipe, data=InMemory(name=data.name), train_images=None)
 
     def label_images() -> Weights:
         """Return the teacher's labels. They are saved once in the run folder, because they must stay the same
@@ -70,15 +72,18 @@ def hide_labels(recipe: Recipe, data: Data, hidden: float) -> tuple[Data, Split]
     """
     if hidden == 0:
         return data, train_val_split(recipe, data)[0]
-    count = int(hidden * len(data.train) + 0.5)
+    train = select_train_images(recipe, data.train)
+    count = int(hidden * len(train) + 0.5)
     with blame_field("pipeline.hidden", (ValueError,)):
-        labelled, unlabelled = hold_out(data.train, count, Rng(recipe.seed).fold_in("hidden labels"))
+        labelled, unlabelled = hold_out(train, count, Rng(recipe.seed).fold_in("hidden labels"))
     return Data(f"{data.name}, {len(labelled)} labels", labelled, data.test, data.classes), unlabelled
 
 
 def check_enough_images(recipe: Recipe, data: Data, hidden: float) -> None:
     """Raise RecipeError unless there are enough images, with and without labels, for one batch."""
     labelled, unlabelled = hide_labels(recipe, data, hidden)
+    if hidden > 0:  # the labelled part is what remains of them
+        recipe = replace(recipe, train_images=None)
     make_batches(recipe.stage_recipe(FINAL_STAGE), train_val_split(recipe, labelled)[0], unlabelled)
 
 
