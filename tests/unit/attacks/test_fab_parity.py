@@ -150,5 +150,8 @@ def test_the_untargeted_form_agrees_with_the_public_one(trained, theirs, name):
     model, x, y = trained
     mine, _ = ours(Fab(steps=STEPS, targets=0), model, x, y, Threat(NORMS[name](), "1"))
     other, _, _ = theirs(name, targeted=False)
-    print(f"\n{name}: {float((mine / other - 1).mean()):+.2%} mean length")
-    assert (mine / other).mean() <= 1.005 and (mine / other).median() <= 1.0001
+    both = mine.isfinite() & other.isfinite()  # a search that finds nothing returns an infinite length
+    ratios = (mine / other)[both]
+    print(f"\n{name}: {float((ratios - 1).mean()):+.2%} mean length, {int((~both).sum())} not found")
+    assert int(mine.isfinite().sum()) >= int(other.isfinite().sum()) - 1 and int(both.sum()) >= len(x) - 3
+    assert ratios.mean() <= 1.005 and ratios.median() <= 1.0001
