@@ -6,6 +6,7 @@ recipes that differ from another one in a few fields. Other files that start wit
 
 from __future__ import annotations
 
+import os
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -60,10 +61,16 @@ class RecipeFile:
         file = self.folder / name
         shown = PurePath(self.shown_folder) / name
         if not is_file(file):
-            problem = f"{shorten(str(shown))}: no such file, and no shipped recipe of that name"
+            problem = f"{shorten(str(shown))}: {_describe_missing(file)}, and no shipped recipe of that name"
             raise RecipeError(f"{self.label}: extends: {problem}{did_you_mean(name, _find_shipped())}")
         folder = file.parent if isinstance(file, Path) else self.folder
         return RecipeFile(file, folder, str(shown.parent))
+
+
+def _describe_missing(file: Traversable) -> str:
+    """Say why a path leads to no file."""
+    is_something = isinstance(file, Path) and os.path.exists(file)
+    return "a folder, a pipe or a device, expected a file" if is_something else "no such file"
 
 
 def shipped_recipes() -> tuple[str, ...]:
@@ -79,7 +86,9 @@ def find_recipe(source: str | Path) -> RecipeFile:
     path = Path(source)
     if is_file(path):
         return RecipeFile(path, path.parent, str(path.parent))
-    problem = f"no such file, and no shipped recipe of that name{did_you_mean(str(source), files)}"
+    problem = (
+        f"{_describe_missing(path)}, and no shipped recipe of that name{did_you_mean(str(source), files)}"
+    )
     raise RecipeError(f"{shorten(str(source))}: {problem} (see: allrounder list recipes)")
 
 
