@@ -142,9 +142,9 @@ def test_parents_that_are_no_small_files_are_refused(tmp_path: Path):
         large.truncate(2**40)
     file = tmp_path / "child.toml"
     for parent, message in {
-        "/dev/zero": "no such file",
-        "pipe.toml": "no such file",
-        "folder.toml": "no such file",
+        "/dev/zero": "a folder, a pipe or a device, expected a file",
+        "pipe.toml": "a folder, a pipe or a device, expected a file",
+        "folder.toml": "a folder, a pipe or a device, expected a file",
         "large.toml": "large.toml: cannot be read: it has more than 1,048,576 bytes",
         "/proc/self/mem": "cannot be read",
         "x" * 10**5: "no such file",
