@@ -83,8 +83,8 @@ def small(name: str) -> Recipe:
     sets += ["validation.images=10", "validation.train_images=0", "validation.every=1"]
     sets += ["validation.attack={ kind = 'pgd', steps = 1 }"]
     sets += THIN[type(recipe.model)]
-    # Large images are slow. In channels_last, torch 2.13 also crashes in the gradients of a network of width 2
-    # at 288 pixels; widths 4, 8 and 64 work.
+    # Large images are slow. In channels_last, torch 2.13 also crashes in the gradients of a network of width
+    # 2 at 288 pixels; widths 4, 8 and 64 work.
     sets += [f"task.{task.name}.augment.size=40" for task in recipe.tasks if task.augment.sides]
     sets += [f"{place}.steps=2" for place in attacked(recipe)]
     if isinstance(recipe.pipeline, ModeConnectivity):
