@@ -62,13 +62,13 @@ def test_signal_stops_workers_and_one_process_continues(tmp_path: Path):
     serial, out = tmp_path / "serial", tmp_path / "run"
     subprocess.run([sys.executable, "-m", *command(serial)], cwd=ROOT, env=ENV, check=True)
     first = subprocess.Popen(
-        [sys.executable, "-m", *command(out), "--workers", "2"], cwd=ROOT, env=ENV, stdout=subprocess.PIPE
+        [sys.executable, "-m", *command(out), "--workers", "2"], cwd=ROOT, env=ENV, stderr=subprocess.PIPE
     )
     while not [*out.glob("checkpoints/step-*")]:
         assert first.poll() is None
         time.sleep(0.1)
     first.send_signal(signal.SIGTERM)
-    output, _ = first.communicate(timeout=200)
+    _, output = first.communicate(timeout=200)
     assert first.returncode == 75
     assert output.decode().count("2 processes of 1 threads") == 1, "rank 0 alone speaks"
     assert not Run(out).finished

@@ -89,7 +89,7 @@ def test_signal_to_one_rank_stops_all_after_the_same_step(
         assert trained(out / name) == trained(out / "serial")
     else:
         point = Run(out / name).latest_checkpoint()
-        assert point is not None and f"after step {int(point.name[-8:])};" in errors[0]
+        assert point is not None and f"after step {int(point.name[-8:])}," in errors[0]
 
 
 @pytest.mark.parametrize("name", PIPELINES)

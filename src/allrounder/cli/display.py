@@ -111,6 +111,8 @@ class ProgressBars:
 
     def update(self, name: str, done: int, total: int, stage: str = "") -> None:
         """Move the bar of a job."""
+        if name not in self.rows:  # work of this process beside that of the workers
+            self.rows[name] = self.progress.add_task(name, total=None, start=False)
         row = self.rows[name]
         if not self.progress.tasks[row].started:
             self.progress.start_task(row)

@@ -54,3 +54,9 @@ def test_piped_output_has_the_width_of_columns(monkeypatch: pytest.MonkeyPatch):
     assert PlainConsole().width == PIPE_WIDTH
     monkeypatch.setenv("COLUMNS", "72")
     assert PlainConsole().width == 72
+
+
+def test_a_job_that_was_not_announced_gets_its_own_bar(capsys: pytest.CaptureFixture[str]):
+    with ProgressBars(["worker 1"]) as bars:
+        bars.update("", 5, 5, "masking check")
+    assert "masking check 5/5" in capsys.readouterr().out
