@@ -236,7 +236,7 @@ def test_a_study_runs_on_a_local_cluster_of_ray(study: Study, tmp_path: Path):
         "[]", encoding="utf-8"
     )
     with pytest.raises(
-        RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*fast/seed-0: .*best.json: cannot be read"
+        RunError, match=r"(?s)1 of 2 runs failed, the others are done:.*fast/seed-0: .*json: cannot be read"
     ):
         run_on_ray(make_jobs(one.trials(), tmp_path / "ray", None), events.append)
 
