@@ -381,7 +381,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path):
     [
         ("embedded/generalst-t", 'no shipped recipe of that name; did you mean "embedded/generalist-t"?'),
         ("no/such.toml", "no/such.toml: no such file, and no shipped recipe of that name"),
-        ("/", "/: no such file"),
+        ("/", "/: a folder, a pipe or a device, expected a file"),
         ("embedded/_base", "embedded/_base: no such file"),
     ],
 )
