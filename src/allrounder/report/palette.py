@@ -61,7 +61,7 @@ def style_series(chart: Chart, colors: Mapping[str, str]) -> list[SeriesStyle]:
 
 
 def color_range(chart: Heatmap) -> tuple[float, float]:
-    """Return the numbers at the ends of the colours: 0 and 100 for percents; around 0 if some are negative."""
+    """Return the numbers at the ends of the colours: 0 and 100 for percents, around 0 if one is negative."""
     values = [value for row in chart.values for value in row if math.isfinite(value)] or [0.0]
     if min(values) < 0:
         return -max(map(abs, values)), max(map(abs, values))
