@@ -22,7 +22,7 @@ def build_ablation(results: Results) -> list[AnyChart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _study_chart(name: str, chart_name: str, study: StudyResults) -> Chart | None:
+def _study_chart(name: str, slug: str, study: StudyResults) -> Chart | None:
     entries = [Entry(row, outcomes) for row, outcomes in study.outcomes.items() if outcomes]
     if not entries:
         return None
@@ -45,7 +45,7 @@ def _study_chart(name: str, chart_name: str, study: StudyResults) -> Chart | Non
     sentences += [judged.notes()] if judged is not None else []
     attack = f" ({attack_title(judged.attack)})" if judged is not None else ""
     return Chart(
-        f"ablation-{chart_name}",
+        f"ablation-{slug}",
         f"Study {name}",
         " ".join(filter(None, sentences)),
         Axis("row"),
