@@ -8,11 +8,8 @@ from functools import cached_property
 from typing import Any, final
 
 from allrounder.report.corruption_metrics import parse_shift_id
-from allrounder.report.outcome import NATURAL, Column, Outcome
+from allrounder.report.outcome import JUDGE, NATURAL, Column, Outcome
 from allrounder.report.study import SeedCell, StudyResults
-
-JUDGE = "aa"
-"""AutoAttack. Weaker attacks overstate robustness, each method's differently."""
 
 
 @final
@@ -74,8 +71,7 @@ class Entry:
 
     def cell(self, column: Column) -> SeedCell | None:
         """The mean over seeds and the 95% interval of a column; None if it was not measured."""
-        columns = self.columns()
-        return self.results.cells()[self.name][columns.index(column)] if column in columns else None
+        return self.results.cell(self.name, column)
 
 
 @final

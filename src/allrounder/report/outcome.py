@@ -40,6 +40,8 @@ FORMAT_VERSION = 2
 OUTCOME_FILE = "outcome.safetensors"
 """The name of an outcome in a results folder."""
 NATURAL = "natural"
+JUDGE = "aa"
+"""AutoAttack, which ranks networks. Other attacks overstate robustness, and not equally for all methods."""
 THREAT_SUMMARIES = ("worst", "mean")
 MIN_VARIANCE = 1e-12
 """A smaller variance is nothing but rounding."""
@@ -145,7 +147,7 @@ class Outcome(HasSummary):
         names = [name for name in self.predicted if name.startswith(prefix)]
         if not names:
             raise InputError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
-        eps = {name: _parse_eps(name.removeprefix(prefix)) for name in names}
+        eps = {name: parse_eps(name.removeprefix(prefix)) for name in names}
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
 
     def per_class(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
@@ -307,7 +309,7 @@ class Outcome(HasSummary):
         return cls(arrays["label"], predicted, content["facts"], distance, stage, confidence)
 
 
-def _parse_eps(budget: str) -> Fraction:
+def parse_eps(budget: str) -> Fraction:
     """The eps of a threat as it is written, such as 8/255 or 0.5/255."""
     numerator, *denominator = map(Fraction, budget.split("/"))
     return numerator / denominator[0] if denominator else numerator
