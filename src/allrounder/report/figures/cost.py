@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from allrounder.report.chart import AnyChart, Axis, Chart, Series
 from allrounder.report.entry import Entry, Results
-from allrounder.report.figures.base import NATURAL_AXIS, FigureKind, interval_in_percent
+from allrounder.report.figures.base import NATURAL_AXIS, FigureKind, interval_in_percent, join_names
 from allrounder.report.figures.judged import judge_entries
 from allrounder.report.outcome import NATURAL
 from allrounder.report.study import SeedCell
@@ -38,6 +38,8 @@ def build_cost(results: Results) -> list[AnyChart]:
     for key, costs, words in units:
         x = Axis(key, log=True)
         about = f"Each point is a row, with a 95% interval. {key.capitalize()}: {words}."
+        if unknown := [entry.name for entry in entries if entry.name not in costs]:
+            about += f" Unknown for: {join_names(unknown)}."
         if judged is not None and (series := _points(judged.entries, costs, judged.robust_cell)):
             text = f"{about} {judged.notes()}".strip()
             title = f"Robust accuracy by {key}"
