@@ -139,7 +139,7 @@ class Outcome(HasSummary):
         names = [name for name in self.predicted if name.startswith(prefix)]
         if not names:
             raise InputError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
-        eps = {name: _parse_eps(name.removeprefix(prefix)) for name in names}
+        eps = {name: parse_eps(name.removeprefix(prefix)) for name in names}
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
 
     def per_class(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
@@ -288,7 +288,7 @@ class Outcome(HasSummary):
         return cls(arrays["label"], predicted, content["facts"], distance, stage)
 
 
-def _parse_eps(budget: str) -> Fraction:
+def parse_eps(budget: str) -> Fraction:
     """The eps of a threat as it is written, such as 8/255 or 0.5/255."""
     numerator, *denominator = map(Fraction, budget.split("/"))
     return numerator / denominator[0] if denominator else numerator
