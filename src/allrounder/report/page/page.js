@@ -5,8 +5,8 @@
   const root = document.documentElement;
   const byId = (id) => document.getElementById(id);
   const all = (selector, parent = document) => [...parent.querySelectorAll(selector)];
-  const isHidden = (row) => hiddenRows.has(row);
   const hiddenRows = new Set();
+  const isHidden = (row) => hiddenRows.has(row);
 
   // ---- Theme: the choice of the button, else the preference of the system. ----
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
@@ -130,6 +130,8 @@
 
   const isShown = (trace) => !(trace.meta && isHidden(trace.meta.row));
 
+  const axesOf = (layout) => Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key));
+
   // Colours of the style sheet for everything but the series.
   function colorsOf(layout) {
     const style = getComputedStyle(root);
@@ -146,7 +148,7 @@
       "modebar.color": color("--muted"),
       "modebar.activecolor": color("--ink"),
     };
-    for (const axis of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
+    for (const axis of axesOf(layout)) {
       colors[`${axis}.gridcolor`] = color("--grid");
       colors[`${axis}.zerolinecolor`] = color("--line");
       colors[`${axis}.linecolor`] = color("--line");
@@ -162,9 +164,24 @@
     value[last] = leaf;
   }
 
+  // Titles of axes break into lines where they are longer than their axis.
+  const WRAP_AT = 46;
+  function wrap(text) {
+    const lines = [""];
+    for (const word of text.split(" ")) {
+      const line = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
+      if (line.length > WRAP_AT && lines.at(-1)) lines.push(word);
+      else lines[lines.length - 1] = line;
+    }
+    return lines.join("<br>");
+  }
+
   // Small screens: the legend goes below the chart, and a finger scrolls the page instead of zooming.
   function fit(layout, width) {
     layout.autosize = true;
+    for (const axis of axesOf(layout)) {
+      if (layout[axis].title?.text) layout[axis].title.text = wrap(layout[axis].title.text);
+    }
     layout.font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
     if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
     if (width < 600) {
@@ -214,6 +231,7 @@
   root.classList.add("scripted-page");
   for (const element of [byId("theme"), byId("filter"), ...all(".scripted")]) element.hidden = false;
   all("table.sortable").forEach(makeSortable);
+  if (matchMedia("(max-width: 40rem)").matches) byId("choose").open = false;
   byId("theme").addEventListener("click", toggleTheme);
   prefersDark.addEventListener("change", applyTheme);
   byId("search").addEventListener("input", applyFilter);

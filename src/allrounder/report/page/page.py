@@ -14,7 +14,7 @@ from plotly import offline
 
 from allrounder.report.entry import Results
 from allrounder.report.figures import FIGURES, FigureKind
-from allrounder.report.page.figure_sections import FigureSection, build_sections, embed_json
+from allrounder.report.page.figure_sections import build_sections
 from allrounder.report.page.results_table import build_results_table
 from allrounder.report.page.run_details import describe_run
 from allrounder.report.page.summary import build_summary, collect_warnings, describe_judge
@@ -28,9 +28,7 @@ MAX_OPEN_FILTERS = 12
 """With more rows, the list of rows to filter is folded away."""
 
 
-def write_page(
-    results: Results, path: Path, *, title: str = TITLE, gallery: Any = None
-) -> None:
+def write_page(results: Results, path: Path, *, title: str = TITLE, gallery: Any = None) -> None:
     """Write the page atomically; equal results give equal bytes."""
     write_text(path, render_page(results, title=title, gallery=gallery))
 
@@ -68,7 +66,7 @@ def render_page(
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_read("page.html.j2")).render(context) + "\n"
+    return environment.from_string(_read("page.html.j2")).render(context).strip() + "\n"
 
 
 def content_policy(*scripts: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def build_results_table(results: Results) -> ResultsTable:
         parts.append((group, _group_note(column), title, _number_cells(numbers)))
         paper = [None if cell is None else cell.paper for cell in numbers]
         if any(percent is not None for percent in paper):
-            parts.append((group, _group_note(column), f"{title} in the paper", _paper_cells(paper)))
+            parts.append((group, _group_note(column), "paper", _paper_cells(paper)))
     parts += _cost_columns(results.entries)
     groups = [
         ColumnGroup(group, note, tuple(title for _, _, title, _ in same))
@@ -173,7 +174,8 @@ def _paper_cells(percents: Sequence[float | None]) -> list[NumberCell]:
 def _cost_columns(entries: Sequence[Entry]) -> list[tuple[str, str, str, list[NumberCell]]]:
     """The cost and the measured minutes of training, if any row has them."""
     costs = [
-        NumberCell(entry.cost, _total_cost(entry.cost)) if entry.cost else NumberCell("-") for entry in entries
+        NumberCell(entry.cost, _total_cost(entry.cost)) if entry.cost else NumberCell("-")
+        for entry in entries
     ]
     means = [statistics.fmean(entry.minutes) if entry.minutes else None for entry in entries]
     minutes = [NumberCell("-") if mean is None else NumberCell(f"{mean:.1f}", mean) for mean in means]
@@ -183,7 +185,8 @@ def _cost_columns(entries: Sequence[Entry]) -> list[tuple[str, str, str, list[Nu
 
 def _total_cost(cost: str) -> float:
     """The sum of forward and backward passes, by which costs are sorted."""
-    return sum(float(passes) for passes in cost.split("/") if passes.replace(".", "", 1).isdigit())
+    numbers = [float(passes) for passes in cost.split("/") if passes.replace(".", "", 1).isdigit()]
+    return math.fsum(numbers)
 
 
 def _notes(combined: StudyResults) -> list[str]:

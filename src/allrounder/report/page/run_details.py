@@ -73,12 +73,16 @@ def describe_run(entry: Entry) -> RunDetails:
 
 def _describe_seed(entry: Entry, seed: int) -> SeedDetails:
     training, outcome = entry.trainings.get(seed), entry.outcomes.get(seed)
-    facts: list[tuple[str, str]] = [] if training is None else [
-        ("Folder", training.folder),
-        ("State", training.state),
-        ("Epochs", str(training.epochs or "")),
-        ("Learners", ", ".join(training.learners)),
-    ]
+    facts: list[tuple[str, str]] = (
+        []
+        if training is None
+        else [
+            ("Folder", training.folder),
+            ("State", training.state),
+            ("Epochs", str(training.epochs or "")),
+            ("Learners", ", ".join(training.learners)),
+        ]
+    )
     facts += [] if outcome is None else [("Test images", str(len(outcome))), *_provenance(outcome)]
     attacks: Mapping[str, Any] = {} if outcome is None else outcome.facts.get("attacks", {})
     return SeedDetails(

@@ -16,6 +16,7 @@ from allrounder.report.page.results_table import (
     attack_title,
     describe_column,
     headline,
+    is_attack,
     judge_column,
 )
 from allrounder.report.statistics import format_percent
@@ -39,9 +40,11 @@ def describe_judge(results: Results) -> str:
     if judge is None:
         return "No row was evaluated under an attack."
     if judge != JUDGE:
+        columns = [column for entry in results.evaluated for column in entry.columns() if is_attack(column)]
+        weak = "PGD" if all(name.startswith("pgd") for name, _ in columns) else "Weaker attacks"
         return (
-            f"PGD only, an upper bound: robust accuracies are measured under {judge}. Stronger attacks such as "
-            f"{JUDGE_TITLE} find less robustness, and not equally much less for every row."
+            f"{weak} only, an upper bound: robust accuracies are measured under {judge}. {JUDGE_TITLE} finds "
+            "less robustness, and takes more from some rows than from others."
         )
     without = [entry.name for entry in results.evaluated if not _has_judge(entry)]
     sentence = f"{JUDGE_TITLE} judges the robust accuracies; other attacks are upper bounds."
@@ -57,7 +60,9 @@ def build_summary(results: Results) -> list[tuple[str, list[str]]]:
     facts = {
         "Rows": [rows],
         "Studies": list(results.studies),
-        "Trainings": [str(count)] if (count := sum(len(entry.trainings) for entry in results.entries)) else [],
+        "Trainings": [str(count)]
+        if (count := sum(len(entry.trainings) for entry in results.entries))
+        else [],
         "Test images": _count_images(results),
         "Judge": [judge_title if judge in (JUDGE, None) else f"{judge_title}, an upper bound"],
         "Best natural accuracy": _describe_best(results, (NATURAL, None)),
@@ -80,10 +85,8 @@ def _has_judge(entry: Entry) -> bool:
 
 def _warn_about_all(results: Results) -> list[str]:
     outcomes = [outcome for entry in results.evaluated for outcome in entry.outcomes.values()]
-    lines = [f"study {name}: missing {text}" for name, s in results.studies.items() for text in s.missing]
-    if not all(np.array_equal(outcomes[0].label, outcome.label) for outcome in outcomes[1:]):
-        lines.append("The rows were not measured on the same images.")
-    return lines
+    same = all(np.array_equal(outcomes[0].label, outcome.label) for outcome in outcomes[1:])
+    return [] if same else ["The rows were not measured on the same images."]
 
 
 def _warn_about(entry: Entry) -> list[str]:
