@@ -38,16 +38,13 @@ class Judged:
         """The norms of the threats, in their order."""
         return list(dict.fromkeys(threat_of(probe).partition(":")[0] for probe in self.probes))
 
-    @property
-    def attack_title(self) -> str:
-        """The attack in words; anything weaker than AutoAttack only bounds robustness from above."""
-        return "AutoAttack" if self.attack == JUDGE else f"{self.attack} only: an upper bound"
-
     def axis(self, probes: Sequence[str] = ()) -> Axis:
         """The axis of robust accuracies under some of the probes; all by default."""
         threats = [threat_of(probe) for probe in probes or self.probes]
         worst = "worst of " if len(threats) > 1 else ""
-        return Axis(f"robust accuracy, {worst}{' and '.join(threats)} ({self.attack_title})", percent=True)
+        return Axis(
+            f"robust accuracy, {worst}{' and '.join(threats)} ({attack_title(self.attack)})", percent=True
+        )
 
     def robust_cell(self, entry: Entry, probes: Sequence[str] = ()) -> SeedCell:
         """The share of images of a row that are correct under each of some probes; all by default."""
@@ -103,6 +100,11 @@ def restrict(entry: Entry, probes: Sequence[str]) -> Entry:
         if all(name in outcome.predicted for name in names)
     }
     return replace(entry, outcomes=outcomes)
+
+
+def attack_title(attack: str) -> str:
+    """An attack in words; anything weaker than AutoAttack only bounds robustness from above."""
+    return "AutoAttack" if attack == JUDGE else f"{attack} only: an upper bound"
 
 
 def threat_of(probe: str) -> str:
