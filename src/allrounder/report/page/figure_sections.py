@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, final
@@ -23,12 +23,22 @@ CHART_HEIGHT = 420
 
 @final
 @dataclass(frozen=True)
-class NumbersRow:
+class NumbersColumn:
+    """A column of the table below a chart."""
+
+    title: str
+    row: str
+    """The row of the report that it belongs to; empty for none."""
+
+
+@final
+@dataclass(frozen=True)
+class NumbersLine:
     """A line of the table below a chart."""
 
     cells: tuple[str, ...]
-    row: str = ""
-    """The row of the report that it belongs to; empty for none or several."""
+    row: str
+    """The row of the report that it belongs to; empty for none."""
 
 
 @final
@@ -44,8 +54,8 @@ class ChartBlock:
     """In pixels."""
     plot: str
     """What plotly draws, as JSON that is safe inside a script element."""
-    header: tuple[str, ...]
-    numbers: tuple[NumbersRow, ...]
+    columns: tuple[NumbersColumn, ...]
+    lines: tuple[NumbersLine, ...]
 
 
 @final
@@ -94,6 +104,7 @@ def _build_section(
 
 def _build_chart(chart: AnyChart, id: str, colors: Mapping[str, str], rows: Collection[str]) -> ChartBlock:
     header, lines = chart_table(chart)
+    row_of = {} if chart.row else _find_rows(chart, rows)
     return ChartBlock(
         id,
         chart.title,
@@ -101,15 +112,16 @@ def _build_chart(chart: AnyChart, id: str, colors: Mapping[str, str], rows: Coll
         chart.row,
         chart_height(chart),
         embed_json(to_plotly(chart, colors)),
-        tuple(header),
-        tuple(_mark_lines(lines, rows)),
+        tuple(NumbersColumn(title, row_of.get(title, "")) for title in header),
+        tuple(NumbersLine(tuple(line), row_of.get(line[0], "")) for line in lines),
     )
 
 
-def _mark_lines(lines: Iterable[Sequence[str]], rows: Collection[str]) -> Iterator[NumbersRow]:
-    """Give a line of numbers to the row that its first cell names."""
-    for line in lines:
-        yield NumbersRow(tuple(line), line[0] if line and line[0] in rows else "")
+def _find_rows(chart: AnyChart, rows: Collection[str]) -> dict[str, str]:
+    """The rows of the report that the names in the table of a chart belong to."""
+    if isinstance(chart, Heatmap):
+        return {name: name for name in (*chart.columns, *chart.rows) if name in rows}
+    return {series.name: series.row for series in chart.series}
 
 
 def chart_height(chart: AnyChart) -> int:

@@ -73,8 +73,16 @@
       if (!box.checked || !matches(box)) hiddenRows.add(box.value);
     }
     for (const element of all("[data-row]")) element.hidden = isHidden(element.dataset.row);
+    all("th[data-column]").forEach(filterColumn);
     byId("shown").textContent = `${boxes.length - hiddenRows.size} of ${boxes.length} rows shown`;
     refreshCharts();
+  }
+
+  // Hide or show the column of numbers below a heading.
+  function filterColumn(heading) {
+    const hidden = isHidden(heading.dataset.column);
+    if (heading.hidden === hidden) return;
+    for (const row of heading.closest("table").rows) row.cells[heading.cellIndex].hidden = hidden;
   }
 
   function checkMatching(checked) {

@@ -13,7 +13,8 @@ from allrounder.report.page.figure_sections import MAX_OPEN_ROWS, build_sections
 
 
 def chart(name: str, row: str = "", *rows: str) -> Chart:
-    series = tuple(Series(other, (1.0,), (2.0,), row=other) for other in rows or (row or "all",))
+    names = rows or (row or "all",)
+    series = tuple(Series(other, (1.0,), (2.0,), row="" if other == "front" else other) for other in names)
     return Chart(name, name, f"about {name}", Axis("x"), Axis("y"), series, row)
 
 
@@ -43,9 +44,15 @@ def test_charts_of_many_rows_are_folded(count: int):
     assert {group.is_open for group in section.by_row} == {count <= MAX_OPEN_ROWS}
 
 
-def test_numbers_belong_to_the_row_that_they_name():
+def test_numbers_belong_to_the_rows_that_they_name():
     (section,) = build([chart("shared", "", "a", "front")], ["a"])
-    assert [line.row for line in section.charts[0].numbers] == ["a", ""]
+    (block,) = section.charts
+    names = {line.cells[0]: line.row for line in block.lines} | {c.title: c.row for c in block.columns}
+    assert (names["a"], names["front"]) == ("a", "")
+    matrix = Heatmap("h", "h", "about", Axis("x"), Axis("y"), ("a", "fog"), ("b",), ((1.0, 2.0),))
+    (section,) = build([matrix], ["a", "b"])
+    (block,) = section.charts
+    assert [column.row for column in block.columns[1:]] == ["a", ""] and block.lines[0].row == "b"
 
 
 def test_a_matrix_with_many_rows_is_taller():
