@@ -116,6 +116,7 @@
     setTimeout(() => {
       isScheduled = false;
       const [chart] = waiting;
+      if (!chart) return; // all of them were scrolled away
       waiting.delete(chart);
       draw(chart);
       schedule();
