@@ -41,7 +41,8 @@ def make_outcome(
     changes += [f"{name}@p-generated:{frame}" for name in ("rotate", "shot_noise") for frame in range(3)]
     predicted |= {change: _fool(label, draws.random(images) < 0.3, draws) for change in changes}
     facts = {"seed": seed, "classes": len(CLASSES), "stages": {name: list(STAGES) for name in stage}}
-    return Outcome(label, predicted, facts, distance, stage)
+    confidence = draws.uniform(0.25, 1.0, images)
+    return Outcome(label, predicted, facts, distance, stage, confidence)
 
 
 def _fool(label: NDArray[np.int64], fooled: NDArray[np.bool_], draws: np.random.Generator) -> NDArray[Any]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from allrounder.report.figures.ablation import ABLATION
 from allrounder.report.figures.base import FigureKind
+from allrounder.report.figures.calibration import CALIBRATION
 from allrounder.report.figures.classes import CLASSES
+from allrounder.report.figures.confusion import CONFUSION
 from allrounder.report.figures.corruptions import CORRUPTIONS
 from allrounder.report.figures.cost import COSTS
 from allrounder.report.figures.curves import CURVES
@@ -24,6 +26,8 @@ FIGURES: Mapping[str, FigureKind] = {
     "stages": STAGES,
     "distances": DISTANCES,
     "classes": CLASSES,
+    "confusion": CONFUSION,
+    "calibration": CALIBRATION,
     "corruptions": CORRUPTIONS,
     "cost": COSTS,
     "curves": CURVES,

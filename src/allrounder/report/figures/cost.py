@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from allrounder.report.chart import AnyChart, Axis, Chart, Series
 from allrounder.report.entry import Entry, Results
-from allrounder.report.figures.base import NATURAL_AXIS, FigureKind, interval_in_percent
+from allrounder.report.figures.base import NATURAL_AXIS, FigureKind, interval_in_percent, join_names
 from allrounder.report.figures.judged import judge_entries
 from allrounder.report.outcome import NATURAL
 from allrounder.report.study import SeedCell
@@ -28,16 +28,18 @@ def build_cost(results: Results) -> list[AnyChart]:
     """Plot robust and natural accuracy against the passes and the minutes of training."""
     entries = results.evaluated
     passes = {entry.name: float(n) for entry in entries if (n := count_passes(entry.cost))}
-    minutes = {entry.name: statistics.fmean(entry.minutes) for entry in entries if entry.minutes}
+    minutes = {entry.name: statistics.fmean(entry.minutes) for entry in entries if any(entry.minutes)}
     units = (
         ("passes", passes, "forward and backward passes of every training image over the whole run, at most"),
-        ("minutes", minutes, "measured minutes of training, the mean over seeds"),
+        ("minutes", minutes, "of training, as measured; the mean over seeds"),
     )
     judged = judge_entries(entries)
     charts: list[AnyChart] = []
-    for key, costs, unit in units:
-        x = Axis(unit, log=True)
-        about = f"Each point is a row, with a 95% interval; up and to the left is better. Cost: {unit}."
+    for key, costs, words in units:
+        x = Axis(key, log=True)
+        about = f"Each point is a row, with a 95% interval. {key.capitalize()}: {words}."
+        if unknown := [entry.name for entry in entries if entry.name not in costs]:
+            about += f" Unknown for: {join_names(unknown)}."
         if judged is not None and (series := _points(judged.entries, costs, judged.robust_cell)):
             text = f"{about} {judged.notes()}".strip()
             title = f"Robust accuracy by {key}"

@@ -48,8 +48,8 @@ QUANTITIES = (
     Quantity("share", "Shares", Axis("share"), "The share of every learner in the global weights."),
 )
 VALIDATION_ABOUT = (
-    "Accuracy of the global weights, natural and under the attack of the validation. If robust accuracy rises "
-    "on training images and falls on held-out images, the network overfits."
+    "Accuracy of the global weights, natural and under the attack of the validation. If robust accuracy "
+    "rises on training images and falls on held-out images, the network overfits."
 )
 
 

@@ -35,6 +35,8 @@ def _chart(probe: str, entries: Sequence[Entry]) -> Chart | None:
     measured = {row: arrays for row, arrays in distances.items() if arrays}
     attack, _, threat = probe.partition("@")
     norm, _, budget = threat.partition(":")
+    if not budget:
+        return None
     edges = np.linspace(0, float(parse_eps(budget)), BINS + 1)
     series = [_row_series(row, arrays, edges) for row, arrays in measured.items()]
     if not any(any(row.y[: BINS - 1]) for row in series):
@@ -44,7 +46,7 @@ def _chart(probe: str, entries: Sequence[Entry]) -> Chart | None:
         "without an attack, and those that stay robust, are only counted in the legend."
     )
     if not attack.startswith(SMALLEST):
-        about += f" Most stages of {attack} use the whole budget, also where less is enough; only FAB looks for less."
+        about += f" Most stages of {attack} use their whole budget; only FAB looks for less."
     if missing := [row for row in distances if row not in measured]:
         about += f" Left out, without {probe}: {join_names(missing)}."
     return Chart(

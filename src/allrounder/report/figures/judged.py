@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from allrounder.report.chart import Axis
-from allrounder.report.entry import JUDGE, Entry, choose_judge
+from allrounder.report.entry import Entry, choose_judge
 from allrounder.report.figures.base import join_names
 from allrounder.report.footnotes import stored_flags
-from allrounder.report.outcome import NATURAL, Column
+from allrounder.report.outcome import JUDGE, NATURAL, Column
 from allrounder.report.study import SeedCell
 
 

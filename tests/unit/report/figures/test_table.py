@@ -59,7 +59,7 @@ def test_figures_have_a_heading_and_a_sentence():
 
 
 def test_figures_of_fifty_rows_are_fast():
-    results = make_results(rows=50, seeds=1, images=1000)
+    results = make_results(rows=50, seeds=1, images=500)
     begun = time.process_time()
     for kind in FIGURES.values():
         kind.build(results)
