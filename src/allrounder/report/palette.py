@@ -6,11 +6,12 @@ apart. A symbol is a second cue, for print without colours and for more rows tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
-from allrounder.report.chart import Chart
+from allrounder.report.chart import Chart, Heatmap
 
 BASE_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")
 """Blue, vermilion, green, purple, orange, sky blue, and grey instead of black and yellow."""
@@ -57,6 +58,14 @@ def style_series(chart: Chart, colors: Mapping[str, str]) -> list[SeriesStyle]:
         by_name, symbols = colors, row_symbols(colors)
         keys = [series.row for series in chart.series]
     return [SeriesStyle(by_name.get(key, NEUTRAL), symbols.get(key, SYMBOLS[0])) for key in keys]
+
+
+def color_range(chart: Heatmap) -> tuple[float, float]:
+    """Return the numbers at the ends of the colours: 0 and 100 for percents, around 0 if one is negative."""
+    values = [value for row in chart.values for value in row if math.isfinite(value)] or [0.0]
+    if min(values) < 0:
+        return -max(map(abs, values)), max(map(abs, values))
+    return 0.0, 100.0 if chart.unit == "%" else max(values) or 1.0
 
 
 def _mix(color: str, shade: int, amount: float) -> str:
