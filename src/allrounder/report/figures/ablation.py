@@ -14,6 +14,9 @@ from allrounder.report.outcome import NATURAL
 from allrounder.report.study import SeedCell, StudyResults
 from allrounder.report.tables import column_key, column_title
 
+PAPER = " (paper)"
+"""What the name of a series of a paper's numbers ends with."""
+
 
 def build_ablation(results: Results) -> list[AnyChart]:
     """Plot one chart for every study that has outcomes."""
@@ -22,7 +25,7 @@ def build_ablation(results: Results) -> list[AnyChart]:
     return [chart for chart in charts if chart is not None]
 
 
-def _study_chart(name: str, chart_name: str, study: StudyResults) -> Chart | None:
+def _study_chart(name: str, slug: str, study: StudyResults) -> Chart | None:
     entries = [Entry(row, outcomes) for row, outcomes in study.outcomes.items() if outcomes]
     if not entries:
         return None
@@ -40,12 +43,12 @@ def _study_chart(name: str, chart_name: str, study: StudyResults) -> Chart | Non
                 series += _column_series(rows, title, cells)
                 series += _paper_series(rows, title, [paper.get(row, {}).get(key) for row in rows])
     sentences = ["Percent of images classified correctly, with 95% intervals."]
-    if any(series.name.endswith("(paper)") for series in series):
+    if any(bars.name.endswith(PAPER) for bars in series):
         sentences.append(f"Paper: {study.source or 'as reported'}; not measured here.")
     sentences += [judged.notes()] if judged is not None else []
     attack = f" ({attack_title(judged.attack)})" if judged is not None else ""
     return Chart(
-        f"ablation-{chart_name}",
+        f"ablation-{slug}",
         f"Study {name}",
         " ".join(filter(None, sentences)),
         Axis("row"),
@@ -69,7 +72,7 @@ def _column_series(rows: tuple[str, ...], name: str, cells: Sequence[SeedCell | 
 def _paper_series(rows: tuple[str, ...], name: str, percents: Sequence[float | None]) -> list[Series]:
     """What a paper reports in a column, if anything."""
     y = tuple(math.nan if percent is None else percent for percent in percents)
-    return [] if all(map(math.isnan, y)) else [Series(f"{name} (paper)", rows, y, "bars")]
+    return [] if all(map(math.isnan, y)) else [Series(f"{name}{PAPER}", rows, y, "bars")]
 
 
 ABLATION = FigureKind("Studies", "The rows of every study side by side.", build_ablation)

@@ -43,7 +43,7 @@ def join_names(names: Sequence[str]) -> str:
     return ", ".join(names) if others <= 0 else f"{', '.join(names[:MAX_NAMES])} and {others} more"
 
 
-def slug(*parts: str) -> str:
+def chart_name(*parts: str) -> str:
     """Join texts to the name of a chart: lower case, with dashes."""
     return re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
 
@@ -53,7 +53,7 @@ def unique_slugs(names: Iterable[str]) -> dict[str, str]:
     slugs: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
-        first = candidate = slug(name) or "row"
+        first = candidate = chart_name(name) or "row"
         number = 1
         while candidate in taken:
             number += 1

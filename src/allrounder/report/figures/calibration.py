@@ -20,10 +20,9 @@ def build_calibration(results: Results) -> list[AnyChart]:
     if not series:
         return []
     about = (
-        "Natural images in bins of equal width by confidence, the probability of the predicted class. Above "
-        "the diagonal, a network is more often correct than its confidence; below, less often. ECE: the mean "
-        "distance from the diagonal, weighted by images. Images of several seeds share bins; their ECE is "
-        "the mean over seeds."
+        "Natural images in bins by confidence, the probability of the predicted class; above the diagonal, a "
+        "network is more often correct than it is confident. ECE: the mean distance from the diagonal, "
+        "weighted by images; of several seeds, the mean."
     )
     return [
         Chart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,7 +18,8 @@ MAX_CLASSES = 40
 def class_names(entry: Entry) -> tuple[str, ...]:
     """The names of the classes of a row, or their numbers; all different."""
     names = [*entry.classes, *map(str, range(len(entry.classes), _count_classes(entry)))]
-    return tuple(name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names))
+    counts = Counter(names)
+    return tuple(name if counts[name] == 1 else f"{name} ({n})" for n, name in enumerate(names))
 
 
 def _count_classes(entry: Entry) -> int:
@@ -31,10 +33,14 @@ def _count_classes(entry: Entry) -> int:
 
 def mean_over_seeds(entry: Entry, compute: Callable[[Outcome], FloatArray]) -> FloatArray:
     """The mean of an array over the outcomes of a row; NaN only where all of them are."""
-    arrays = np.stack([compute(outcome) for outcome in entry.outcomes.values()])
-    counts = (~np.isnan(arrays)).sum(0)
+    return _mean([compute(outcome) for outcome in entry.outcomes.values()])
+
+
+def _mean(arrays: Sequence[FloatArray]) -> FloatArray:
+    """The mean without NaN; unlike that of numpy, it does not warn where all numbers are NaN."""
+    stacked = np.stack(arrays)
     with np.errstate(invalid="ignore"):
-        return np.nansum(arrays, 0) / counts
+        return np.nansum(stacked, 0) / (~np.isnan(stacked)).sum(0)
 
 
 def class_accuracies(entry: Entry, column: Column) -> FloatArray:
@@ -50,7 +56,5 @@ def class_accuracies(entry: Entry, column: Column) -> FloatArray:
 
 def hardest_classes(accuracies: Sequence[FloatArray]) -> list[int]:
     """The numbers of the classes to show, in their order: all, or those of lowest mean accuracy."""
-    totals = np.nansum(np.stack(accuracies), 0)
-    measured = ~np.isnan(np.stack(accuracies)).all(0)
-    order = np.argsort(np.where(measured, totals, np.inf), kind="stable")
+    order = np.argsort(_mean(accuracies), kind="stable")  # NaN is last
     return sorted(order[:MAX_CLASSES].tolist())

@@ -8,7 +8,7 @@ from allrounder.report.chart import AnyChart, Axis, Heatmap
 from allrounder.report.confusion import confusion, confusion_percents
 from allrounder.report.corruption_metrics import FloatArray
 from allrounder.report.entry import Entry, Results
-from allrounder.report.figures.base import FigureKind, slug, unique_slugs
+from allrounder.report.figures.base import FigureKind, chart_name, unique_slugs
 from allrounder.report.figures.classwise import MAX_CLASSES, class_names, hardest_classes, mean_over_seeds
 from allrounder.report.figures.judged import Judged, attack_title, judge_entries, restrict, threat_of
 from allrounder.report.outcome import NATURAL
@@ -44,7 +44,7 @@ def _robust_matrices(entry: Entry, name: str, judged: Judged) -> list[AnyChart]:
         _matrix(
             restrict(entry, judged.probes),
             probe,
-            slug("confusion", threat_of(probe), name),
+            f"{chart_name('confusion', threat_of(probe))}--{name}",
             f"Predictions under {threat_of(probe)}: {entry.name}",
             f"Attack: {attack_title(judged.attack)}.",
         )

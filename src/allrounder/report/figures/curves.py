@@ -16,7 +16,7 @@ from allrounder.report.curves import (
     validation_curves,
 )
 from allrounder.report.entry import Entry, Results, TrainingFacts
-from allrounder.report.figures.base import FigureKind, slug, unique_slugs
+from allrounder.report.figures.base import FigureKind, unique_slugs
 from allrounder.report.outcome import NATURAL
 
 MAX_MARKS = 20
@@ -137,7 +137,7 @@ def _comparisons(entries: Sequence[Entry]) -> list[AnyChart]:
     names = unique_slugs(series)
     return [
         Chart(
-            slug("curves-all", names[threat]),
+            f"curves-all-{names[threat]}",
             f"Held-out accuracy during training: {threat}",
             about if threat == NATURAL else f"{about} {attack}",
             Axis("part of the training", percent=True),

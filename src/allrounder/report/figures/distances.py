@@ -9,7 +9,7 @@ import numpy as np
 from allrounder.report.chart import AnyChart, Axis, Chart, Series
 from allrounder.report.corruption_metrics import FloatArray
 from allrounder.report.entry import Entry, Results
-from allrounder.report.figures.base import FigureKind, join_names, slug
+from allrounder.report.figures.base import FigureKind, chart_name, join_names
 from allrounder.report.figures.judged import judge_entries, restrict
 from allrounder.report.outcome import Outcome, parse_eps
 
@@ -50,7 +50,7 @@ def _chart(probe: str, entries: Sequence[Entry]) -> Chart | None:
     if missing := [row for row in distances if row not in measured]:
         about += f" Left out, without {probe}: {join_names(missing)}."
     return Chart(
-        slug("distances", probe),
+        chart_name("distances", probe),
         f"Perturbations that fool the network: {attack} {threat}",
         about,
         Axis(f"{norm} norm of the perturbation"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from allrounder.report.chart import AnyChart, Axis, Chart, Series
 from allrounder.report.corruption_metrics import parse_shift_id
 from allrounder.report.entry import Entry, Results
-from allrounder.report.figures.base import FigureKind, interval_in_percent, slug
+from allrounder.report.figures.base import FigureKind, chart_name, interval_in_percent
 from allrounder.report.figures.judged import attack_title, threat_of
 from allrounder.report.outcome import NATURAL, parse_eps
 
@@ -73,7 +73,7 @@ def _chart(attack: str, norm: str, series: Sequence[Series], others: dict[str, f
     if marks:
         about += " Vertical lines: the eps of other attacks."
     return Chart(
-        slug("eps", attack, norm),
+        chart_name("eps", attack, norm),
         f"Accuracy under {attack} by eps in {norm}",
         about,
         Axis(f"eps in {norm}"),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+import numpy as np
+
 from allrounder.report.chart import Axis
 from allrounder.report.entry import Entry, choose_judge
 from allrounder.report.figures.base import join_names
@@ -67,7 +69,10 @@ class Judged:
             notes.append(f"Left out, without {' and '.join(self.probes)}: {join_names(self.left_out)}.")
         flagged = [entry.name for entry in self.entries if any(map(stored_flags, entry.outcomes.values()))]
         if flagged:
-            notes.append(f"Flagged as doubtful: {join_names(flagged)}.")
+            notes.append(f"Evaluations with warnings: {join_names(flagged)}.")
+        labels = [outcome.label for entry in self.entries for outcome in entry.outcomes.values()]
+        if not all(np.array_equal(labels[0], other) for other in labels):
+            notes.append("The rows were not measured on the same images.")
         return " ".join(notes)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from allrounder.report.chart import AnyChart, Axis, Chart, Series
 from allrounder.report.entry import Entry, Results
-from allrounder.report.figures.base import FigureKind, slug
+from allrounder.report.figures.base import FigureKind, chart_name
 from allrounder.report.figures.judged import Judged, attack_title, judge_entries, threat_of
 from allrounder.report.outcome import NATURAL, Outcome
 
@@ -32,7 +32,7 @@ def _chart(judged: Judged, probe: str) -> Chart | None:
         "stages should find little after gradient stages; if they find much, gradients are masked."
     )
     return Chart(
-        slug("stages", probe),
+        chart_name("stages", probe),
         f"Accuracy after each stage of {judged.attack}: {threat}",
         f"{about} {judged.notes()}".strip(),
         Axis("stage"),

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from allrounder.report.chart import AnyChart, Chart, Series, pareto_front
 from allrounder.report.entry import Entry, Results
-from allrounder.report.figures.base import NATURAL_AXIS, FigureKind, interval_in_percent, slug
+from allrounder.report.figures.base import NATURAL_AXIS, FigureKind, chart_name, interval_in_percent
 from allrounder.report.figures.judged import Judged, judge_entries, threat_of
 from allrounder.report.study import SeedCell
 
@@ -44,7 +44,7 @@ def _norms_chart(judged: Judged, first: str, second: str, about: str) -> Chart:
         lambda entry: judged.robust_cell(entry, b),
     )
     title = f"Robust accuracy under {first} and {second}"
-    return Chart(slug("tradeoff", first, second), title, about, judged.axis(a), judged.axis(b), series)
+    return Chart(chart_name("tradeoff", first, second), title, about, judged.axis(a), judged.axis(b), series)
 
 
 def _points(entries: Sequence[Entry], x_of: CellOf, y_of: CellOf) -> tuple[Series, ...]:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from allrounder.report.figures.base import interval_in_percent, join_names, slug, unique_slugs
+from allrounder.report.figures.base import chart_name, interval_in_percent, join_names, unique_slugs
 from allrounder.report.study import SeedCell
 
 
 def test_slugs_are_lower_case_with_dashes_and_unique():
-    assert slug("curves", "AT Linf:8/255") == "curves-at-linf-8-255"
+    assert chart_name("curves", "AT Linf:8/255") == "curves-at-linf-8-255"
     names = ["A b", "a-b", "a b 2", "a  b", "\u6a21"]
     assert unique_slugs(names) == dict(zip(names, ["a-b", "a-b-2", "a-b-2-2", "a-b-3", "row"], strict=True))
 

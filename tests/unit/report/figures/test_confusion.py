@@ -32,12 +32,19 @@ def test_values_are_row_percents_averaged_over_seeds():
         classes=("cat", "dog"),
     )
     by_name = charts(entry)
-    assert list(by_name) == ["confusion-natural-a-b", "confusion-linf-1-a-b", "confusion-l2-1-a-b"]
+    assert list(by_name) == ["confusion-natural-a-b", "confusion-linf-1--a-b", "confusion-l2-1--a-b"]
     natural = by_name["confusion-natural-a-b"]
     assert (natural.rows, natural.columns, natural.row) == (("cat", "dog"), ("cat", "dog"), "A b")
     assert np.array(natural.values) == pytest.approx(np.array([[75, 25], [0, 100]]))
-    assert np.array(by_name["confusion-linf-1-a-b"].values) == pytest.approx(np.array([[25, 75], [25, 75]]))
-    assert np.array(by_name["confusion-l2-1-a-b"].values) == pytest.approx(np.array([[50, 50], [100, 0]]))
+    assert np.array(by_name["confusion-linf-1--a-b"].values) == pytest.approx(np.array([[25, 75], [25, 75]]))
+    assert np.array(by_name["confusion-l2-1--a-b"].values) == pytest.approx(np.array([[50, 50], [100, 0]]))
+
+
+def test_names_of_matrices_do_not_depend_on_where_a_threat_ends():
+    label = np.zeros(2, np.int64)
+    predicted = {name: label for name in ("natural", "aa@Linf:1", "aa@Linf:1/2")}
+    entries = [Entry(name, {0: Outcome(label, predicted)}) for name in ("a", "2 a")]
+    assert len(build_confusion(Results(tuple(entries)))) == len(charts(*entries)) == 6
 
 
 def test_a_class_without_images_has_a_row_without_numbers():
@@ -49,7 +56,7 @@ def test_a_row_without_the_judge_has_its_natural_matrix_only():
     both = Entry("a", {0: outcome([0, 1], natural=[0, 1], linf=[1, 1])})
     natural = Entry("b", {0: outcome([0, 1], natural=[0, 1])})
     assert list(charts(both, natural)) == [
-        *("confusion-natural-a", "confusion-linf-1-a"),
+        *("confusion-natural-a", "confusion-linf-1--a"),
         "confusion-natural-b",
     ]
 

@@ -50,7 +50,15 @@ def test_another_attack_than_autoattack_is_called_an_upper_bound():
     judged = judge_entries([Entry("a", {0: outcome("Linf:1: masked", natural=9, pgd_Linf=8)})])
     assert judged is not None
     assert judged.axis().title == "robust accuracy, Linf:1 (pgd only: an upper bound)"
-    assert judged.notes() == "pgd only: an upper bound; AutoAttack may leave less. Flagged as doubtful: a."
+    assert (
+        judged.notes() == "pgd only: an upper bound; AutoAttack may leave less. Evaluations with warnings: a."
+    )
+
+
+def test_rows_on_other_images_are_noted():
+    fewer = Outcome(LABEL[:5], {"natural": LABEL[:5], "aa@Linf:1": LABEL[:5]})
+    judged = judge_entries([Entry("a", {0: outcome(natural=9, aa_Linf=4)}), Entry("b", {0: fewer})])
+    assert judged is not None and judged.notes() == "The rows were not measured on the same images."
 
 
 def test_natural_images_alone_have_no_judge():
