@@ -8,6 +8,7 @@ from pathlib import Path
 from allrounder.cli.echo import echo, echo_note
 from allrounder.errors import AllrounderError
 from allrounder.experiments.collect import read_results
+from allrounder.experiments.gallery import gallery_of_runs
 from allrounder.report.entry import Results
 from allrounder.system.files import make_folder
 
@@ -21,7 +22,8 @@ def run_report(paths: Sequence[str], out: Path, title: str | None, gallery: bool
         raise AllrounderError(f"report: needs the library {error.name}, which is missing; {advice}") from None
     results = read_results(paths)
     make_folder(out.parent)
-    write_page(results, out, title=title or default_title(results))
+    images = gallery_of_runs(results, explain=echo_note) if gallery else None
+    write_page(results, out, title=title or default_title(results), gallery=images)
     problems = sum(len(entry.problems) for entry in results.entries)
     if problems:
         echo_note(f"{problems} problems with these runs: see the warnings of the page")

@@ -16,9 +16,6 @@ from allrounder.report.figures import FigureKind
 
 MAX_OPEN_ROWS = 8
 """The charts of a row are folded away if there are more rows than this."""
-HEATMAP_LINE, HEATMAP_MARGIN = 26, 150
-"""Pixels of a row of a heatmap, and of its title and axis."""
-CHART_HEIGHT = 420
 
 
 @final
@@ -104,14 +101,15 @@ def _build_section(
 
 def _build_chart(chart: AnyChart, id: str, colors: Mapping[str, str], rows: Collection[str]) -> ChartBlock:
     header, lines = chart_table(chart)
+    plot = to_plotly(chart, colors)
     row_of = {} if chart.row else _find_rows(chart, rows)
     return ChartBlock(
         id,
         chart.title,
         chart.about,
         chart.row,
-        chart_height(chart),
-        embed_json(to_plotly(chart, colors)),
+        plot["layout"]["height"],
+        embed_json(plot),
         tuple(NumbersColumn(title, row_of.get(title, "")) for title in header),
         tuple(NumbersLine(tuple(line), row_of.get(line[0], "")) for line in lines),
     )
@@ -122,13 +120,6 @@ def _find_rows(chart: AnyChart, rows: Collection[str]) -> dict[str, str]:
     if isinstance(chart, Heatmap):
         return {name: name for name in (*chart.columns, *chart.rows) if name in rows}
     return {series.name: series.row for series in chart.series}
-
-
-def chart_height(chart: AnyChart) -> int:
-    """Return the height of a chart in pixels; a matrix with many rows is taller."""
-    if isinstance(chart, Heatmap):
-        return max(CHART_HEIGHT, HEATMAP_MARGIN + HEATMAP_LINE * len(chart.rows))
-    return CHART_HEIGHT
 
 
 def embed_json(value: Any) -> str:

@@ -73,6 +73,7 @@
       if (!box.checked || !matches(box)) hiddenRows.add(box.value);
     }
     for (const element of all("[data-row]")) element.hidden = isHidden(element.dataset.row);
+    for (const card of all(".card")) card.hidden = all("[data-row]", card).every((row) => row.hidden);
     all("th[data-column]").forEach(filterColumn);
     byId("shown").textContent = `${boxes.length - hiddenRows.size} of ${boxes.length} rows shown`;
     refreshCharts();
@@ -90,10 +91,12 @@
     applyFilter();
   }
 
+  const isTouched = matchMedia("(pointer: coarse)").matches;
   const CONFIG = {
     responsive: true,
     displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    displayModeBar: isTouched ? false : "hover",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
   };
 
   // ---- Charts: drawn when they come into view, one after the other, so that the page stays responsive. ----
@@ -131,7 +134,7 @@
       const { data, layout } = JSON.parse(byId(`${chart.id}-data`).textContent);
       for (const trace of data) trace.visible = isShown(trace);
       for (const [path, value] of Object.entries(colorsOf(layout))) setPath(layout, path, value);
-      fit(layout, chart.clientWidth);
+      fit(layout, data, chart);
       Plotly.newPlot(chart, data, layout, CONFIG);
     }
     stateOf.set(chart, state);
@@ -174,28 +177,36 @@
   }
 
   // Titles of axes break into lines where they are longer than their axis.
-  const WRAP_AT = 46;
-  function wrap(text) {
+  function wrap(text, pixels) {
+    const most = Math.max(20, pixels / 8);
     const lines = [""];
     for (const word of text.split(" ")) {
       const line = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
-      if (line.length > WRAP_AT && lines.at(-1)) lines.push(word);
+      if (line.length > most && lines.at(-1)) lines.push(word);
       else lines[lines.length - 1] = line;
     }
     return lines.join("<br>");
   }
 
-  // Small screens: the legend goes below the chart, and a finger scrolls the page instead of zooming.
-  function fit(layout, width) {
+  // The chart fills its element. On small screens, its legend goes below it, and a finger scrolls the page
+  // instead of zooming; rows in a long legend are named by the filter and when a point is touched.
+  const NARROW = 600, LEGEND_LINE = 19, MAX_LEGEND = 12, AXIS = 90;
+  function fit(layout, data, chart) {
+    const height = layout.height;
+    delete layout.height;
     layout.autosize = true;
-    for (const axis of axesOf(layout)) {
-      if (layout[axis].title?.text) layout[axis].title.text = wrap(layout[axis].title.text);
-    }
     layout.font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
-    if (matchMedia("(pointer: coarse)").matches) layout.dragmode = false;
-    if (width < 600) {
-      layout.legend = { ...layout.legend, orientation: "h", x: 0, xanchor: "left", y: -0.25, yanchor: "top" };
-      layout.margin = { ...layout.margin, l: 48, r: 12 };
+    for (const axis of axesOf(layout)) {
+      const room = axis.startsWith("x") ? chart.clientWidth - AXIS : height - 2 * AXIS;
+      if (layout[axis].title?.text) layout[axis].title.text = wrap(layout[axis].title.text, room);
+    }
+    if (isTouched) layout.dragmode = false;
+    if (chart.clientWidth < NARROW && layout.showlegend) {
+      layout.showlegend = data.length <= MAX_LEGEND;
+      const legend = layout.showlegend ? LEGEND_LINE * data.length : 0;
+      layout.legend = { orientation: "v", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom" };
+      layout.margin = { ...layout.margin, t: 16, r: 12, b: AXIS + legend };
+      chart.style.setProperty("--height", `${height + legend}px`);
     }
   }
 

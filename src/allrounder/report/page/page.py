@@ -14,7 +14,9 @@ from plotly import offline
 
 from allrounder.report.entry import Results
 from allrounder.report.figures import FIGURES, FigureKind
+from allrounder.report.gallery import Gallery
 from allrounder.report.page.figure_sections import build_sections
+from allrounder.report.page.gallery_section import build_cards
 from allrounder.report.page.results_table import build_results_table
 from allrounder.report.page.run_details import describe_run
 from allrounder.report.page.summary import build_summary, collect_warnings, describe_judge
@@ -28,7 +30,7 @@ MAX_OPEN_FILTERS = 12
 """With more rows, the list of rows to filter is folded away."""
 
 
-def write_page(results: Results, path: Path, *, title: str = TITLE, gallery: Any = None) -> None:
+def write_page(results: Results, path: Path, *, title: str = TITLE, gallery: Gallery | None = None) -> None:
     """Write the page atomically; equal results give equal bytes."""
     write_text(path, render_page(results, title=title, gallery=gallery))
 
@@ -37,7 +39,7 @@ def render_page(
     results: Results,
     *,
     title: str = TITLE,
-    gallery: Any = None,
+    gallery: Gallery | None = None,
     figures: Mapping[str, FigureKind] = FIGURES,
 ) -> str:
     """Return the page as HTML; everything that comes from results is escaped."""
@@ -61,6 +63,7 @@ def render_page(
         "tradeoff": [section for section in sections if section.name == TRADEOFF],
         "figures": [section for section in sections if section.name != TRADEOFF],
         "gallery": gallery,
+        "cards": build_cards(gallery) if gallery else [],
         "runs": [describe_run(entry) for entry in results.entries],
     }
     environment = Environment(

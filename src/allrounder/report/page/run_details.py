@@ -17,7 +17,6 @@ PROVENANCE = {
     "seed": "Seed of the evaluation",
     "budget": "Budget",
     "batch_size": "Batch size",
-    "images": "Images",
     "classes": "Classes",
     "cost": "Cost",
     "recipe": "Fingerprint of the recipe",
@@ -26,7 +25,7 @@ PROVENANCE = {
     "rows": "Digest of the chosen images",
 }
 """The facts of an outcome that come first, with their titles."""
-SEPARATE = ("attacks", "flags", "findings")
+SEPARATE = ("attacks", "flags", "findings", "images")
 """Facts that are shown elsewhere."""
 
 

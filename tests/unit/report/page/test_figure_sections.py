@@ -9,7 +9,7 @@ import pytest
 from allrounder.report.chart import AnyChart, Axis, Chart, Heatmap, Series
 from allrounder.report.entry import Entry, Results
 from allrounder.report.figures import FigureKind
-from allrounder.report.page.figure_sections import MAX_OPEN_ROWS, build_sections, chart_height, embed_json
+from allrounder.report.page.figure_sections import MAX_OPEN_ROWS, build_sections, embed_json
 
 
 def chart(name: str, row: str = "", *rows: str) -> Chart:
@@ -58,7 +58,8 @@ def test_numbers_belong_to_the_rows_that_they_name():
 def test_a_matrix_with_many_rows_is_taller():
     rows = tuple(map(str, range(50)))
     heatmap = Heatmap("h", "h", "about", Axis("x"), Axis("y"), ("c",), rows, ((1.0,),) * 50)
-    assert chart_height(heatmap) > chart_height(chart("line"))
+    (section,) = build([heatmap, chart("line")], ["a"])
+    assert section.charts[0].height > section.charts[1].height
 
 
 def test_embedded_json_cannot_end_its_element():
