@@ -150,7 +150,9 @@ def test_the_filter_hides_rows_everywhere(seen: Visit):
     before = chart.evaluate(visible)
     assert {"Row 0", "Row 1"} <= set(before)
     page.locator("#filter label", has_text=re.compile("^Row 1$")).click()
-    page.wait_for_function("!document.querySelector('#results-table tr[data-row=\"Row 1\"]').checkVisibility()")
+    page.wait_for_function(
+        "!document.querySelector('#results-table tr[data-row=\"Row 1\"]').checkVisibility()"
+    )
     chart.scroll_into_view_if_needed()
     page.wait_for_timeout(500)
     assert "Row 1" not in chart.evaluate(visible) and "Row 0" in chart.evaluate(visible)

@@ -8,29 +8,37 @@ from pathlib import Path
 from allrounder.cli.echo import echo, echo_note
 from allrounder.errors import AllrounderError
 from allrounder.experiments.collect import read_results
-from allrounder.experiments.gallery import gallery_of_runs
 from allrounder.report.entry import Results
+from allrounder.report.gallery import Gallery
 from allrounder.system.files import make_folder
 
+MAX_NAMES = 3
+"""Studies or rows that a title names."""
 
-def run_report(paths: Sequence[str], out: Path, title: str | None, gallery: bool) -> None:
+
+def run_report(paths: Sequence[str], out: Path, title: str | None, has_gallery: bool) -> None:
     """Write a page about runs, studies and evaluations, and print its path."""
     try:
-        from allrounder.report.page.page import write_page
+        from allrounder.report.page.page import TITLE, write_page
     except ModuleNotFoundError as error:
         advice = 'install it with: pip install "allrounder[report]"'
-        raise AllrounderError(f"report: needs the library {error.name}, which is missing; {advice}") from None
+        raise AllrounderError(f"report: the library {error.name} is missing; {advice}") from None
     results = read_results(paths)
+    gallery = _make_gallery(results) if has_gallery else None
     make_folder(out.parent)
-    images = gallery_of_runs(results, explain=echo_note) if gallery else None
-    write_page(results, out, title=title or default_title(results), gallery=images)
-    problems = sum(len(entry.problems) for entry in results.entries)
-    if problems:
-        echo_note(f"{problems} problems with these runs: see the warnings of the page")
+    write_page(results, out, title=title or _name_results(results) or TITLE, gallery=gallery)
+    if problems := sum(len(entry.problems) for entry in results.entries):
+        echo_note(f"The page has {problems} warnings about damaged, missing or unfinished files.")
     echo(str(out))
 
 
-def default_title(results: Results) -> str:
-    """Return the names of a few studies, or the name of the only row, else what the page is."""
+def _make_gallery(results: Results) -> Gallery | None:
+    from allrounder.experiments.gallery import gallery_of_runs  # loads torch
+
+    return gallery_of_runs(results, explain=echo_note)
+
+
+def _name_results(results: Results) -> str:
+    """The names of a few studies, or of a few rows; empty if there are more."""
     names = list(results.studies) or [entry.name for entry in results.entries]
-    return ", ".join(names) if len(names) <= 3 else "Robustness report"
+    return ", ".join(names) if len(names) <= MAX_NAMES else ""

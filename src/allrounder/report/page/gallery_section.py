@@ -65,7 +65,9 @@ def _build_card(item: GalleryItem) -> GalleryCard:
 def _list_pictures(item: GalleryItem, view: GalleryView) -> list[Picture]:
     pictures: list[Picture] = []
     if view.natural_map is not None:
-        pictures.append(_judge(to_data_uri(overlay_map(item.image, view.natural_map)), "natural, map", view.natural))
+        pictures.append(
+            _judge(to_data_uri(overlay_map(item.image, view.natural_map)), "natural, map", view.natural)
+        )
     else:
         pictures.append(_judge(to_data_uri(item.image), "natural", view.natural))
     pictures.append(_judge(to_data_uri(view.adversarial_image), "adversarial", view.adversarial))

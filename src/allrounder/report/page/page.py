@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from plotly import offline
@@ -45,7 +45,7 @@ def render_page(
     """Return the page as HTML; everything that comes from results is escaped."""
     colors = row_colors([entry.name for entry in results.entries])
     sections = build_sections(results, figures, colors)
-    script, plotly, style = _read("page.js"), cast(str, offline.get_plotlyjs()), _read("style.css")
+    script, plotly, style = _read("page.js"), offline.get_plotlyjs(), _read("style.css")
     warnings = collect_warnings(results)
     context: dict[str, Any] = {
         "title": title,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import final
@@ -155,7 +155,7 @@ def _number_cells(numbers: Sequence[SeedCell | None]) -> list[NumberCell]:
     return [NumberCell("-") if cell is None else _number_cell(cell, marks) for cell in numbers]
 
 
-def _number_cell(cell: SeedCell, marks: dict[str, str]) -> NumberCell:
+def _number_cell(cell: SeedCell, marks: Mapping[str, str]) -> NumberCell:
     percent = format_percent(cell.mean)
     return NumberCell(
         percent,
