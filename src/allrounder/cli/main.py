@@ -20,6 +20,7 @@ from allrounder.cli.figure import figure
 from allrounder.cli.index import schema
 from allrounder.cli.listing import list_
 from allrounder.cli.new import new
+from allrounder.cli.report import report
 from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
@@ -70,6 +71,7 @@ app.command("doctor")(doctor_)
 app.command()(sweep)
 app.command()(compare)
 app.command()(table)
+app.command()(report)
 app.command()(figure)
 app.add_typer(data_app, name="data")
 

@@ -6,7 +6,7 @@ Public names are loaded when they are first used, so that importing this package
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from allrounder.errors import AllrounderError
+from allrounder.errors import MissingLibraryError
 
 if TYPE_CHECKING:
     from allrounder.report.chart import Axis as Axis
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from allrounder.report.entry import Results as Results
     from allrounder.report.figures import FIGURES as FIGURES
     from allrounder.report.figures import build_charts as build_charts
+    from allrounder.report.page.page import render_page as render_page
+    from allrounder.report.page.page import write_page as write_page
     from allrounder.report.palette import row_colors as row_colors
 
 _MODULES = {
@@ -27,6 +29,7 @@ _MODULES = {
     "draw_plotly": "to_plotly",
     "entry": "Entry Results",
     "figures": "FIGURES build_charts",
+    "page.page": "render_page write_page",
     "palette": "row_colors",
 }
 """The module of every public name."""
@@ -41,7 +44,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_MODULE_OF[name]), name)
     except ModuleNotFoundError as error:
         advice = 'install it with: pip install "allrounder[report]"'
-        raise AllrounderError(f"{name}: needs the library {error.name}, which is missing; {advice}") from None
+        missing = f"{name}: needs the library {error.name}, which is missing; {advice}"
+        raise MissingLibraryError(missing) from None
     globals()[name] = value
     return value
 
