@@ -135,7 +135,7 @@ def test_everything_imported_is_declared():
     used = {name.split(".")[0] for tree in TREES.values() for name in imports(tree)}
     libraries = used - set(sys.stdlib_module_names) - {"allrounder"}
     extras = project["optional-dependencies"]
-    extra = {line.split(">")[0] for name in ("ood", "ray") for line in extras[name]}
+    extra = {line.split(">")[0] for name in ("ood", "ray", "report") for line in extras[name]}
     assert {DISTRIBUTIONS.get(name, name) for name in libraries} == declared | extra
 
 
