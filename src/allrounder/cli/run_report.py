@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allrounder.cli.echo import echo, echo_note
-from allrounder.errors import AllrounderError
 from allrounder.experiments.collect import read_results
-from allrounder.report.entry import Results
+from allrounder.report import Results, write_page
 from allrounder.report.gallery import Gallery
 from allrounder.system.files import make_folder
 
@@ -18,15 +17,10 @@ MAX_NAMES = 3
 
 def run_report(paths: Sequence[str], out: Path, title: str | None, has_gallery: bool) -> None:
     """Write a page about runs, studies and evaluations, and print its path."""
-    try:
-        from allrounder.report.page.page import TITLE, write_page
-    except ModuleNotFoundError as error:
-        advice = 'install it with: pip install "allrounder[report]"'
-        raise AllrounderError(f"report: the library {error.name} is missing; {advice}") from None
     results = read_results(paths)
     gallery = _make_gallery(results) if has_gallery else None
     make_folder(out.parent)
-    write_page(results, out, title=title or _name_results(results) or TITLE, gallery=gallery)
+    write_page(results, out, title=title or _name_results(results), gallery=gallery)
     if problems := sum(len(entry.problems) for entry in results.entries):
         echo_note(f"The page has {problems} warnings about damaged, missing or unfinished files.")
     echo(str(out))

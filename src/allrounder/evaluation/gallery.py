@@ -81,8 +81,8 @@ def make_gallery(
 ) -> Gallery:
     """Choose images that the networks classify differently, and show what each network makes of them.
 
-    The outcomes decide which images are looked at: under natural images, and under the attack `judge`. Every
-    network is attacked by itself with `attack`. Only images that are of their kind as shown are kept.
+    The outcomes decide which images are tried: by natural predictions, and by those under the attack `judge`.
+    Every network is attacked by itself with `attack`. Only images that are of their kind as shown are kept.
     """
     if data.shape[0] not in (1, 3):
         raise InputError(f"gallery: the images have {data.shape[0]} channels, expected 1 or 3")
@@ -97,8 +97,8 @@ def make_gallery(
     for kind in kinds:
         probe = Probe.of(attack, kind.threat)
         used = Counter(item.label for item in items)
-        is_new = ~np.isin(rows[kind.positions], [item.position for item in items])
-        positions = kind.positions[is_new]
+        is_shown = np.isin(rows.numpy()[kind.positions], [item.position for item in items])
+        positions = kind.positions[~is_shown]
         chosen = choose_images(positions, a.outcome.label, used, per_class)[: CANDIDATES_PER_ITEM * per_kind]
         shown = _show_images((a, b), data, rows[torch.from_numpy(chosen)], probe, kind)
         items += [item for item in shown if kind.describes(item.views)][:per_kind]

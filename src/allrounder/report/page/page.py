@@ -30,7 +30,7 @@ MAX_OPEN_FILTERS = 12
 """With more rows, the list of rows to filter is folded away."""
 
 
-def write_page(results: Results, path: Path, *, title: str = TITLE, gallery: Gallery | None = None) -> None:
+def write_page(results: Results, path: Path, *, title: str = "", gallery: Gallery | None = None) -> None:
     """Write the page atomically; equal results give equal bytes."""
     write_text(path, render_page(results, title=title, gallery=gallery))
 
@@ -38,7 +38,7 @@ def write_page(results: Results, path: Path, *, title: str = TITLE, gallery: Gal
 def render_page(
     results: Results,
     *,
-    title: str = TITLE,
+    title: str = "",
     gallery: Gallery | None = None,
     figures: Mapping[str, FigureKind] = FIGURES,
 ) -> str:
@@ -48,7 +48,7 @@ def render_page(
     script, plotly, style = _read("page.js"), offline.get_plotlyjs(), _read("style.css")
     warnings = collect_warnings(results)
     context: dict[str, Any] = {
-        "title": title,
+        "title": title or TITLE,
         "policy": content_policy(script, plotly),
         "script": script,
         "plotly": plotly,
