@@ -42,21 +42,23 @@ def test_a_report_of_a_study_is_written_and_its_path_printed(
     assert again.read_bytes() == out.read_bytes()
 
 
-def test_runs_get_a_title_and_need_no_torch_without_a_gallery(folder: Path, tmp_path: Path):
-    out = tmp_path / "page.html"
-    runs = [f"runs/{name}/seed-0" for name in ("slow", "fast")]
-    words = ["report", *runs, "-o", str(out), "--title", "<Two> runs", "--no-gallery"]
-    script = (
-        f"import sys; sys.modules['torch'] = None; sys.argv[1:] = {words}; from allrounder.cli import main"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", f"{script}; main.main()"],
+def report_without(library: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a new process that cannot import a library."""
+    script = f"import sys; sys.modules[{library!r}] = None; sys.argv[1:] = {['report', *words]}"
+    return subprocess.run(
+        [sys.executable, "-c", f"{script}; from allrounder.cli import main; main.main()"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(PROJECT / "src")},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_runs_get_a_title_and_need_no_torch_without_a_gallery(folder: Path, tmp_path: Path):
+    out = tmp_path / "page.html"
+    runs = [f"runs/{name}/seed-0" for name in ("slow", "fast")]
+    process = report_without("torch", folder, *runs, "-o", str(out), "--title", "<Two> runs", "--no-gallery")
     assert process.returncode == 0 and process.stdout.strip() == str(out), process.stderr
     page = parse_page(out.read_text(encoding="utf-8"))
     assert page.find("h1").text == "<Two> runs" and not page.find_all("section", id="gallery")
@@ -82,10 +84,7 @@ def test_a_folder_that_is_no_run_is_an_error(allrounder: Command, tmp_path: Path
 
 
 @pytest.mark.parametrize("library", ["jinja2", "plotly"])
-def test_a_missing_library_names_the_extra(
-    allrounder: Command, folder: Path, library: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, "allrounder.report.page.page", raising=False)
-    answer = allrounder("report", str(folder / "runs"))
-    assert answer.code == 1 and 'pip install "allrounder[report]"' in answer.err
+def test_a_missing_library_names_the_extra(folder: Path, library: str):
+    process = report_without(library, folder, "runs")
+    assert process.returncode == 1 and 'pip install "allrounder[report]"' in process.stderr
+    assert library in process.stderr and not (folder / "report.html").exists()

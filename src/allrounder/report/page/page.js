@@ -183,7 +183,7 @@
   function wrap(text, pixels) {
     const most = Math.max(20, pixels / 8);
     const lines = [""];
-    for (const word of text.split(" ")) {
+    for (const word of text.replaceAll("<br>", " ").split(" ")) {
       const line = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
       if (line.length > most && lines.at(-1)) lines.push(word);
       else lines[lines.length - 1] = line;
