@@ -124,14 +124,32 @@ def test_the_small_forms_are_small():
     assert len(found) <= 130
     assert max(trial.recipe.epochs for trial in found) == 4
     for name in EMBEDDED:
-        assert (study(name).seeds, study(name).images) == ((0, 1), 500)
+        assert (study(name).seeds, study(name).images) == ((0, 1), 300)
         assert len(study(name).labels()) <= 6
 
 
 def test_the_demonstration_is_a_study():
-    rows = {point.recipe: point.label for point in study("embedded/demo").row}
-    assert list(rows.values())[:3] == ["NT", "AT Linf", "AT L2"] and len(rows) == 6
+    demo = study("embedded/demo")
+    labels = [
+        "NT",
+        "AT Linf",
+        "half-half, averaged",
+        "AVG Linf+L2, averaged",
+        "Generalist-D NT+Linf",
+        "Generalist-T",
+    ]
+    assert demo.labels() == labels and demo.images == 128
     assert all(trial.recipe.epochs == 12 for trial in trials("embedded/demo"))
+    averaged = [trial for trial in trials("embedded/demo") if "averaged" in trial.label]
+    assert averaged and all(task.average is not None for trial in averaged for task in trial.recipe.tasks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autoattack_judges_every_threat_of_a_study(name: str):
+    for trial in trials(name):
+        probes = trial.recipe.probes
+        judged = {str(probe.threat) for probe in probes if probe.name == "aa"}
+        assert judged == {str(probe.threat) for probe in probes}, trial.label
 
 
 @pytest.fixture(scope="module")

@@ -38,8 +38,8 @@ class Series:
     """The 95% interval of every y; empty if there are none."""
     x_interval: tuple[tuple[float, float], ...] = ()
     row: str = ""
-    """The row of the report that the series belongs to, which decides its colour and whether the filter of the
-    page shows it; empty for series that belong to no row, such as a front or what a paper reports."""
+    """The row of the report that the series belongs to, which decides its colour and whether the filter of
+    the page shows it; empty for series that belong to no row, such as a front or what a paper reports."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.x), len(self.y), len(self.y_interval or self.x), len(self.x_interval or self.x)}

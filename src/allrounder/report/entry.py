@@ -8,11 +8,8 @@ from functools import cached_property
 from typing import Any, final
 
 from allrounder.report.corruption_metrics import parse_shift_id
-from allrounder.report.outcome import NATURAL, Column, Outcome
+from allrounder.report.outcome import JUDGE, NATURAL, Column, Outcome
 from allrounder.report.study import SeedCell, StudyResults
-
-JUDGE = "aa"
-"""AutoAttack. Weaker attacks overstate robustness, each method's differently."""
 
 
 @final

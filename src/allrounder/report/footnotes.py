@@ -21,10 +21,11 @@ import numpy as np
 from allrounder.report.corruption_metrics import (
     STANDARD_SHIFTS,
     metrics_by_perturbation,
+    parse_shift_id,
     sources,
     standard_perturbations,
 )
-from allrounder.report.outcome import Outcome
+from allrounder.report.outcome import JUDGE, Outcome
 from allrounder.report.statistics import format_percent
 
 Outcomes: TypeAlias = Mapping[str, Outcome]
@@ -35,6 +36,7 @@ def footnotes(outcomes: Outcomes) -> list[str]:
     parts = (
         _describe_evaluation,
         _describe_attacks,
+        _describe_missing_judge,
         _describe_shifts,
         _describe_selection,
         _describe_extra_data,
@@ -75,6 +77,16 @@ def _describe_evaluation(outcome: Outcome) -> list[str]:
 
 def _describe_attacks(outcome: Outcome) -> list[str]:
     return [f"{name}: {_format_fact(budget)}" for name, budget in outcome.facts.get("attacks", {}).items()]
+
+
+def _describe_missing_judge(outcome: Outcome) -> list[str]:
+    names = [name for name in outcome.predicted if "@" in name and parse_shift_id(name) is None]
+    threats = dict.fromkeys(name.partition("@")[2] for name in names)
+    missing = [threat for threat in threats if f"{JUDGE}@{threat}" not in names]
+    if not missing:
+        return []
+    bounds = "accuracies under other attacks are upper bounds"
+    return [f"AutoAttack ({JUDGE}) was not run for {', '.join(missing)}: {bounds}"]
 
 
 def _describe_shifts(outcome: Outcome) -> list[str]:

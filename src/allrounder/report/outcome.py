@@ -39,6 +39,8 @@ FORMAT_VERSION = 2
 OUTCOME_FILE = "outcome.safetensors"
 """The name of an outcome in a results folder."""
 NATURAL = "natural"
+JUDGE = "aa"
+"""AutoAttack, which ranks networks. Other attacks overstate robustness, and not equally for all methods."""
 THREAT_SUMMARIES = ("worst", "mean")
 MIN_VARIANCE = 1e-12
 """A smaller variance is nothing but rounding."""

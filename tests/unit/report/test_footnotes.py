@@ -103,3 +103,16 @@ def test_computed_flags_become_footnotes():
     assert len(derived) == 1
     assert stored_flags(result, "Linf:1") == derived and stored_flags(result, "L2:1") == []
     assert footnotes({"a": result})[-1] == f"FLAGGED: {derived[0]}."
+
+
+def test_a_note_names_the_threats_without_autoattack():
+    label = np.array([0, 1])
+    weak = {"natural": label, "pgd-20@Linf:0.1": label, "pgd-20@L2:1.5": label}
+    note = (
+        "AutoAttack (aa) was not run for Linf:0.1, L2:1.5: accuracies under other attacks are upper bounds."
+    )
+    assert note in footnotes({"a": Outcome(label, weak)})
+    partly = footnotes({"a": Outcome(label, {**weak, "aa@L2:1.5": label})})
+    assert note.replace(", L2:1.5", "") in partly
+    judged = {"natural": label, "aa@Linf:0.1": label, "fog@c-official:5": label}
+    assert not any("AutoAttack" in line for line in footnotes({"a": Outcome(label, judged)}))
