@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, final
@@ -59,36 +60,37 @@ def describe_training(record: RunRecord, since: float) -> Status:
 
 def combine(label: str, parts: Sequence[Status], work: Sequence[float]) -> Status:
     """Describe several trainings as one; `work` is the cost of each, in any unit. Trainings that have not
-    started take as long per work as the others, and as many run at once as now."""
-    active = [part for part in parts if part.phase in ("running", "evaluating")]
-    finished = sum(part.phase in ("finished", "evaluating") for part in parts)
-    damaged = sum(part.phase == "damaged" for part in parts)
-    phase: Phase = "waiting"
-    if active:
+    started take as long per work as the others, and as many run at once as now. The time left is that of the
+    trainings, without evaluations."""
+    counts = Counter(part.phase for part in parts)
+    num_trained = counts["finished"] + counts["evaluating"]
+    phase: Phase = "interrupted"
+    if counts["running"] or counts["evaluating"]:
         phase = "running"
-    elif damaged:
+    elif counts["damaged"]:
         phase = "damaged"
-    elif finished == len(parts):
+    elif num_trained == len(parts):
         phase = "finished"
-    elif any(part.phase != "waiting" for part in parts):
-        phase = "interrupted"
-    done = sum(w * part.progress for w, part in zip(work, parts, strict=True))
-    message = f"{finished} of {len(parts)} trainings finished, {len(active)} running"
+    elif counts["waiting"] == len(parts):
+        phase = "waiting"
+    done = math.fsum(w * part.progress for w, part in zip(work, parts, strict=True))
+    others = ("running", "evaluating", "interrupted", "damaged")
+    facts = [f"{counts[name]} {name}" for name in others if counts[name]]
     return Status(
         label,
         phase,
-        message + (f", {damaged} damaged" if damaged else ""),
-        finished,
+        ", ".join([f"{num_trained} of {len(parts)} trainings finished", *facts]),
+        num_trained,
         len(parts),
         done / (sum(work) or 1.0),
-        sum(part.elapsed for part in parts),
-        _estimate_all(parts, work, done) if active else None,
+        math.fsum(part.elapsed for part in parts),
+        _estimate_all(parts, work, done) if phase == "running" else None,
     )
 
 
 def _estimate_all(parts: Sequence[Status], work: Sequence[float], done: float) -> float | None:
-    """Estimate the seconds until all trainings are finished; None if no epoch is."""
-    if not done:
+    """Estimate the seconds until all trainings are finished; None if no epoch is, or if all of them are."""
+    if not done or all(part.progress == 1 for part in parts):
         return None
     rate = sum(part.elapsed for part in parts if part.progress) / done
     left = [
@@ -150,7 +152,9 @@ def draw_charts(record: RunRecord) -> list[Chart]:
 def _to_series(curve: Curve, key: str) -> Series:
     name = curve.name.removeprefix("global ") if key == "validation" else curve.name.removesuffix(f" {key}")
     scale = 100 if curve.percent else 1
-    return Series(name, tuple(curve.values), tuple(scale * value for value in curve.values.values()))
+    return Series(
+        name, tuple(map(float, curve.values)), tuple(scale * value for value in curve.values.values())
+    )
 
 
 def to_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -46,7 +47,7 @@ class Timing:
         return cls(
             _typical(list(epochs.values())),
             _typical(list(validations.values())) or 0.0,
-            sum(epochs.values()) + sum(validations.values()),
+            math.fsum([*epochs.values(), *validations.values()]),
             steps_per_epoch,
             record.epochs - record.epoch,
             _count_validations_left(record, steps_per_epoch, max(validations, default=0)),

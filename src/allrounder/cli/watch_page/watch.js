@@ -105,7 +105,7 @@ function showProgress() {
   const facts = [["Progress", `${percent}%`]];
   if (count) facts.push([state.kind === "study" ? "Trainings" : "Epochs", `${state.epoch} of ${state.epochs}`]);
   facts.push(["Time so far", formatSeconds(state.elapsed)]);
-  if (state.phase === "running") facts.push(["Time left", formatSeconds(state.eta)]);
+  if (state.phase === "running" && state.progress < 1) facts.push(["Time left", formatSeconds(state.eta)]);
   if (state.epoch_seconds) facts.push(["Per epoch", formatSeconds(state.epoch_seconds)]);
   if (state.steps_per_second) facts.push(["Speed", `${formatNumber(state.steps_per_second)} steps/s`]);
   const list = get("facts");
