@@ -48,6 +48,8 @@ class Index(TypedDict):
     """The number of images by name; null for all."""
     table_styles: list[str]
     """The styles of the table of an evaluation."""
+    class_tables: list[str]
+    """The tables of single classes that an evaluation prints."""
     corruptions: list[str]
     perturbations: list[str]
     downloads: list[str]
@@ -125,6 +127,7 @@ def build_index() -> Index:
     from allrounder.recipe.library import shipped_recipes
     from allrounder.recipe.pipeline import PIPELINES
     from allrounder.recipe.recipe import Recipe
+    from allrounder.report.class_tables import CLASS_TABLES
     from allrounder.report.render import SHIFT_STYLES
 
     tables: dict[str, Mapping[str, type[Any]]] = {
@@ -156,6 +159,7 @@ def build_index() -> Index:
         "suites": list(SUITES),
         "budgets": dict(BUDGETS),
         "table_styles": [*STUDY_STYLES, "robustbench", *SHIFT_STYLES],
+        "class_tables": list(CLASS_TABLES),
         "corruptions": list(CORRUPTIONS),
         "perturbations": list(PERTURBATIONS),
         "downloads": list(PUBLISHED),

@@ -71,8 +71,7 @@ class Entry:
 
     def cell(self, column: Column) -> SeedCell | None:
         """The mean over seeds and the 95% interval of a column; None if it was not measured."""
-        columns = self.columns()
-        return self.results.cells()[self.name][columns.index(column)] if column in columns else None
+        return self.results.cell(self.name, column)
 
 
 @final
