@@ -105,6 +105,14 @@ def test_the_page_follows_a_training(browser: Any, tmp_path: Path):
         names = page.locator("[data-name=validation] .legendtext").all_text_contents()
         assert names == ["natural", "Linf:0.1", "L2:1.5"]
         assert page.locator("[data-name=validation] .shapelayer path").count() > 0, "exchanges are marked"
+        titles = page.locator(".chart h2").all_inner_texts()
+        assert titles == ["Validation accuracy", "Training loss", "Training accuracy", "Shares"]
+        for number in range(4):  # panels become narrower when the next one appears
+            panel = page.locator(".chart").nth(number).bounding_box()
+            page.wait_for_function(
+                "([number, width]) => document.querySelectorAll('.main-svg')[3 * number].clientWidth < width",
+                arg=[number, panel["width"]],
+            )
         page.locator("[data-name=loss] summary").click()
         rows = page.locator("[data-name=loss] tbody tr").all_inner_texts()
         assert [row.split()[0] for row in rows] == ["3", "2", "1"]

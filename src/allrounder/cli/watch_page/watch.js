@@ -6,6 +6,12 @@ const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const LONG = 30; // Longer cells of a table may break into lines.
 const get = (id) => document.getElementById(id);
+// A panel becomes narrower when the next one appears.
+const sizes = new ResizeObserver((entries) => {
+  for (const {target} of entries) {
+    if (target.classList.contains("js-plotly-plot")) window.Plotly.Plots.resize(target);
+  }
+});
 let selected = null;
 let state = null;
 let drawn = "";
@@ -161,7 +167,10 @@ function showCharts() {
   const part = state.parts[state.selected];
   const best = state.best_epoch === null ? "" : ` (best weights: epoch ${state.best_epoch})`;
   get("curves-title").hidden = state.charts.length === 0;
-  setText(get("curves-title"), `Curves${part === undefined ? "" : ` of ${part.label}`}${best}`);
+  const seed = part === undefined || part.seed === null ? "" : `, seed ${part.seed}`;
+  setText(get("curves-title"), `Curves${part === undefined ? "" : ` of ${part.label}${seed}`}${best}`);
+  const hasExchanges = state.charts.some((chart) => chart.marks.length > 0);
+  get("marks").hidden = !state.has_plotly || !hasExchanges;
   get("hint").hidden = state.has_plotly;
   const content = JSON.stringify(state.charts);
   if (content === drawn) return;
@@ -171,11 +180,12 @@ function showCharts() {
   for (const panel of [...parent.children]) {
     if (!names.includes(panel.dataset.name)) panel.remove();
   }
-  for (const chart of state.charts) {
+  state.charts.forEach((chart, number) => {
     const panel = [...parent.children].find((item) => item.dataset.name === chart.name) ?? makePanel(chart);
+    if (parent.children[number] !== panel) parent.insertBefore(panel, parent.children[number]);
     showNumbers(panel, chart);
     if (window.Plotly) drawChart(panel.querySelector(".plot"), chart, (part ?? state).epochs);
-  }
+  });
 }
 
 function makePanel(chart) {
@@ -183,13 +193,13 @@ function makePanel(chart) {
   panel.className = "chart";
   panel.dataset.name = chart.name;
   make("h2", panel, chart.title);
-  const marks = chart.marks.length ? " Dotted lines mark epochs with exchanges." : "";
-  make("p", panel, chart.about + marks);
+  make("p", panel, chart.about);
   if (state.has_plotly) {
     const plot = make("div", panel);
     plot.className = "plot";
     plot.setAttribute("role", "img");
     plot.setAttribute("aria-label", `${chart.title} by epoch; the numbers are in the table below`);
+    sizes.observe(plot);
   }
   const details = make("details", panel);
   details.open = !state.has_plotly;
@@ -206,9 +216,13 @@ function makePanel(chart) {
 function showNumbers(panel, chart) {
   const epochs = [...new Set(chart.series.flatMap((series) => series.x))].sort((a, b) => b - a);
   const columns = chart.series.map((series) => new Map(series.x.map((x, i) => [x, series.y[i]])));
+  const exchanges = new Set(chart.marks.map(([epoch]) => epoch));
   const rows = epochs.map((epoch) => [
-    String(epoch), ...columns.map((values) => formatNumber(values.get(epoch), chart.y.percent))]);
-  fillTable(panel.querySelector("table"), ["epoch", ...chart.series.map((series) => series.name)], rows);
+    String(epoch), ...columns.map((values) => formatNumber(values.get(epoch), chart.y.percent)),
+    ...(exchanges.size ? [exchanges.has(epoch) ? "yes" : ""] : [])]);
+  const names = chart.series.map((series) => series.name);
+  const header = ["epoch", ...names, ...(exchanges.size ? ["exchange"] : [])];
+  fillTable(panel.querySelector("table"), header, rows);
 }
 
 function drawChart(plot, chart, epochs) {
@@ -229,13 +243,15 @@ function drawChart(plot, chart, epochs) {
       ...axis, title: {text: escape(chart.x.title)}, range: [0, 1.02 * epochs],
       ...(epochs <= 12 ? {dtick: 1} : {}),
     },
-    yaxis: {...axis, title: {text: escape(chart.y.title)}},
+    yaxis: {
+      ...axis, title: {text: escape(chart.y.title)}, ...(chart.name === "share" ? {range: [0, 1.05]} : {}),
+    },
     shapes: chart.marks.map(([x]) => ({
       type: "line", x0: x, x1: x, y0: 0, y1: 1, yref: "paper", layer: "below",
       line: {color: style.getPropertyValue("--dim").trim(), width: 1, dash: "dot"},
     })),
   };
-  window.Plotly.react(plot, traces, layout, {responsive: true, displayModeBar: false});
+  window.Plotly.react(plot, traces, layout, {displayModeBar: false});
 }
 
 async function refresh() {
