@@ -25,7 +25,9 @@ class Status:
     phase: Phase
     message: str = ""
     epoch: int = 0
+    """The last finished epoch; of a study, the number of finished trainings."""
     epochs: int = 0
+    """Of the whole training; of a study, the number of trainings."""
     progress: float = 0.0
     """From 0 to 1."""
     elapsed: float = 0.0

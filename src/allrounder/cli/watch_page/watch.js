@@ -255,10 +255,13 @@ function drawChart(plot, chart, epochs) {
 }
 
 async function refresh() {
+  const asked = selected;
   try {
-    const answer = await fetch(selected === null ? "state.json" : `state.json?part=${selected}`);
+    const answer = await fetch(asked === null ? "state.json" : `state.json?part=${asked}`);
     if (!answer.ok) throw new Error(await answer.text());
-    state = await answer.json();
+    const news = await answer.json();
+    if (asked !== selected) return; // Another training was selected meanwhile.
+    state = news;
     showProgress();
     showParts();
     showLatest();
