@@ -55,15 +55,11 @@ class Watcher:
             return to_table("unknown", Status(self.folder.name, "waiting", message))
         record = self._read_record(self.folder)
         status = self._describe_run(record, now)
-        files = sorted(
-            self.folder.glob(f"{STAGES_DIR}/*/{RECIPE_FILE}"), key=lambda file: file.stat().st_mtime
-        )
-        if not files:
+        stages = _find_stages(self.folder)
+        if not stages:
             return to_table("run", status, record=record)
-        folders = [file.parent for file in files]
-        parts = [self._describe_folder(folder, now) for folder in folders]
-        whole = combine_stages(status, parts)
-        return self._with_part("pipeline", whole, parts, folders, selected)
+        parts = [self._describe_folder(stage, now) for stage in stages]
+        return self._with_part("pipeline", combine_stages(status, parts), parts, stages, selected)
 
     def _with_part(
         self, kind: str, whole: Status, parts: Sequence[Status], folders: Sequence[Path], selected: int | None
@@ -75,7 +71,8 @@ class Watcher:
             selected = (active or begun[-1:] or [0])[0]
         record = None
         if parts and parts[selected].phase not in ("waiting", "damaged"):
-            record = self._read_record(folders[selected])
+            folder = folders[selected]
+            record = self._read_record((_find_stages(folder) or [folder])[-1])
         return to_table(kind, whole, parts, selected, record)
 
     def _read_record(self, folder: Path) -> RunRecord:
@@ -96,7 +93,9 @@ class Watcher:
 
     def _describe_folder(self, folder: Path, now: float) -> Status:
         try:
-            return replace(self._describe_run(self._read_record(folder), now), label=folder.name)
+            status = replace(self._describe_run(self._read_record(folder), now), label=folder.name)
+            parts = [self._describe_folder(stage, now) for stage in _find_stages(folder)]
+            return combine_stages(status, parts) if parts else status
         except (AllrounderError, OSError) as error:
             return Status(folder.name, "damaged", str(error))
 
@@ -113,6 +112,12 @@ class Watcher:
             return replace(status, phase="evaluating")
         is_evaluated = all((evaluation / OUTCOME_FILE).is_file() for evaluation in evaluations)
         return replace(status, message="evaluated" if is_evaluated else "not evaluated yet")
+
+
+def _find_stages(folder: Path) -> list[Path]:
+    """Return the folders of the stages of a pipeline that have started, in their order; empty for others."""
+    files = folder.glob(f"{STAGES_DIR}/*/{RECIPE_FILE}")
+    return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime)]
 
 
 def _parse_work(cost: str) -> float:

@@ -49,7 +49,6 @@ def write_events(run: Run, clock: Clock, warn: Callable[[str], None]) -> Generat
     mix = run.recipe.effective_mix
     exchanges = Counter[int]() if mix.exchange is None else mix.exchange.count_by_epoch(clock)
     writer = EventWriter(run.folder / EVENTS_FOLDER, run.recipe.names[0], exchanges)
-
     failed = False
 
     def attempt(write: Callable[[], None]) -> None:

@@ -195,6 +195,20 @@ def test_a_pipeline_shows_its_stages(tmp_path: Path):
     assert read(tmp_path / "run", 1)["charts"][0]["series"]
 
 
+def test_a_pipeline_in_a_study_is_followed_by_its_stages(study: Path, tmp_path: Path):
+    folder = Path(shutil.copytree(study, tmp_path / "out"))
+    trial = folder / "slow" / "seed-0"
+    shutil.rmtree(trial)
+    with struck(Point(STEP, 8), give_up), pytest.raises(Killed):
+        go(pipeline("soup"), trial)
+    stages = [RunRecord.read(stage) for stage in sorted((trial / "stages").iterdir())]
+    state = read(folder, 0)
+    part = state["parts"][0]
+    assert part["epoch"] == sum(stage.epoch for stage in stages) > 0
+    assert part["epochs"] == sum(stage.epochs for stage in stages)
+    assert state["charts"] and state["charts"] == read(stages[-1].folder)["charts"]
+
+
 class Watches:
     """A listener that reads the state after every step of a training."""
 
