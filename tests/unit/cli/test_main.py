@@ -110,6 +110,7 @@ OPTIONS = {
     "schema": set[str](),
     "ls": set[str](),
     "log": {"--rows"},
+    "watch": {"--port", "--open"},
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
