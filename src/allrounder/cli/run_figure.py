@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def run_figure(
         check_ending(out)
     except InputError as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
+    for library in ("fontTools", "matplotlib"):  # the command line prints messages of level INFO
+        logging.getLogger(library).setLevel(logging.WARNING)
     results = read_results(paths)
     shown = _select_rows(results, rows) if rows else results
     for entry in shown.entries:
