@@ -21,6 +21,7 @@ from allrounder.cli.listing import list_
 from allrounder.cli.new import new
 from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
+from allrounder.cli.theory import theory
 from allrounder.cli.train import plan, show, train
 from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
 
@@ -66,6 +67,7 @@ app.command()(ls)
 app.command()(log)
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
+app.command()(theory)
 app.command()(sweep)
 app.command()(compare)
 app.command()(table)

@@ -16,7 +16,7 @@ from allrounder.types import NamedTensors, Weights
 @final
 @dataclass(frozen=True)
 class Drift:
-    """Distances in the space of weights, as float64 sums in the order of the tensors."""
+    """Distances in the space of weights, as float64 sums in the order of the global weights."""
 
     drift: float
     """sum_a gamma_a ||theta_a - theta_bar||^2 around the mixture theta_bar = sum_a gamma_a theta_a."""
@@ -37,7 +37,8 @@ def measure_drift(
     mean: Weights = {}
     distances: dict[str, float] = {}
     for name, weights in learners:
-        theta = {key: _as_vector(tensor) for key, tensor in weights.items()}
+        # The order of the sums must not depend on that of tensors that another rank sent.
+        theta = {key: _as_vector(weights[key]) for key in theta_g if key in weights}
         distances[name] = math.sqrt(_sum_squares(theta[key] - _as_vector(theta_g[key]) for key in theta))
         share = shares[name]
         if share == 0:

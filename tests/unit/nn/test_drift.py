@@ -65,6 +65,15 @@ def test_the_order_in_which_memory_holds_a_tensor_changes_no_bit_and_no_weight()
     assert torch.equal(weights["conv"], before)
 
 
+def test_the_order_of_the_tensors_of_a_learner_changes_no_bit():
+    shares, theta_g = {"a": 0.4, "b": 0.6}, {str(key): torch.randn(50) for key in range(20)}
+    a, b = ({key: torch.randn(50) for key in theta_g} for _ in shares)
+    backwards = dict(reversed(b.items()))
+    assert measure_drift([("a", a), ("b", b)], shares, theta_g) == measure_drift(
+        [("a", a), ("b", backwards)], shares, theta_g
+    )
+
+
 def test_float64_weights_are_not_changed():
     a, b = {"w": torch.zeros(3, dtype=torch.float64)}, {"w": torch.ones(3, dtype=torch.float64)}
     measure_drift([("a", a), ("b", b)], {"a": 0.5, "b": 0.5}, a)
