@@ -100,6 +100,7 @@ OPTIONS = {
     "schema": set[str](),
     "ls": set[str](),
     "log": {"--rows"},
+    "theory": {"--solo", "--n"},
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},

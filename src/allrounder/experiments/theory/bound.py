@@ -61,7 +61,7 @@ def task_errors(
     robust: dict[str, float] = {}
     for threat in dict.fromkeys(threat for task in tasks for threat in task.objective.threats()):
         crafted: list[Images] = []
-        for number, rows in enumerate(torch.arange(len(x)).split(BATCH_SIZE)):
+        for number, rows in enumerate(torch.split(torch.arange(len(x)), BATCH_SIZE)):
             stream = rng.fold_in("theory", str(threat), number)
             crafted.append(perturb(attack, scratch, x[rows], y[rows], threat, stream).x)
         logits = compute_logits(scratch, weights, torch.cat(crafted))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from allrounder.nn.drift import measure_drift
 from allrounder.nn.state import average_weights, copy_, distance, weights_of
-from allrounder.types import Images, Labels, Logits, NamedTensors, PerExample, Weights
+from allrounder.types import Images, Labels, Logits, NamedTensors, Weights
 
 INTERVALS = 8
 """Intervals of a segment of weights, on which differences estimate derivatives."""
@@ -106,7 +106,7 @@ def measure_gap(
 def compute_logits(network: nn.Module, weights: NamedTensors, x: Images) -> Logits:
     """Return the logits of a network with these weights, which it keeps; its mode is not changed."""
     copy_(weights_of(network), weights)
-    return torch.cat([network(part) for part in x.split(BATCH_SIZE)])
+    return torch.cat([network(part) for part in torch.split(x, BATCH_SIZE)])
 
 
 def _differences(network: nn.Module, start: Weights, end: NamedTensors, x: Images) -> tuple[float, float]:
@@ -138,5 +138,5 @@ def _loss_gradient(logits: Logits, y: Labels) -> Logits:
     return logits.softmax(1) - F.one_hot(y, logits.shape[1])
 
 
-def _norms(vectors: Tensor) -> PerExample | Tensor:
-    return torch.linalg.vector_norm(vectors, dim=-1)
+def _norms(vectors: Tensor) -> Tensor:
+    return vectors.square().sum(-1).sqrt()

@@ -1,4 +1,4 @@
-"""Inner products of gradients of different mini-batches, which Generalist++, Appendix A, claims to increase."""
+"""Inner products of gradients of different mini-batches, which Appendix A of Generalist++ says to grow."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def draw_batches(split: Split, task: Task, batch_size: int, network: nn.Module, 
     rows = rng.fold_in("theory").permutation(len(split))
     size = min(batch_size, len(split) // NUM_BATCHES)
     batches: list[Batch] = []
-    for index in rows[: size * NUM_BATCHES].split(size):
+    for index in torch.split(rows[: size * NUM_BATCHES], size):
         batch = Batch(split.fetch(index), split.labels[index], index, task.label_smoothing)
         batches.append(batch.to(*device_and_dtype(network)))
     return batches

@@ -35,7 +35,7 @@ class Theory:
     gaps: Mapping[str, MixingGap]
     """At the "best" and the "last" weights."""
     gradients: Mapping[str, Mapping[str, GradientProducts]]
-    """By task, then at: start, learner, global, best, solo."""
+    """By task, then at: start, learner, best and last (both global), solo."""
     exchanges: tuple[Mapping[str, Any], ...] = ()
     """The logged exchanges; none in runs older than this log."""
     solo: Mapping[str, str] = field(default_factory=dict[str, str])
