@@ -27,7 +27,7 @@ class Drift:
 def measure_drift(
     learners: Iterable[tuple[str, NamedTensors]], shares: Mapping[str, float], theta_g: NamedTensors
 ) -> Drift:
-    """Measure the drift and the distances of learners; only tensors that a learner has are compared.
+    """Measure the drift and the distances of learners; only tensors that a learner and `theta_g` have count.
 
     The learners are read one at a time, so that they may come from other ranks. The mixture is kept as a
     running mean (West, 1979, Updating mean and variance estimates): differences are squared, never sums of

@@ -84,7 +84,8 @@ def _gap_claims(theory: Theory) -> list[Claim]:
         constants = f"C {gap.constant:.3g}, corrected {gap.corrected_constant:.3g}"
         rows.append(Claim(f"constants, {point}", f"{value}; {constants}", "bound", "not tested", claim))
         term = gap.constant * gap.drift
-        value = f"C drift = {term:.3g}, corrected {gap.corrected_constant * gap.drift:.3g}"
+        drift = f"drift {gap.drift:.3g}, of which parameters {gap.parameter_drift:.3g}"
+        value = f"{drift}; C drift = {term:.3g}, corrected {gap.corrected_constant * gap.drift:.3g}"
         small: Verdict = "yes" if term < chance else "says nothing"
         claim = f"small (Theorem 2), that is below the loss of chance, {chance:.3g}"
         rows.append(Claim(f"stability term, {point}", value, "bound", small, claim))

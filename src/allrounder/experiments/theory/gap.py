@@ -40,6 +40,8 @@ class MixingGap:
     global_largest: float
     drift: float
     """sum_a gamma_a ||theta_a - theta_bar||^2 over all weights that are mixed, also batch-norm statistics."""
+    parameter_drift: float
+    """The part of the parameters, which exchanges log."""
     curvature: float
     """M: the largest second difference of the logits along the segments."""
     slope: float
@@ -87,6 +89,7 @@ def measure_gap(
     global_gap = _norms(compute_logits(scratch, theta_g, x) - mean_output)
     segments = [_differences(scratch, mixture, weights, x) for weights in mixed.values()]
     spread = sum(shares[name] * _norms(outputs[name] - mean_output) ** 2 for name in mixed)
+    parameters = {name: mixture[name] for name, _ in network.named_parameters()}
     floats = {name: _only_floats(weights) for name, weights in mixed.items()}
     loss_slopes = [_norms(_loss_gradient(z, y)).max() for z in (mixture_output, *outputs.values())]
     return MixingGap(
@@ -95,6 +98,7 @@ def measure_gap(
         global_mean=float(global_gap.mean()),
         global_largest=float(global_gap.max()),
         drift=measure_drift(floats.items(), shares, mixture).drift,
+        parameter_drift=measure_drift(floats.items(), shares, parameters).drift,
         curvature=max(second for _, second in segments),
         slope=max(first for first, _ in segments),
         loss_slope=max(float(slope) for slope in loss_slopes),

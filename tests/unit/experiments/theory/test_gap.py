@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from allrounder.experiments.theory.gap import measure_gap
 from allrounder.nn.drift import measure_drift
+from allrounder.nn.state import clone, weights_of
 from allrounder.types import Weights
 
 SHARES = {"a": 0.25, "b": 0.75}
@@ -42,6 +43,15 @@ def test_a_linear_network_has_no_gap_and_no_curvature():
     assert gap.largest < 1e-12 and gap.curvature < 1e-10 and gap.constant < 1e-8
     assert gap.drift == pytest.approx(0.25 * 0.75 * 16)
     assert gap.slope == pytest.approx(1.0), "the largest pixel"
+    assert gap.parameter_drift == gap.drift, "it has no buffers"
+
+
+def test_batch_norm_statistics_count_in_the_drift_of_all_weights_only():
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(1, 2)).double()
+    a, b = clone(weights_of(network)), clone(weights_of(network))
+    b["0.running_mean"] += 2
+    gap = measure_gap(network, {"a": a, "b": b}, SHARES, a, pixels(0.5, 1.0), Y)
+    assert gap.parameter_drift == 0 and gap.drift == pytest.approx(0.25 * 0.75 * 4)
 
 
 def test_a_quadratic_network_attains_half_the_bound():
