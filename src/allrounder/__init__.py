@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe, suite as suite
+    from allrounder.experiments.collect import read_results as read_results
     from allrounder.experiments.theory import Theory as Theory, measure_theory as measure_theory
     from allrounder.models import MODELS as MODELS
     from allrounder.models.resnet import (
@@ -120,6 +121,7 @@ _MODULES = {
     "evaluation.evaluate": "EvalOptions evaluate",
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
+    "experiments.collect": "read_results",
     "experiments.theory": "Theory measure_theory",
     "report.outcome": "Outcome",
     "report.render": "render",
