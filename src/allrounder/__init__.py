@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe, suite as suite
     from allrounder.experiments.collect import read_results as read_results
+    from allrounder.experiments.theory import Theory as Theory, measure_theory as measure_theory
     from allrounder.models import MODELS as MODELS
     from allrounder.models.resnet import (
         PreActResNet18 as PreActResNet18, ResNet18 as ResNet18, ResNet34 as ResNet34,
@@ -121,6 +122,7 @@ _MODULES = {
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
     "experiments.collect": "read_results",
+    "experiments.theory": "Theory measure_theory",
     "report.outcome": "Outcome",
     "report.render": "render",
     "nn.gradcam": "grad_cam",

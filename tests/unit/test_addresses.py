@@ -67,6 +67,9 @@ LITERALS = """
 'step', *
 'step', 0
 'subset'
+'theory'
+'theory', *
+'theory', *, *
 'threat'
 'threat', *
 'validation'

@@ -23,6 +23,7 @@ from allrounder.cli.new import new
 from allrounder.cli.report import report
 from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
+from allrounder.cli.theory import theory
 from allrounder.cli.train import plan, show, train
 from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
 from allrounder.cli.watch import watch
@@ -70,6 +71,7 @@ app.command()(log)
 app.command()(watch)
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
+app.command()(theory)
 app.command()(sweep)
 app.command()(compare)
 app.command()(table)

@@ -113,7 +113,8 @@ class Plan:
 
     @property
     def comm_bytes(self) -> int:
-        """Bytes sent for one exchange or validation if every learner has its own process."""
+        """Bytes of the partial sums that one exchange or validation sends if every learner has its own
+        process."""
         return sum(learner.held["mix state"] for learner in self.learners)
 
 

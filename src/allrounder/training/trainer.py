@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from allrounder.distributed import World
 from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.inference.fold import copy_sharing_fold
 from allrounder.models.factory import ModelFactory, ModelLike, as_factory
+from allrounder.nn.drift import measure_drift
 from allrounder.nn.state import strip_prefix, weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
@@ -108,7 +110,9 @@ class Trainer:
                 self.select_best(t)
             # No exchange follows the last step: the learners' final weights are saved.
             if self.mix.exchange_due(t, self.clock) and t < self.clock.total_steps:
-                self.restart_learners(self.global_weights(f"the exchange after step {t}"))
+                theta = self.global_weights(f"the exchange after step {t}")
+                self.log_exchange(t, theta)
+                self.restart_learners(theta)
             if self.checkpoints.is_due(t):
                 self.save(t)
             self.t = t
@@ -183,6 +187,21 @@ class Trainer:
         if self.world.is_main:
             seconds = self.metrics.lap_seconds()
             self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
+
+    def log_exchange(self, t: int, theta: Weights) -> None:
+        """Log how far the learners' parameters are from each other and from the global ones, before they
+        restart. If an epoch exchanges after every step, only its first exchange is logged."""
+        assert self.mix.exchange is not None
+        if self.mix.exchange.when == "every-step" and self.clock.step_in_epoch(t) > 1:
+            return
+        # Batch-norm statistics are not learned, and recalibrated ones are no mixture.
+        names = [name for name, _ in self.scratch_model.named_parameters()]
+        led = self._led_learners().items()
+        parameters = {key: {name: learner.averaged_weights()[name] for name in names} for key, learner in led}
+        shares = self.mix.shares_at(t, self.clock, self.recipe.names)
+        found = measure_drift(self.checkpoints.receive_states(parameters, shares), shares, theta)
+        if self.world.is_main:
+            self.run.log("exchange", t=t, epoch=self.clock.epoch(t), **asdict(found), shares=shares)
 
     def restart_learners(self, theta: Weights) -> None:
         """Exchange: let every learner continue from the global weights."""

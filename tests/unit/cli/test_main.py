@@ -111,6 +111,7 @@ OPTIONS = {
     "ls": set[str](),
     "log": {"--rows"},
     "watch": {"--port", "--open"},
+    "theory": {"--solo", "--n"},
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},

@@ -69,7 +69,7 @@ VERBS = [
         "compare",
         "table",
     ),
-    *("ls", "log", "watch", "report", "figure"),
+    *("ls", "log", "watch", "report", "figure", "theory"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 
