@@ -111,6 +111,10 @@ OPTIONS = {
         *("--source", "--source-model", "--eot", "--no-masking-check"),
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data", "--threat"},
+    "dial": {
+        *("--points", "--shares", "--pick", "--by", "--attack", "--threat", "--n", "--workers", "--out"),
+        *("--outputs", "--tolerance"),
+    },
     "data": set[str](),
     "data get": {"--from"},
     "data check": set[str](),
