@@ -28,6 +28,7 @@ LITERALS = """
 'direction'
 'doctor'
 'doctor', *
+'ensemble', *, *
 'evaluate', *
 'evaluate', *, *
 'extra order'

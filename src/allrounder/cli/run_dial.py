@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast, final
 
 import typer
@@ -12,8 +13,11 @@ from allrounder.cli.dial import DialCommand
 from allrounder.cli.display import ProgressBars, print_columns
 from allrounder.cli.echo import echo, echo_note
 from allrounder.config.fields import parse_fraction
+from allrounder.experiments.combined_run import check_free
 from allrounder.experiments.dial import DIAL_FILE, Dial, dial
+from allrounder.experiments.ensemble_run import dial_outputs
 from allrounder.report.dial import Criterion, DialPoint, pick_point
+from allrounder.report.statistics import format_percent
 from allrounder.report.tables import format_rows
 from allrounder.system.progress_bar import format_duration
 
@@ -49,8 +53,11 @@ class PointBar:
 
 def run_dial(command: DialCommand) -> None:
     """Mix weights, or outputs."""
+    if command.out is not None:
+        check_free(command.out)
     if command.outputs:
-        raise typer.BadParameter("not available", param_hint="--outputs")
+        _mix_outputs(command)
+        return
     by = cast(Criterion, command.by)
     goals = parse_numbers(command.pick or (), "--pick")
     shares = parse_numbers(command.shares.split(","), "--shares") if command.shares is not None else None
@@ -71,6 +78,36 @@ def run_dial(command: DialCommand) -> None:
         _save(result, pick_point(result.points, goals, by), command)
     elif shares is not None:
         _save(result, result.point_at(shares), command)
+
+
+def _mix_outputs(command: DialCommand) -> None:
+    """Fit an ensemble, print its accuracies beside those of its networks, and save it."""
+    natural, robust = command.runs
+    assert command.out is not None
+    echo_note("fitting on held-out images; the best mixes are attacked as a whole")
+    fitted = dial_outputs(
+        natural,
+        robust,
+        command.out,
+        attack=command.attack,
+        threats=command.threat or (),
+        tolerance=command.tolerance,
+        n=command.n,
+    )
+    rows = {"natural alone": fitted.natural, "robust alone": fitted.robust, "ensemble": fitted.measured}
+    header = ("network", "natural", *fitted.measured.robust, "worst", "networks")
+    print_columns(
+        header,
+        [
+            (name, *map(format_percent, (p.natural, *p.robust.values(), p.worst)), str(len(p.shares)))
+            for name, p in rows.items()
+        ],
+        numbers=range(1, len(header)),
+    )
+    mix = fitted.ensemble.mix
+    echo(f"alpha {mix.alpha:g}, scale {mix.scale:g}, power {mix.power:g}, shift {mix.shift:g}")
+    echo_note(f"{fitted.attacked} mixes were attacked as a whole; a prediction costs that of both networks")
+    _print_saved(command.out)
 
 
 def parse_numbers(words: Sequence[str], option: str) -> dict[str, float]:
@@ -103,5 +140,9 @@ def _save(result: Dial, chosen: DialPoint, command: DialCommand) -> None:
     if command.out is None:
         echo_note("give --out FOLDER to save this network as a run")
         return
-    run = result.export(chosen, command.out)
-    echo_note(f"saved as a run: {run.folder}/ (evaluate it with: allrounder eval {run.folder})")
+    result.export(chosen, command.out)
+    _print_saved(command.out)
+
+
+def _print_saved(folder: Path) -> None:
+    echo_note(f"saved as a run: {folder}/ (evaluate it with: allrounder eval {folder})")

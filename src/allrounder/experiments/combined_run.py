@@ -9,6 +9,7 @@ from typing import Any
 from allrounder.data.base import Data
 from allrounder.errors import RunError
 from allrounder.recipe.recipe import Recipe
+from allrounder.system.files import check_location
 from allrounder.training.run import Run
 from allrounder.types import Weights
 
@@ -27,11 +28,9 @@ def save_combined_run(
     `recipe` says by its name and `about` what the network is, `measured` holds its accuracies on held-out
     images, and `facts` are added to the manifests.
     """
+    check_free(out)
     run = Run.open_or_create(out, recipe, resume=False)
-    if run.finished or run.recipe != recipe:
-        raise RunError(f"{out}: holds another run; choose another folder, nothing was changed")
     with run.lock():
-        run.filter_metrics(lambda event: False)
         run.log("validation", t=t, epoch=recipe.epochs, **measured, selected_on="validation", best=True)
         extra = {} if recipe.extra is None else {"extra": str(recipe.extra)}
         classes = {"classes": list(dataset.classes), "shape": list(dataset.shape), "data": dataset.name}
@@ -39,3 +38,10 @@ def save_combined_run(
         for which in ("best", "last"):
             run.save_weights(which, t, {"global": weights}, metadata)
     return run
+
+
+def check_free(out: Path) -> None:
+    """Raise RunError unless a folder does not exist, or is empty."""
+    check_location(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out}: exists; choose another folder, nothing was changed")
