@@ -29,7 +29,8 @@ Pick = Annotated[
 ]
 By = Annotated[str, Option(help="Robust accuracy of the front and of --pick: worst, or mean over threats.")]
 AttackName = Annotated[
-    str | None, Option("--attack", help="An attack such as pgd-20. Default: that of the run's validation.")
+    str | None,
+    Option("--attack", help="An attack such as pgd-20. Default: that of the validation; with --outputs, cw."),
 ]
 Threats = Annotated[
     list[str] | None,

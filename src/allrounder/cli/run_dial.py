@@ -89,7 +89,7 @@ def _mix_outputs(command: DialCommand) -> None:
         natural,
         robust,
         command.out,
-        attack=command.attack,
+        attack=command.attack or "cw",
         threats=command.threat or (),
         tolerance=command.tolerance,
         n=command.n,

@@ -23,15 +23,15 @@ def dial_outputs(
     robust: str | Path,
     out: str | Path,
     *,
-    attack: str | None = None,
+    attack: str = "cw",
     threats: Sequence[Threat | str] = (),
     tolerance: float = 0.02,
     n: int | None = None,
 ) -> FittedEnsemble:
     """Fit an ensemble of two runs on the images that both held out, and save it as a finished run.
 
-    By default, the attack is that of the validation of the robust run, and the threats are those that the
-    runs select their best weights by. The recipe of the new run is that of the robust one with another model.
+    By default, the threats are those that the runs select their best weights by. The recipe of the new run is
+    that of the robust one with another model.
     """
     check_free(Path(out))
     runs = FinishedRuns.open([natural, robust])
@@ -46,7 +46,7 @@ def dial_outputs(
             load(second),
             runs.held_out,
             threats=against,
-            attack=recipe.validation.attack if attack is None else attack,
+            attack=attack,
             tolerance=tolerance,
             n=n,
             seed=recipe.seed,

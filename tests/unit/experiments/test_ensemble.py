@@ -31,9 +31,10 @@ from tests.support.networks import same
 
 LINF = "Linf:0.05"
 SETS = [
-    "train_images=300",
-    "epochs=3",
-    "model.width=4",
+    "train_images=600",
+    "epochs=6",
+    "batch_size=32",
+    "model.width=6",
     "validation.images=60",
     "validation.train_images=0",
     f'validation.threats=["{LINF}"]',
