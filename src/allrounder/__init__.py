@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe, suite as suite
+    from allrounder.experiments.collect import read_results as read_results
     from allrounder.experiments.dial import Dial as Dial, dial as dial
     from allrounder.experiments.ensemble import FittedEnsemble as FittedEnsemble, fit_ensemble as fit_ensemble
     from allrounder.models import MODELS as MODELS
@@ -124,6 +125,7 @@ _MODULES = {
     "evaluation.evaluate": "EvalOptions evaluate",
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
+    "experiments.collect": "read_results",
     "report.outcome": "Outcome",
     "report.render": "render",
     "nn.gradcam": "grad_cam",

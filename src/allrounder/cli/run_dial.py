@@ -13,13 +13,16 @@ from allrounder.cli.dial import DialCommand
 from allrounder.cli.display import ProgressBars, print_columns
 from allrounder.cli.echo import echo, echo_note
 from allrounder.config.fields import parse_fraction
+from allrounder.errors import MissingLibraryError
 from allrounder.experiments.combined_run import check_free
 from allrounder.experiments.dial import DIAL_FILE, Dial, dial
 from allrounder.experiments.ensemble_run import dial_outputs
-from allrounder.report.dial import Criterion, DialPoint, pick_point
+from allrounder.report.dial import Criterion, DialPoint, dial_chart, pick_point
 from allrounder.report.statistics import format_percent
 from allrounder.report.tables import format_rows
 from allrounder.system.progress_bar import format_duration
+
+FIGURE_FILE = "dial.svg"
 
 
 @final
@@ -73,7 +76,7 @@ def run_dial(command: DialCommand) -> None:
             workers=command.workers,
             progress=PointBar(bars),
         )
-    _print_table(result, by)
+    _print_results(result, by)
     if goals:
         _save(result, pick_point(result.points, goals, by), command)
     elif shares is not None:
@@ -126,12 +129,21 @@ def parse_numbers(words: Sequence[str], option: str) -> dict[str, float]:
     return numbers
 
 
-def _print_table(result: Dial, by: Criterion) -> None:
+def _print_results(result: Dial, by: Criterion) -> None:
+    """Print the table, and draw the front beside the other files."""
     table = result.table(by)
     print_columns(table.header, format_rows(table, "text"), numbers=range(1, len(table.header)))
     for note in table.notes:
         echo_note(note)
-    echo_note(f"results: {result.mixtures.folder}/ ({DIAL_FILE}, table.md)")
+    files = f"{DIAL_FILE}, table.md"
+    try:
+        from allrounder.report import save_figure  # needs an optional library
+
+        save_figure([dial_chart(result.points, by)], result.mixtures.folder / FIGURE_FILE)
+        files += f", {FIGURE_FILE}"
+    except MissingLibraryError as error:
+        echo_note(f"no figure: {error}")
+    echo_note(f"results: {result.mixtures.folder}/ ({files})")
 
 
 def _save(result: Dial, chosen: DialPoint, command: DialCommand) -> None:

@@ -7,6 +7,7 @@ natural distribution shifts. Results are in RUN/dial, or, for several runs, in a
     points/DIGEST.json  every point that was measured with the same weights, images and attack
     dial.json           the points of the last call, with their front
     table.md            the same as a table
+    dial.svg            the front, if the command line drew it
 """
 
 from __future__ import annotations
