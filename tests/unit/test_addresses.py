@@ -29,6 +29,7 @@ LITERALS = """
 'direction'
 'doctor'
 'doctor', *
+'ensemble', *, *
 'evaluate', *
 'evaluate', *, *
 'extra order'

@@ -13,6 +13,7 @@ from typing import Annotated, cast
 from typer import Exit, Option, Typer
 
 from allrounder.cli.data import app as data_app
+from allrounder.cli.dial import dial
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
 from allrounder.cli.failures import describe_os_error, explain
@@ -71,6 +72,7 @@ app.command()(log)
 app.command()(watch)
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
+app.command()(dial)
 app.command()(theory)
 app.command()(sweep)
 app.command()(compare)

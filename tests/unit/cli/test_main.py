@@ -126,6 +126,10 @@ OPTIONS = {
         "--table",
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data", "--threat"},
+    "dial": {
+        *("--points", "--shares", "--pick", "--by", "--attack", "--threat", "--n", "--workers", "--out"),
+        *("--outputs", "--tolerance"),
+    },
     "data": set[str](),
     "data get": {"--from"},
     "data check": set[str](),

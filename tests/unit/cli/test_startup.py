@@ -65,6 +65,7 @@ VERBS = [
         "demo",
         "eval",
         "doctor",
+        "dial",
         "sweep",
         "compare",
         "table",
