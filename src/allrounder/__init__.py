@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from allrounder.models.small_cnn import SmallCnn as SmallCnn
     from allrounder.models.wide_resnet import WideResNet as WideResNet
     from allrounder.nn.gradcam import grad_cam as grad_cam
-    from allrounder.nn.mixing import MIXES as MIXES, Ema as Ema, MixRule as MixRule, Uniform as Uniform
+    from allrounder.nn.mixing import (
+        MIXES as MIXES, Ema as Ema, Fisher as Fisher, MixRule as MixRule, Uniform as Uniform,
+    )
     from allrounder.objectives import (
         OBJECTIVES as OBJECTIVES, Adversarial as Adversarial, Average as Average, Eat as Eat, Fat as Fat,
         HalfHalf as HalfHalf, Iat as Iat, LogitPairing as LogitPairing, Mart as Mart, Natural as Natural,
@@ -93,7 +95,7 @@ _MODULES = {
     "recipe.task": "Task",
     "recipe.validation": "Validation",
     "recipe.mix": "Exchange Mix Shares",
-    "nn.mixing": "Ema MIXES MixRule Uniform",
+    "nn.mixing": "Ema Fisher MIXES MixRule Uniform",
     "recipe.init": "FromRun Random Soup",
     "recipe.pipeline": "ModeConnectivity PIPELINES SelfTraining Stage WeightSoup",
     "recipe.compute": "Compute",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from allrounder.config.fields import OneOf
@@ -154,16 +154,18 @@ def test_a_rule_does_not_keep_references_to_weights(rule: MixRule):
 def test_states_of_half_precision_are_float32(rule: MixRule):
     mixed = mixer(rule, weights(1.0, torch.bfloat16))
     mixed.update("a", weights(1.0, torch.bfloat16), 1)
-    assert mixed.state_dict("a")["w"].dtype == mixed.global_weights()["w"].dtype == torch.float32
+    assert mixed.global_weights()["w"].dtype == torch.float32
+    assert not [name for name, tensor in mixed.state_dict("a").items() if tensor.dtype == torch.bfloat16]
 
 
 def test_states_survive_a_round_trip_through_a_file(rule: MixRule):
     old, new = mixer(rule, random_weights(0)), mixer(rule, random_weights(1))
     take_steps(old, 1, 3)
     for name in NAMES:
-        memory = new.state_dict(name)["w"].data_ptr()
+        places = {key: tensor.data_ptr() for key, tensor in new.state_dict(name).items()}
         new.load_state_dict(name, load(save(old.state_dict(name))))
-        assert new.state_dict(name)["w"].data_ptr() == memory, "restored in place"
+        restored = {key: tensor.data_ptr() for key, tensor in new.state_dict(name).items()}
+        assert restored == places, "restored in place"
     assert equal(old.global_weights(), new.global_weights())
     for mixed in (old, new):
         take_steps(mixed, 4, 6)
@@ -234,3 +236,18 @@ def test_two_processes_give_the_bits_of_one(kind: str, distributed: tuple[Path, 
     out, results = distributed
     assert results[kind][0] == [0, 0], results[kind]
     assert without_communication(out / kind) == without_communication(out / f"{kind} serial")
+
+
+def test_ranks_that_share_a_learner_square_the_gradient_of_the_whole_batch(
+    distributed: tuple[Path, dict[str, RankResults]],
+):
+    out, results = distributed
+    assert results["fisher shared"][0] == [0, 0], results["fisher shared"]
+    serial, shared = (
+        load_file(next((out / name / "checkpoints").glob("*9")) / "linf.safetensors")
+        for name in ("fisher serial", "fisher shared")
+    )
+    squares = [name for name in serial if name.startswith("mix.square.") and serial[name].any()]
+    assert len(squares) == 5, "one for each parameter"
+    for name in squares:
+        assert torch.allclose(shared[name], serial[name], rtol=1e-3, atol=1e-9)

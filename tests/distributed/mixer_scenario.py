@@ -16,6 +16,8 @@ from tests.distributed.ranks import RankResults, run_ranks
 from tests.distributed.training_scenarios import DIVIDED, L2, SWAPPED, train_placed
 from tests.support.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
 
+SHARED = {"linf": (0, 1), "natural": (1,), "l2": (0,)}
+
 
 def trio(kind: str) -> Recipe:
     """Three learners with exchanges and validations, mixed by a rule; the text has what the rule uses."""
@@ -28,12 +30,15 @@ def trio(kind: str) -> Recipe:
 
 
 def run_all(out: Path) -> dict[str, RankResults]:
-    """Train every rule in one process, and in two of which the second has the first and the last learner."""
+    """Train every rule in one process, and in two of which the second has the first and the last learner; and
+    one that reads gradients in two that share a learner."""
     results: dict[str, RankResults] = {}
     for kind in MIXES:
         go(trio(kind), out / f"{kind} serial")
         train = partial(train_placed, trio(kind), out / kind, SWAPPED)
         results[kind] = run_ranks(2, train, out / "errors" / kind)
+    shared = partial(train_placed, trio("fisher"), out / "fisher shared", SHARED)
+    results["fisher shared"] = run_ranks(2, shared, out / "errors" / "fisher shared")
     return results
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from allrounder.config.time import Clock
 from allrounder.data.base import Split
 from allrounder.distributed import Placement, World
+from allrounder.nn.applied_gradients import AppliedGradients
 from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.mixing import LearnerView
 from allrounder.nn.state import clone, copy_, weights_of
@@ -44,6 +45,12 @@ class Mixer:
         local = placement.learners_on(world.rank)
         self.states = {name: mix.rule.init(start, is_first=name == self.names[0]) for name in local}
         self.views: dict[str, LearnerView] = {}
+        self.gradients: dict[str, AppliedGradients] = {}
+
+    def watch(self, name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Let the rule see the gradients that a learner's optimiser applies, if it uses them."""
+        if self.mix.rule.uses_gradients:
+            self.gradients[name] = AppliedGradients(model, optimizer)
 
     def update(self, name: str, weights: Mapping[str, Tensor], t: int) -> None:
         """Update a learner's state with its weights after step t; needs no communication."""
@@ -52,7 +59,9 @@ class Mixer:
             view = self.views[name] = LearnerView(name, weights)
         share = self.mix.shares_at(t, self.clock, self.names)[name]
         decay = self.mix.decay(t, self.clock)
+        view.gradients = self.gradients[name].pop() if name in self.gradients else {}
         self.mix.rule.update_(self.states[name], view, share=share, decay=decay)
+        view.gradients = {}  # frees their memory
 
     def global_weights(self) -> Weights:
         """Return theta_g, the combination of all learners' states. All ranks call it together."""

@@ -85,6 +85,8 @@ class Trainer:
         for learner in self.learners:
             learner.set_init([weights for _, weights in init_weights])
         self.mixer = Mixer(self.mix, self.placement, weights_of(self.scratch_model), world, self.clock)
+        for learner in self.learners:
+            self.mixer.watch(learner.task.name, learner.model, learner.optimizer)
         self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
         self.metrics = EpochMetrics(recipe.names, lazy=world.device.type == "cuda")
         self.checkpoints = Checkpointer(run, world, self.placement, self.clock, self.metrics)

@@ -12,16 +12,16 @@ from allrounder.types import NamedTensors, Weights
 
 @final
 class LearnerView:
-    """What a rule sees of a learner: its name and the weights that it gives to the mix.
-
-    A rule that needs more, such as accumulated squared gradients, asks for it by a method of the view that
-    computes it when it is called, so that other rules do not pay for it.
-    """
+    """What a rule sees of a learner: its name, the weights that it gives to the mix and, if the rule declares
+    `uses_gradients`, the gradients of its last step, for which other rules do not pay."""
 
     def __init__(self, name: str, weights: NamedTensors) -> None:
         """The weights may change in place later, but must not be replaced."""
         self.name = name
         self.weights = weights
+        self.gradients: NamedTensors = {}
+        """The gradients that the optimiser applied in the last step, by the names of parameters. A parameter
+        without gradient and a buffer are missing; all are missing after a step without an update."""
         self._ema_update: EmaUpdate | None = None
 
     def ema_update_(self, average: NamedTensors, decay: float, share: float = 1.0) -> None:
@@ -47,6 +47,9 @@ class MixRule(ABC):
     is_convex: ClassVar[bool]
     """Whether global weights always lie in the convex hull of the initial weights and the learners' weights
     so far, up to rounding."""
+
+    uses_gradients: ClassVar[bool] = False
+    """Whether it reads the gradients of the learners."""
 
     @abstractmethod
     def init(self, start: NamedTensors, *, is_first: bool) -> Weights:
