@@ -8,6 +8,7 @@ from itertools import islice
 from allrounder.attacks.base import Attack
 from allrounder.config.schedules import Schedule, TimeConstant
 from allrounder.config.time import Clock
+from allrounder.nn.mixing import Outer
 from allrounder.recipe.recipe import Recipe
 
 MAX_LISTED = 4
@@ -91,6 +92,12 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
         warnings.append(
             f"{len(overwriting)} of {examined} exchanges happen while the share of {shares.lead} is 1 "
             f"(at epoch {', '.join(epochs)}): they overwrite {others} with {shares.lead} alone"
+        )
+    if isinstance(mix.rule, Outer) and due[0] > exchange.period(clock):
+        reach = mix.rule.lr * (1 + mix.rule.momentum)
+        warnings.append(
+            f"the first exchange follows step {due[0]}, and the rule outer then moves {reach:.3g} times the "
+            "way from the initial weights to the mixture; start exchanges earlier, for example at 0"
         )
     averages = [task.average for task in recipe.tasks if task.average is not None]
     learner_time = max((_time_constant(decay, due[0], clock) for decay in averages), default=0.0)

@@ -7,7 +7,7 @@ order, so every placement of the learners rounds alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import final
 
 import torch
@@ -19,13 +19,15 @@ from allrounder.distributed import Placement, World
 from allrounder.nn.applied_gradients import AppliedGradients
 from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.mixing import LearnerView
-from allrounder.nn.state import clone, copy_, weights_of
+from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
 from allrounder.recipe.mix import Mix
 from allrounder.rng import Rng
-from allrounder.types import Images, Weights, device_and_dtype
+from allrounder.types import Images, NamedTensors, Weights, device_and_dtype
 
 NUM_IMAGES = 2048
 """The largest number of images that batch-norm statistics are recalibrated on."""
+STATE_PREFIX, MEMORY_PREFIX = "mix.", "exchange."
+"""Prefixes of the tensors of a learner's state, and of the memory of the rule, in a checkpoint."""
 
 
 @final
@@ -33,9 +35,16 @@ class Mixer:
     """Keeps the states of the learners on this rank and combines those of all ranks on demand."""
 
     def __init__(
-        self, mix: Mix, placement: Placement, start: Mapping[str, Tensor], world: World, clock: Clock
+        self,
+        mix: Mix,
+        placement: Placement,
+        start: Mapping[str, Tensor],
+        world: World,
+        clock: Clock,
+        parameters: Iterable[str] | None = None,
     ):
-        """All learners start from `start`, which is kept as a shape template only; its values may change."""
+        """All learners start from `start`, which is kept as a shape template only; its values may change.
+        `parameters` are the names of what is not a buffer, by default of all floating-point tensors."""
         self.mix = mix
         self.placement = placement
         self.world = world
@@ -44,6 +53,9 @@ class Mixer:
         self.names = tuple(placement.ranks)
         local = placement.learners_on(world.rank)
         self.states = {name: mix.rule.init(start, is_first=name == self.names[0]) for name in local}
+        if parameters is None:
+            parameters = [name for name, tensor in start.items() if tensor.is_floating_point()]
+        self.memory = mix.rule.memory({name: start[name] for name in parameters})
         self.views: dict[str, LearnerView] = {}
         self.gradients: dict[str, AppliedGradients] = {}
 
@@ -65,15 +77,37 @@ class Mixer:
 
     def global_weights(self) -> Weights:
         """Return theta_g, the combination of all learners' states. All ranks call it together."""
-        return self.mix.rule.combine(self._receive_states())
+        return self._step()[0]
+
+    def exchange(self) -> Weights:
+        """Return theta_g, and let the rule remember that the learners continue from it. All ranks call it
+        together."""
+        theta, self.memory = self._step()
+        return theta
+
+    def _step(self) -> tuple[Weights, NamedTensors]:
+        rule = self.mix.rule
+        return rule.step(rule.combine(self._receive_states()), self.memory)
 
     def state_dict(self, name: str) -> Weights:
-        """Return what the mixer keeps for a learner, for its checkpoint; the tensors are not copied."""
-        return self.states[name]
+        """Return what the mixer keeps for a learner, for its checkpoint; the tensors are not copied. The
+        memory of the rule is saved with the first learner."""
+        memory = self.memory if name == self.names[0] else {}
+        return {
+            **{f"{STATE_PREFIX}{key}": tensor for key, tensor in self.states[name].items()},
+            **{f"{MEMORY_PREFIX}{key}": tensor for key, tensor in memory.items()},
+        }
 
     def load_state_dict(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Restore, in place, what `state_dict` returned for a learner."""
-        copy_(self.states[name], state)
+        """Restore, in place, what `state_dict` returned for a learner; `state` may hold more."""
+        copy_(self.states[name], strip_prefix(STATE_PREFIX, state))
+        if name == self.names[0]:
+            copy_(self.memory, strip_prefix(MEMORY_PREFIX, state))
+
+    def broadcast_memory(self) -> None:
+        """Send the memory of the rule from the rank that restored it to all ranks, which call it together."""
+        if self.memory:
+            self.world.broadcast_(self.memory, src=self.placement.leader(self.names[0]))
 
     def _receive_states(self) -> Iterator[Weights]:
         """Yield the state of every learner in order; those of other ranks are received into new tensors."""

@@ -17,7 +17,7 @@ from allrounder.distributed import World
 from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.inference.fold import copy_sharing_fold
 from allrounder.models.factory import ModelFactory, ModelLike, as_factory
-from allrounder.nn.state import strip_prefix, weights_of
+from allrounder.nn.state import weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.progress import Progress, TrainingStatus, report_status
@@ -32,9 +32,6 @@ from allrounder.training.pipelines import PipelineContext, check_pipeline, run_p
 from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
 from allrounder.types import Batch, Weights
-
-MIX_PREFIX = "mix."
-"""Prefix of the mixer's tensors in the checkpoint of a learner."""
 
 
 @final
@@ -84,7 +81,9 @@ class Trainer:
         ]
         for learner in self.learners:
             learner.set_init([weights for _, weights in init_weights])
-        self.mixer = Mixer(self.mix, self.placement, weights_of(self.scratch_model), world, self.clock)
+        parameters = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+        start = weights_of(self.scratch_model)
+        self.mixer = Mixer(self.mix, self.placement, start, world, self.clock, parameters)
         for learner in self.learners:
             self.mixer.watch(learner.task.name, learner.model, learner.optimizer)
         self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
@@ -109,7 +108,7 @@ class Trainer:
                 self.select_best(t)
             # No exchange follows the last step: the learners' final weights are saved.
             if self.mix.exchange_due(t, self.clock) and t < self.clock.total_steps:
-                self.restart_learners(self.global_weights(f"the exchange after step {t}"))
+                self.exchange(t)
             if self.checkpoints.is_due(t):
                 self.save(t)
             self.t = t
@@ -159,7 +158,14 @@ class Trainer:
         """Return theta_g, recalibrated if the recipe wants it. All ranks call it together; errors about a
         missing rank mention `what`."""
         self.checkpoints.gather_notes(what)
-        theta = self.mixer.global_weights()
+        return self._recalibrate(self.mixer.global_weights())
+
+    def exchange(self, t: int) -> None:
+        """Let every learner continue from the global weights after step t. All ranks call it together."""
+        self.checkpoints.gather_notes(f"the exchange after step {t}")
+        self.restart_learners(self._recalibrate(self.mixer.exchange()))
+
+    def _recalibrate(self, theta: Weights) -> Weights:
         if self.mix.buffers == "average":
             return theta
         seed, batch_size = self.recipe.seed, self.recipe.batch_size
@@ -186,7 +192,7 @@ class Trainer:
             self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
 
     def restart_learners(self, theta: Weights) -> None:
-        """Exchange: let every learner continue from the global weights."""
+        """Let every learner of this rank continue from the global weights."""
         assert self.mix.exchange is not None
         for learner in self.learners:
             learner.load_global_weights(theta, self.mix.exchange.momentum, self.mix.exchange.averages)
@@ -205,8 +211,7 @@ class Trainer:
         """Save a checkpoint after step t, then delete best weights that it does not mention."""
         states: dict[str, Weights] = {}
         for name, learner in self._led_learners().items():
-            mix_state = {f"{MIX_PREFIX}{key}": tensor for key, tensor in self.mixer.state_dict(name).items()}
-            states[name] = learner.state_dict() | mix_state
+            states[name] = learner.state_dict() | self.mixer.state_dict(name)
         self.checkpoints.save_checkpoint(t, states, {"best": self.selection.best, **self.data_facts})
 
     def restore(self) -> None:
@@ -215,7 +220,8 @@ class Trainer:
         learners = {learner.task.name: learner for learner in self.learners}
         for name, state in states.items():
             learners[name].load_state_dict(state)
-            self.mixer.load_state_dict(name, strip_prefix(MIX_PREFIX, state))
+            self.mixer.load_state_dict(name, state)
+        self.mixer.broadcast_memory()
         self.selection.best = facts.get("best")
         self.t = facts["t"]
 

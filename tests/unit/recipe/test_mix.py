@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allrounder.config.fields import adapter
 from allrounder.config.schedules import Constant, Linear
 from allrounder.config.time import Clock, Time
-from allrounder.nn.mixing import Ema, Uniform
+from allrounder.nn.mixing import Ema, Outer, Uniform
 from allrounder.recipe.mix import Exchange, Mix, Shares
 
 
@@ -133,6 +133,12 @@ def test_a_rule_without_moving_average_has_decay_zero_and_equal_shares():
 def test_fields_that_a_rule_does_not_use_are_refused(fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Mix(rule=Uniform(), **fields)
+
+
+def test_a_rule_that_steps_at_exchanges_needs_them():
+    with pytest.raises(ValueError, match='missing; the rule "outer" takes a step at every exchange'):
+        Mix(rule=Outer())
+    assert Mix(rule=Outer(), exchange=exchange(1, 1)).decay == Constant(value=0.0)
 
 
 @given(

@@ -125,8 +125,8 @@ def test_squares_are_those_of_the_gradients_that_the_optimiser_applies(tmp_path:
     for name, _ in learner.model.named_parameters():
         # The first step of SGD is a multiple of g + weight_decay * w.
         g = (start[name] - learner.params[name]) / factor - group["weight_decay"] * start[name]
-        assert torch.allclose(state[f"square.{name}"], g.square(), rtol=1e-2, atol=1e-9)
-    assert not state["square.bn.running_mean"].any(), "a buffer has no gradient"
+        assert torch.allclose(state[f"mix.square.{name}"], g.square(), rtol=1e-2, atol=1e-9)
+    assert not state["mix.square.bn.running_mean"].any(), "a buffer has no gradient"
 
 
 def test_only_rules_that_use_gradients_watch_the_optimiser(tmp_path: Path):

@@ -37,7 +37,8 @@ class MixRule(ABC):
 
     There is one state per learner: tensors by name, with the same names and shapes for all learners.
     Updating a state needs no communication. Only when global weights are needed, every rank receives all
-    states, in learner order, and combines them; so a serial and a distributed training round alike.
+    states, in learner order, and combines them; so a serial and a distributed training round alike. A rule
+    may also have a memory, which is the same on all ranks and changes at exchanges only.
     """
 
     uses_shares: ClassVar[bool]
@@ -50,6 +51,8 @@ class MixRule(ABC):
 
     uses_gradients: ClassVar[bool] = False
     """Whether it reads the gradients of the learners."""
+    needs_exchange: ClassVar[bool] = False
+    """Whether it makes no sense without exchanges."""
 
     @abstractmethod
     def init(self, start: NamedTensors, *, is_first: bool) -> Weights:
@@ -70,3 +73,16 @@ class MixRule(ABC):
         The iterable receives one state at a time, so a rule that adds them up never holds all of them. It
         must be exhausted: all ranks communicate in its course.
         """
+
+    def memory(self, start: NamedTensors) -> Weights:
+        """Return what the rule keeps from exchange to exchange, before the first one; nothing by default.
+
+        `start` holds the initial weights without buffers; it must not be kept or changed.
+        """
+        return {}
+
+    def step(self, mixture: Weights, memory: NamedTensors) -> tuple[Weights, NamedTensors]:
+        """Return the global weights that follow from the combined states, and the memory after an exchange
+        that uses them; by default both as they are. The memory itself must not be changed, because the
+        global weights are also needed between exchanges."""
+        return mixture, memory
