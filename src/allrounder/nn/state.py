@@ -93,6 +93,17 @@ def average_weights(members: Iterable[NamedTensors], shares: Sequence[float] | N
     return average
 
 
+def interpolate(s: float, first: NamedTensors, second: NamedTensors) -> Weights:
+    """(1 - s) first + s second; integer buffers, and everything for s = 1, are those of the second."""
+    _check_compatible(first, second)
+    return {
+        name: (1 - s) * first[name].to(tensor.dtype) + s * tensor
+        if tensor.is_floating_point() and s != 1
+        else tensor
+        for name, tensor in second.items()
+    }
+
+
 def bezier(s: float, first: NamedTensors, bend: NamedTensors, second: NamedTensors) -> Weights:
     """(1-s)^2 first + 2s(1-s) bend + s^2 second: a point of a curve; integer buffers are the bend's."""
     _check_compatible(first, bend)

@@ -81,7 +81,8 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
         times = f"it starts at {exchange.start}, every {exchange.every}, of {recipe.epochs} epochs"
         return [f"no exchange ever happens: {times}"]
     warnings: list[str] = []
-    overwriting = [t for t in due if shares and mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
+    restarts = due if exchange.strength == 1 else []
+    overwriting = [t for t in restarts if shares and mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
     if shares and overwriting:
         times = [clock.epoch(t) if every_step else t / clock.steps_per_epoch for t in overwriting]
         epochs = list(dict.fromkeys(f"{time:g}" for time in times))

@@ -17,7 +17,7 @@ from allrounder.distributed import World
 from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.inference.fold import copy_sharing_fold
 from allrounder.models.factory import ModelFactory, ModelLike, as_factory
-from allrounder.nn.state import weights_of
+from allrounder.nn.state import interpolate, weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.progress import Progress, TrainingStatus, report_status
@@ -192,10 +192,12 @@ class Trainer:
             self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
 
     def restart_learners(self, theta: Weights) -> None:
-        """Let every learner of this rank continue from the global weights."""
-        assert self.mix.exchange is not None
+        """Let every learner of this rank continue from the global weights, or from a point on the way."""
+        exchange = self.mix.exchange
+        assert exchange is not None
         for learner in self.learners:
-            learner.load_global_weights(theta, self.mix.exchange.momentum, self.mix.exchange.averages)
+            weights = interpolate(exchange.strength, learner.params, theta)
+            learner.load_global_weights(weights, exchange.momentum, exchange.averages)
 
     def stop_if_signalled(self, t: int, stop: StopRequest | None) -> None:
         """Save a checkpoint and raise Interrupted if a signal reached this or another rank."""

@@ -139,3 +139,8 @@ def test_a_first_outer_step_that_comes_late_is_noticed():
         "the first exchange follows step 50, and the rule outer then moves 0.9 times the way from the "
         "initial weights to the mixture; start exchanges earlier, for example at 0"
     ]
+
+
+def test_a_soft_exchange_overwrites_no_learner():
+    curve, soft = ("curve = 0.6", LINEAR), (EXCHANGE, "exchange = { start = 5, every = 5, strength = 0.5 }")
+    assert remarks(curve, soft) == []

@@ -96,7 +96,7 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ),
         ("task.natural.objective.threat", "L2:1", "unknown key (Natural has: no keys)"),
         ("task.linf.lr.form", "[1]", "unknown key (Linear has: at, to)"),
-        ("mix.exchange.evry", "1", "unknown key (Exchange has: start, every, when, momentum, averages); did"),
+        ("mix.exchange.evry", "1", "unknown key (Exchange has: start, every, when, momentum, averages, "),
         ("mix.shares.rset", "{}", 'unknown key (Shares has: lead, curve, rest); did you mean "rest"?'),
         ("validation.imags", "1", "unknown key (Validation has: on, images, "),
         ("tasks", "[]", "unknown key (Recipe has: data, model, epochs, task, mix, "),
@@ -153,6 +153,8 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("task.linf.average", "-0.1", "expected a decay in [0, 1), or false, got -0.1"),
         ("mix.exchange.start", "-1", "expected a time of at least 0 and at most the whole run, got -1"),
         ("mix.exchange.every", "101%", "expected a time of at least 0 and at most the whole run, got '101%'"),
+        ("mix.exchange.strength", "0", "expected greater than 0, got 0"),
+        ("mix.exchange.strength", "1.5", "expected less than or equal to 1, got 1.5"),
         ("mix.exchange.when", "sometimes", "expected 'epoch-end' or 'every-step', got 'sometimes'"),
         # optimisers and rates
         ("task.linf.optimizer.momentum", "2", "expected less than or equal to 1, got 2"),
@@ -520,7 +522,12 @@ TASKS = st.fixed_dictionaries(
 KEEP = st.sampled_from(["keep", "reset"])
 EXCHANGES = st.fixed_dictionaries(
     {"start": TIMES, "every": SPANS},
-    optional={"when": st.sampled_from(["epoch-end", "every-step"]), "momentum": KEEP, "averages": KEEP},
+    optional={
+        "when": st.sampled_from(["epoch-end", "every-step"]),
+        "momentum": KEEP,
+        "averages": KEEP,
+        "strength": st.floats(0.01, 1),
+    },
 )
 
 
