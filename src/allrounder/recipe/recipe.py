@@ -119,6 +119,8 @@ class Recipe(HasSummary):
             yield ("mix", "shares"), f"missing; it must give the share of each of {names}"
         if self.mix.shares is not None and (problem := self.mix.shares.find_problem(names)):
             yield ("mix", "shares", problem[0]), problem[1]
+        elif self.mix.shares is not None and (message := self.mix.shares.find_zero(self.epochs, self.pace)):
+            yield ("mix", "shares", "curves"), message
 
     def _time_order_problems(self) -> Iterator[Problem]:
         """Yield schedules whose times, some in epochs and some as shares of the run, are out of order."""
@@ -126,7 +128,8 @@ class Recipe(HasSummary):
             (("task", i, "lr"), task.lr) for i, task in enumerate(self.tasks)
         ]
         if self.mix is not None and self.mix.shares is not None:
-            schedules.append((("mix", "shares", "curve"), self.mix.shares.curve))
+            shares = self.mix.shares
+            schedules += [(("mix", "shares", *path), curve) for path, curve in shares.schedules().items()]
         for path, schedule in schedules:
             if message := order_problem(pairwise(schedule.knot_times()), self.epochs):
                 yield path, f"{message}, of {self.epochs} epochs"
