@@ -54,6 +54,7 @@ LITERALS = """
 'quick'
 'radius'
 'recalibrate'
+'recalibrate', *, *
 'restart', *
 'round', *
 'row', *

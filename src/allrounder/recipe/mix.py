@@ -31,9 +31,11 @@ class Mix:
     shares: Shares | None = None
     """Each learner's weight in the mixture; not needed for a single learner."""
     exchange: Exchange | None = None
-    buffers: Literal["average", "recalibrate"] = "average"
+    buffers: Literal["average", "recalibrate", "recalibrate-adversarial", "recalibrate-both"] = "average"
     """Batch-norm statistics of the global weights: averaged like weights, or re-estimated on training
-    images."""
+    images: on natural ones, on adversarial ones, or on batches of which one half is natural and the other
+    adversarial. The validation attack crafts them, under the threats that the best weights are selected
+    by."""
 
     def __post_init__(self) -> None:
         if cast(Schedule | None, self.decay) is None:
@@ -55,6 +57,11 @@ class Mix:
         if self.rule == Ema():
             del table["rule"]
         return table
+
+    @property
+    def crafts_for_statistics(self) -> bool:
+        """Whether batch-norm statistics are measured on adversarial images."""
+        return self.buffers in ("recalibrate-adversarial", "recalibrate-both")
 
     @classmethod
     def solo(cls) -> Mix:

@@ -113,6 +113,8 @@ class Recipe(HasSummary):
             if len(names) > 1 and not (self.pipeline is not None and self.pipeline.merges_learners):
                 yield ("mix",), f"missing; it must define how {names} are mixed"
             return
+        if self.mix.crafts_for_statistics and not self.selection_threats:
+            yield ("mix", "buffers"), "needs a threat to craft images under; set validation.threats"
         if len(names) == 1 and self.mix.exchange is not None:
             yield ("mix", "exchange"), "an exchange needs at least two learners; there is one"
         if len(names) > 1 and self.mix.shares is None and self.mix.rule.uses_shares:

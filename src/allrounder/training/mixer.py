@@ -22,7 +22,7 @@ from allrounder.nn.mixing import LearnerView
 from allrounder.nn.state import clone, copy_, strip_prefix, weights_of
 from allrounder.recipe.mix import Mix
 from allrounder.rng import Rng
-from allrounder.types import Images, NamedTensors, Weights, device_and_dtype
+from allrounder.types import Images, Labels, NamedTensors, Weights, device_and_dtype
 
 NUM_IMAGES = 2048
 """The largest number of images that batch-norm statistics are recalibrated on."""
@@ -142,8 +142,14 @@ def recalibrate(
 
 
 def sample_batches(split: Split, num_images: int, rng: Rng, batch_size: int) -> Generator[Images]:
-    """Yield batches of up to `num_images` random images of a split; the same images for the same `rng`. A
-    last batch of one image is left out: batch-norm cannot compute a variance from it."""
+    """Yield batches of up to `num_images` random images of a split; the same images for the same `rng`."""
+    for rows in sample_rows(split, num_images, rng, batch_size):
+        yield split.fetch(rows)
+
+
+def sample_rows(split: Split, num_images: int, rng: Rng, batch_size: int) -> Generator[Labels]:
+    """Yield the positions of the images of `sample_batches`. A last batch of one image is left out:
+    batch-norm cannot compute a variance from it."""
     for rows in torch.split(rng.permutation(len(split))[:num_images], batch_size):
         if len(rows) > 1 or len(split) == 1:
-            yield split.fetch(rows)
+            yield rows

@@ -26,9 +26,10 @@ from allrounder.training import setup
 from allrounder.training.checkpoint import Checkpointer, EpochMetrics
 from allrounder.training.data import TrainingData
 from allrounder.training.learner import AugmentCache, AugmentKey, Learner
-from allrounder.training.mixer import Mixer, recalibrate
+from allrounder.training.mixer import Mixer
 from allrounder.training.model_selection import ModelSelector
 from allrounder.training.pipelines import PipelineContext, check_pipeline, run_pipeline
+from allrounder.training.recalibration import set_statistics
 from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
 from allrounder.types import Batch, Weights
@@ -155,21 +156,18 @@ class Trainer:
         )
 
     def global_weights(self, what: str = "the global weights") -> Weights:
-        """Return theta_g, recalibrated if the recipe wants it. All ranks call it together; errors about a
-        missing rank mention `what`."""
+        """Return theta_g, with the batch-norm statistics that the recipe asks for. All ranks call it together;
+        errors about a missing rank mention `what`."""
         self.checkpoints.gather_notes(what)
-        return self._recalibrate(self.mixer.global_weights())
+        return self._set_statistics(self.mixer.global_weights())
 
     def exchange(self, t: int) -> None:
         """Let every learner continue from the global weights after step t. All ranks call it together."""
         self.checkpoints.gather_notes(f"the exchange after step {t}")
-        self.restart_learners(self._recalibrate(self.mixer.exchange()))
+        self.restart_learners(self._set_statistics(self.mixer.exchange()))
 
-    def _recalibrate(self, theta: Weights) -> Weights:
-        if self.mix.buffers == "average":
-            return theta
-        seed, batch_size = self.recipe.seed, self.recipe.batch_size
-        return recalibrate(theta, self.scratch_model, self.data.train, seed, batch_size)
+    def _set_statistics(self, theta: Weights) -> Weights:
+        return set_statistics(theta, self.scratch_model, self.recipe, self.data.train, self.world.heartbeat)
 
     def log_epoch(self, t: int) -> None:
         """Log losses, learning rates and shares of the epoch that ends with step t."""

@@ -239,6 +239,10 @@ def test_a_mistake_is_refused_at_its_path(path: str, written: str, message: str)
             "mix.shares={curves={linf=0, natural=0}}",
             "mix.shares.curves: all are 0 in epoch 1; at every time, expected one above 0",
         ),
+        (
+            "mix.buffers=recalibrated",
+            "mix.buffers: expected 'average', 'recalibrate', 'recalibrate-adversarial'",
+        ),
         ("probes=['pgd-20']", "probes.0: expected an attack and a threat, such as"),
         ("probes=['pgd-20@Linf:8/255', 'pdg@Linf:1']", "probes.1: unknown attack 'pdg'"),
         ("validation.threats=['L3:1']", "validation.threats.0: threat 'L3:1': unknown norm 'L3'"),
