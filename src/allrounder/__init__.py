@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from allrounder.models.wide_resnet import WideResNet as WideResNet
     from allrounder.nn.gradcam import grad_cam as grad_cam
     from allrounder.nn.mixing import (
-        MIXES as MIXES, Ema as Ema, Fisher as Fisher, MixRule as MixRule, Outer as Outer,
+        MIXES as MIXES, Chosen as Chosen, Ema as Ema, Fisher as Fisher, MixRule as MixRule, Outer as Outer,
         Uniform as Uniform,
     )
     from allrounder.objectives import (
@@ -96,7 +96,7 @@ _MODULES = {
     "recipe.task": "Task",
     "recipe.validation": "Validation",
     "recipe.mix": "Exchange Mix Shares",
-    "nn.mixing": "Ema Fisher MIXES MixRule Outer Uniform",
+    "nn.mixing": "Chosen Ema Fisher MIXES MixRule Outer Uniform",
     "recipe.init": "FromRun Random Soup",
     "recipe.pipeline": "ModeConnectivity PIPELINES SelfTraining Stage WeightSoup",
     "recipe.compute": "Compute",

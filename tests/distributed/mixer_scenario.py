@@ -18,8 +18,8 @@ from tests.distributed.ranks import RankResults, run_ranks
 from tests.distributed.training_scenarios import DIVIDED, L2, SWAPPED, fixed_placement, train_placed
 from tests.support.trainings import HEAD, LINF, MIX, NATURAL, EndsAfter, go, recipe
 
-RESUMED = ("outer",)
-"""Rules with a memory that all ranks have in common."""
+RESUMED = ("outer", "chosen")
+"""Rules whose ranks must agree about more than the weights of the learners."""
 SHARED = {"linf": (0, 1), "natural": (1,), "l2": (0,)}
 
 

@@ -115,6 +115,10 @@ class Recipe(HasSummary):
             return
         if self.mix.crafts_for_statistics and not self.selection_threats:
             yield ("mix", "buffers"), "needs a threat to craft images under; set validation.threats"
+        if self.mix.rule.needs_held_out and (self.validation.on == "test" or not self.validation.selects):
+            got = 'validation.on is "test"' if self.validation.on == "test" else "validation.images is 0"
+            hint = "hold out training images, or choose another rule"
+            yield ("mix", "rule"), f"measures held-out images, but {got}; {hint}"
         if len(names) == 1 and self.mix.exchange is not None:
             yield ("mix", "exchange"), "an exchange needs at least two learners; there is one"
         if len(names) > 1 and self.mix.shares is None and self.mix.rule.uses_shares:

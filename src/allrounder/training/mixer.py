@@ -69,11 +69,16 @@ class Mixer:
         view = self.views.get(name)
         if view is None or view.weights is not weights:
             view = self.views[name] = LearnerView(name, weights)
-        share = self.mix.shares_at(t, self.clock, self.names)[name]
+        share = self.share(name, t)
         decay = self.mix.decay(t, self.clock)
         view.gradients = self.gradients[name].pop() if name in self.gradients else {}
         self.mix.rule.update_(self.states[name], view, share=share, decay=decay)
         view.gradients = {}  # frees their memory
+
+    def share(self, name: str, t: int) -> float:
+        """Return the share of a learner of this rank at step t: that of the rule, or that of the recipe."""
+        own = self.mix.rule.share_in_force(self.states[name])
+        return self.mix.shares_at(t, self.clock, self.names)[name] if own is None else own
 
     def global_weights(self) -> Weights:
         """Return theta_g, the combination of all learners' states. All ranks call it together."""
@@ -87,7 +92,7 @@ class Mixer:
 
     def _step(self) -> tuple[Weights, NamedTensors]:
         rule = self.mix.rule
-        return rule.step(rule.combine(self._receive_states()), self.memory)
+        return rule.step(rule.combine(self.receive_states()), self.memory)
 
     def state_dict(self, name: str) -> Weights:
         """Return what the mixer keeps for a learner, for its checkpoint; the tensors are not copied. The
@@ -109,7 +114,7 @@ class Mixer:
         if self.memory:
             self.world.broadcast_(self.memory, src=self.placement.leader(self.names[0]))
 
-    def _receive_states(self) -> Iterator[Weights]:
+    def receive_states(self) -> Iterator[Weights]:
         """Yield the state of every learner in order; those of other ranks are received into new tensors."""
         for name in self.names:
             local = self.states.get(name)

@@ -17,6 +17,7 @@ from allrounder.distributed import World
 from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.inference.fold import copy_sharing_fold
 from allrounder.models.factory import ModelFactory, ModelLike, as_factory
+from allrounder.nn.mixing import Chosen
 from allrounder.nn.state import interpolate, weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
@@ -32,6 +33,7 @@ from allrounder.training.pipelines import PipelineContext, check_pipeline, run_p
 from allrounder.training.recalibration import set_statistics
 from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
+from allrounder.training.share_choice import choose_shares
 from allrounder.types import Batch, Weights
 
 
@@ -156,14 +158,19 @@ class Trainer:
         )
 
     def global_weights(self, what: str = "the global weights") -> Weights:
-        """Return theta_g, with the batch-norm statistics that the recipe asks for. All ranks call it together;
-        errors about a missing rank mention `what`."""
+        """Return theta_g, with the batch-norm statistics that the recipe asks for. All ranks call it
+        together; errors about a missing rank mention `what`."""
         self.checkpoints.gather_notes(what)
         return self._set_statistics(self.mixer.global_weights())
 
     def exchange(self, t: int) -> None:
         """Let every learner continue from the global weights after step t. All ranks call it together."""
         self.checkpoints.gather_notes(f"the exchange after step {t}")
+        if isinstance(self.mix.rule, Chosen):
+            facts = choose_shares(self.mix.rule, self.mixer, self.selection, self._set_statistics)
+            if self.world.is_main:
+                seconds = self.metrics.lap_seconds()
+                self.run.log("shares", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
         self.restart_learners(self._set_statistics(self.mixer.exchange()))
 
     def _set_statistics(self, theta: Weights) -> Weights:
@@ -171,11 +178,10 @@ class Trainer:
 
     def log_epoch(self, t: int) -> None:
         """Log losses, learning rates and shares of the epoch that ends with step t."""
-        shares = self.mix.shares_at(t, self.clock, self.recipe.names)
         facts: dict[str, dict[str, float]] = {}
         for learner in self.learners:
             learner.raise_if_nonfinite()
-            facts[learner.task.name] = {"lr": learner.lr(t), "share": shares[learner.task.name]}
+            facts[learner.task.name] = {"lr": learner.lr(t), "share": self.mixer.share(learner.task.name, t)}
         self.checkpoints.record_epoch(t, facts)
 
     def select_best(self, t: int) -> None:

@@ -53,6 +53,8 @@ class MixRule(ABC):
     """Whether it reads the gradients of the learners."""
     needs_exchange: ClassVar[bool] = False
     """Whether it makes no sense without exchanges."""
+    needs_held_out: ClassVar[bool] = False
+    """Whether it measures held-out images at exchanges."""
 
     @abstractmethod
     def init(self, start: NamedTensors, *, is_first: bool) -> Weights:
@@ -86,3 +88,7 @@ class MixRule(ABC):
         that uses them; by default both as they are. The memory itself must not be changed, because the
         global weights are also needed between exchanges."""
         return mixture, memory
+
+    def share_in_force(self, state: NamedTensors) -> float | None:
+        """Return the share of a learner that the rule itself chose; None, as by default, if it did not."""
+        return None
