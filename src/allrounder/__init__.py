@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from allrounder.evaluation.evaluate import EvalOptions as EvalOptions, evaluate as evaluate
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe, suite as suite
+    from allrounder.experiments.collect import read_results as read_results
     from allrounder.models import MODELS as MODELS
     from allrounder.models.resnet import (
         PreActResNet18 as PreActResNet18, ResNet18 as ResNet18, ResNet34 as ResNet34,
@@ -122,6 +123,7 @@ _MODULES = {
     "evaluation.evaluate": "EvalOptions evaluate",
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
+    "experiments.collect": "read_results",
     "report.outcome": "Outcome",
     "report.render": "render",
     "nn.gradcam": "grad_cam",

@@ -32,6 +32,9 @@ from allrounder.training.run import Run
 from tests.distributed.ranks import run_ranks, wait_for
 from tests.support.evaluations import PGD, Slow, run_evaluation, trained_network
 
+CHECKED: dict[str, Any] = {"check": "note", "probes": [PGD]}
+"""With the preflight, the check for masked gradients, and confidences."""
+
 
 def evaluate_rank(out: Path, rank: int, **options: Any) -> None:
     """Evaluate on one rank; each rank has its own folder, as on machines without a shared disk."""
@@ -93,6 +96,8 @@ def run_all(out: Path) -> dict[str, Any]:
     run_evaluation(out / "half" / "0", probes=[PGD], n=12)  # one process starts
     for name, size in (("two", 2), ("three", 3), ("half", 2)):
         run(name, size, partial(evaluate_rank, out / name))
+    run_evaluation(out / "checked serial", **CHECKED)
+    run("checked", 2, lambda rank: evaluate_rank(out / "checked", rank, **CHECKED))
     run("other network", 2, partial(evaluate_other_network, out / "other network"))
     run("workers", 2, lambda rank: evaluate_rank(out / "workers", rank, workers=2))
     run("examples", 2, lambda rank: evaluate_rank(out / "examples", rank, keep_examples=True))

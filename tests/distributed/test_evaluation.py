@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from tests.distributed.ranks import FAILED, SAVED, run_scenarios
 from tests.support.evaluations import read_outcome_bytes
 
@@ -28,6 +29,15 @@ def test_ranks_give_identical_outcome_and_only_rank_0_writes(
     assert [path.name for path in sorted(out.glob(f"{name}/[0-9]"))] == ["0"]
     returned = {(out / name / f"returned-{rank}.safetensors").read_bytes() for rank in range(size)}
     assert returned == {read_outcome_bytes(out / "serial")}
+
+
+def test_ranks_give_identical_confidences(scenarios: tuple[Path, dict[str, Any]]):
+    out, results = scenarios
+    assert results["checked"][0] == [0, 0], results["checked"]
+    serial = read_outcome_bytes(out / "checked serial")
+    assert read_outcome_bytes(out / "checked" / "0") == serial
+    assert {(out / "checked" / f"returned-{rank}.safetensors").read_bytes() for rank in (0, 1)} == {serial}
+    assert Outcome.load(out / "checked serial" / OUTCOME_FILE).confidence is not None
 
 
 def test_ranks_continue_an_evaluation_of_one_process(scenarios: tuple[Path, dict[str, Any]]):

@@ -21,6 +21,7 @@ LITERALS = """
 'attack'
 'attack', *
 'augment', *, *
+'confidence', *
 'coordinates'
 'corners'
 'corruption', *, *

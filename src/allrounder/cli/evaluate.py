@@ -12,6 +12,8 @@ from allrounder.cli.index import check_choice, read_index
 
 INDEX = read_index()
 BUDGETS = ", ".join(f"{name} {count or 'all'}" for name, count in INDEX["budgets"].items())
+CLASS_TABLE_STYLES = ("markdown", "latex")
+"""The styles that can print several tables; `--table` needs one of them, or none."""
 
 Target = Annotated[
     str | None, Argument(metavar="RUN_OR_FILE", help="A run folder, or a weights file with --model.")
@@ -69,6 +71,15 @@ NoMaskingCheck = Annotated[
     ),
 ]
 Style = Annotated[str | None, Option(help=f"One of {', '.join(INDEX['table_styles'])}.")]
+Tables = Annotated[
+    list[str] | None,
+    Option(
+        "--table",
+        help=f"Also print a table of single classes: {', '.join(INDEX['class_tables'])}; repeat for several, "
+        "or separate them by commas.",
+        metavar="NAME",
+    ),
+]
 Ood = Annotated[
     str,
     Option(
@@ -123,6 +134,7 @@ class EvalCommand(TargetOptions):
     force: bool
     no_masking_check: bool
     style: str | None
+    tables: list[str]
     ood: str
     ood_data: Path | None
 
@@ -150,6 +162,7 @@ def eval_(
     force: Force = False,
     no_masking_check: NoMaskingCheck = False,
     style: Style = None,
+    tables: Tables = None,
     ood: Ood = "",
     ood_data: OodData = None,
 ) -> None:
@@ -158,10 +171,13 @@ def eval_(
     Finished attacks are reused. Prints this call's probes; the results folder keeps every probe run on these
     images. Processes started by torchrun share the images; do not combine them with --workers.
     """
+    tables = [name for text in tables or () for name in text.split(",")]
     command = EvalCommand(**locals())
+    for name in tables:
+        check_choice(name, INDEX["class_tables"], "--table")
     check_choice(budget, INDEX["budgets"], "--budget")
     if style is not None:
-        check_choice(style, INDEX["table_styles"], "--style")
+        check_choice(style, CLASS_TABLE_STYLES if tables else INDEX["table_styles"], "--style")
     from allrounder.cli.run_evaluate import run_evaluate
 
     run_evaluate(command)

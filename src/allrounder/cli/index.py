@@ -48,6 +48,8 @@ class Index(TypedDict):
     """The number of images by name; null for all."""
     table_styles: list[str]
     """The styles of the table of an evaluation."""
+    class_tables: list[str]
+    """The tables of single classes that an evaluation prints."""
     corruptions: list[str]
     perturbations: list[str]
     downloads: list[str]
@@ -94,6 +96,7 @@ def list_methods() -> list[str]:
 
 complete_recipe = _completion(lambda: read_index()["lists"]["recipes"])
 complete_study = _completion(lambda: read_index()["lists"]["studies"])
+complete_figure = _completion(lambda: read_index()["lists"]["figures"])
 complete_list = _completion(lambda: (*read_index()["lists"], *list_folders()))
 complete_method = _completion(lambda: list_methods())
 complete_dataset = _completion(lambda: read_index()["downloads"])
@@ -125,6 +128,8 @@ def build_index() -> Index:
     from allrounder.recipe.library import shipped_recipes
     from allrounder.recipe.pipeline import PIPELINES
     from allrounder.recipe.recipe import Recipe
+    from allrounder.report.class_tables import CLASS_TABLES
+    from allrounder.report.figures import FIGURES
     from allrounder.report.render import SHIFT_STYLES
 
     tables: dict[str, Mapping[str, type[Any]]] = {
@@ -150,12 +155,14 @@ def build_index() -> Index:
     }
     for title, table in tables.items():
         lists[title] = {name: _first_sentence(cls) for name, cls in table.items()}
+    lists["figures"] = {name: kind.about for name, kind in FIGURES.items()}
     return {
         "lists": lists,
         "recipes": {name: _describe_recipe(recipe) for name, recipe in recipes.items()},
         "suites": list(SUITES),
         "budgets": dict(BUDGETS),
         "table_styles": [*STUDY_STYLES, "robustbench", *SHIFT_STYLES],
+        "class_tables": list(CLASS_TABLES),
         "corruptions": list(CORRUPTIONS),
         "perturbations": list(PERTURBATIONS),
         "downloads": list(PUBLISHED),

@@ -21,11 +21,12 @@ from allrounder.evaluation.assemble import read_outcome
 from allrounder.evaluation.evaluate import BUDGETS, BudgetName, EvalOptions, evaluate, select_rows
 from allrounder.evaluation.probes import Probe, probe_stages, select_probes, suite
 from allrounder.evaluation.shifts import parse_shifts
+from allrounder.report.class_tables import CLASS_TABLES
 from allrounder.report.footnotes import footnotes
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.render import render
 from allrounder.report.statistics import format_percent
-from allrounder.report.tables import column_title
+from allrounder.report.tables import ResultTable, column_title, format_rows, to_latex, to_markdown
 from allrounder.system.files import write_text
 from allrounder.types import device_and_dtype
 
@@ -84,6 +85,9 @@ def run_evaluate(command: EvalCommand) -> None:
         if folder is not None:
             _write_tables(folder, target.name, stored)
         _print_outcome(outcome, target.name, command.style)
+        for name in command.tables:
+            for table in CLASS_TABLES[name](outcome, target.data.classes):
+                _print_class_table(table, command.style)
         if folder is not None:
             _print_files(folder, earlier, stored, outcome)
 
@@ -171,4 +175,16 @@ def _print_outcome(outcome: Outcome, name: str, style: str | None) -> None:
     for finding in outcome.facts.get("findings", ()):
         echo(f"preflight: {finding}")
     for line in footnotes({name: outcome}):
+        echo(line)
+
+
+def _print_class_table(table: ResultTable, style: str | None) -> None:
+    """Print a table of single classes in a style, or for a screen, with long titles on several lines."""
+    echo("")
+    if style is not None:
+        echo((to_markdown if style == "markdown" else to_latex)(table))
+        return
+    header = [title.replace("@", "\n").replace(" ", "\n") for title in table.header]
+    print_numbers(header, format_rows(table, "text"))
+    for line in table.notes:
         echo(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from allrounder.types import Labels
 
 PER_PROBE_FACTS = ("stages", "settings", "white_box", "attacks", "ood", "masking")
 """Facts with an entry for every probe, for every set of corrupted images, or for every threat."""
+MASKING_ATTACKS = ("fab", "fab-t", "square")
+"""Stages that find what masked gradients hide."""
 
 
 def assemble_outcome(
@@ -58,6 +61,11 @@ def check_complete(name: str, results: AttackResults, rows: Labels) -> None:
         raise RunError(f"{name}: {missing} of {len(rows)} images have no result; call again to continue")
 
 
+def outcome_file(folder: Path, outcome: Outcome) -> Path:
+    """The file in a results folder that holds all probes of the images of an outcome."""
+    return folder / "outcomes" / f"{outcome.facts['rows']}.safetensors"
+
+
 def read_outcome(file: Path) -> Outcome | None:
     """The outcome in a file, or None if there is no such file."""
     check_location(file.parent)
@@ -67,7 +75,8 @@ def read_outcome(file: Path) -> Outcome | None:
 def update_outcome(earlier: Outcome, now: Outcome) -> Outcome:
     """Add the probes of a new outcome to those of an earlier one of the same images.
 
-    Of a probe in both, the new result counts. Earlier results on another set of corrupted images are dropped.
+    Of a probe in both, the new result counts. Earlier results on another set of corrupted images are dropped,
+    and so is the check for masked gradients under a threat that FAB, Square or AutoAttack has evaluated.
     """
     old_sets, new_sets = (outcome.facts.get("ood", {}) for outcome in (earlier, now))
     replaced = [name for name in old_sets if name in new_sets and old_sets[name] != new_sets[name]]
@@ -81,10 +90,26 @@ def update_outcome(earlier: Outcome, now: Outcome) -> Outcome:
     for key in PER_PROBE_FACTS:
         if key in facts:
             facts[key] = merge(earlier.facts.get(key, {}), now.facts.get(key, {}))
+    if masking := {
+        threat: counts
+        for threat, counts in facts.pop("masking", {}).items()
+        if not _has_masking_attack(threat, facts)
+    }:
+        facts["masking"] = masking
     questions = [*earlier.facts.get("questions", ()), *now.facts.get("questions", ())]
     facts["questions"] = list(dict.fromkeys(questions))
     distance, stage = merge(earlier.distance, now.distance), merge(earlier.stage, now.stage)
-    return Outcome(now.label, merge(earlier.predicted, now.predicted), facts, distance, stage)
+    predicted = merge(earlier.predicted, now.predicted)
+    confidence = earlier.confidence if now.confidence is None else now.confidence
+    return Outcome(now.label, predicted, facts, distance, stage, confidence)
+
+
+def _has_masking_attack(threat: str, facts: Facts) -> bool:
+    """Whether FAB or Square is a stage of a probe of a threat, as in AutoAttack."""
+    stages = [
+        stages for probe, stages in facts.get("stages", {}).items() if probe.partition("@")[2] == threat
+    ]
+    return any(stage in MASKING_ATTACKS for stage in chain.from_iterable(stages))
 
 
 def save_examples(

@@ -23,18 +23,20 @@ from allrounder.distributed import World
 from allrounder.errors import InputError, WorldError
 from allrounder.evaluation.assemble import (
     describe_budgets,
+    outcome_file,
     probe_facts,
     read_outcome,
     save_examples,
     update_outcome,
 )
+from allrounder.evaluation.confidence import find_confidence
 from allrounder.evaluation.identity import fingerprint_model_and_data
 from allrounder.evaluation.job import EvaluationJob
 from allrounder.evaluation.masking import check_masking
 from allrounder.evaluation.preflight import doctor
 from allrounder.evaluation.probes import Eps, Probe, select_probes
 from allrounder.evaluation.shifts import CorruptionEval
-from allrounder.evaluation.store import open_folder
+from allrounder.evaluation.store import ResultStore, open_folder
 from allrounder.report.outcome import OUTCOME_FILE, Facts, Outcome
 from allrounder.report.reliability import compute_flags
 from allrounder.system.files import make_folder
@@ -87,8 +89,8 @@ class EvalOptions:
     batch_size: int | None = None
     """Images per forward pass; None chooses it by the size of the images. It changes the last bits."""
     check: PreflightMode = "stop"
-    """What severe findings of the preflight do: raise an error, or be noted; skip runs no preflight, and no
-    check for masked gradients."""
+    """What severe findings of the preflight do: raise an error, or be noted; skip runs no preflight, no check
+    for masked gradients, and measures no confidence."""
     check_masking: bool = True
     """Whether to look for masked gradients with a short FAB and Square, on at most 50 images, under threats
     whose attacks all depend on the gradients of the loss."""
@@ -166,10 +168,10 @@ def evaluate(
         store = job.run(rows, workers, progress, world)
         facts |= check_masking(job, store, rows, facts, progress) if options.looks_for_masking else {}
         outcome = job.build_outcome(store, rows, {**options.about, **facts})
+        if options.check != "skip":
+            outcome = replace(outcome, confidence=find_confidence(job, rows, outcome))
         if job.persistent and folder is not None:
-            if keep:
-                save_examples(folder, store, selected, outcome, rows)
-            _save_outcome(outcome, folder)
+            _save(job, store, rows, outcome, folder)
     return outcome
 
 
@@ -209,9 +211,11 @@ def _open_folder(stack: ExitStack, out: str | Path | None, workers: int, plan: F
     return Path(stack.enter_context(TemporaryDirectory(prefix="allrounder-"))) if workers > 1 else None
 
 
-def _save_outcome(outcome: Outcome, folder: Path) -> None:
+def _save(job: EvaluationJob, store: ResultStore, rows: Labels, outcome: Outcome, folder: Path) -> None:
     """Add the probes to those of earlier calls on the same images; OUTCOME_FILE is a copy of the last one."""
-    file = folder / "outcomes" / f"{outcome.facts['rows']}.safetensors"
+    if job.keep_examples:
+        save_examples(folder, store, job.probes, outcome, rows)
+    file = outcome_file(folder, outcome)
     make_folder(file.parent)
     earlier = read_outcome(file)
     combined = outcome if earlier is None else update_outcome(earlier, outcome)

@@ -13,7 +13,7 @@ from allrounder.inference.attack_view import attack_view
 from allrounder.nn.digest import add_module_, to_bytes
 from allrounder.rng import Rng
 from allrounder.system.processes import use_threads
-from allrounder.types import Classifier, Labels, device_and_dtype
+from allrounder.types import Classifier, Images, Labels, device_and_dtype
 
 MODEL_SAMPLE, DATA_SAMPLE = 8, 512
 """About how many images are classified to fingerprint a network, and read to fingerprint a dataset."""
@@ -25,8 +25,7 @@ def fingerprint_model_and_data(model: Classifier, split: Split) -> dict[str, Any
     A network may depend on more than its tensors, so its logits for a few images are included. They are
     computed with one thread, because another number of threads may round differently.
     """
-    rows = torch.arange(0, len(split), -(-len(split) // DATA_SAMPLE))
-    images = split.fetch(rows)
+    images = _sample_images(split)
     network = hashlib.sha256()
     if isinstance(model, nn.Module):
         add_module_(network, model)
@@ -34,8 +33,21 @@ def fingerprint_model_and_data(model: Classifier, split: Split) -> dict[str, Any
     seeded = Rng(0).fold_in("identity").seed_global()
     with use_threads(1), attack_view(model, x, "eval"), torch.no_grad(), seeded:
         network.update(to_bytes(model(x)))
-    data = hashlib.sha256(to_bytes(split.labels) + to_bytes(images))
-    return {"network": network.hexdigest()[:16], "data": data.hexdigest()[:16], "images of data": len(split)}
+    digests = {"network": network.hexdigest()[:16], "data": _digest_images(split, images)}
+    return {**digests, "images of data": len(split)}
+
+
+def digest_data(split: Split) -> str:
+    """A digest of a dataset: of its labels, and of some of its images."""
+    return _digest_images(split, _sample_images(split))
+
+
+def _sample_images(split: Split) -> Images:
+    return split.fetch(torch.arange(0, len(split), -(-len(split) // DATA_SAMPLE)))
+
+
+def _digest_images(split: Split, images: Images) -> str:
+    return hashlib.sha256(to_bytes(split.labels) + to_bytes(images)).hexdigest()[:16]
 
 
 def digest_rows(rows: Labels) -> str:

@@ -120,7 +120,7 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
             if (evaluation_folder(run, which) / OUTCOME_FILE).is_file():
                 outcomes[label][trial.seed] = load_trial_outcome(run, trial.recipe, which, manifest.images)
                 if manifest.minutes:
-                    minutes.setdefault(label, []).append(_training_seconds(run) / 60)
+                    minutes.setdefault(label, []).append(training_seconds(run) / 60)
             else:
                 missing.append(f"{label}, seed {trial.seed}")
     finished = {label: by_seed for label, by_seed in outcomes.items() if by_seed}
@@ -136,7 +136,7 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
     )
 
 
-def _training_seconds(run: Path) -> float:
+def training_seconds(run: Path) -> float:
     """Return the seconds of all epochs of a run and of the stages of its pipeline, without validation."""
     total = 0.0
     for folder in (run, *sorted(run.glob(f"{STAGES_DIR}/*"))):
@@ -176,7 +176,7 @@ def load_trial_outcome(folder: Path, recipe: str, which: str, images: int | None
     file = evaluation / OUTCOME_FILE
     again = f"remove {evaluation.parent} and call again"
     recorded = _read_signature(signature_file(evaluation), again)
-    weights = _newest_weights(folder, which) / Path(recorded["weights file"]).name
+    weights = newest_weights(folder, which) / Path(recorded["weights file"]).name
     try:
         current = make_signature(folder, recorded["recipe"], weights)
     except OSError as error:
@@ -212,7 +212,7 @@ def _read_signature(file: Path, again: str) -> dict[str, str]:
     return {key: signature[key] for key in KEYS}
 
 
-def _newest_weights(folder: Path, which: str) -> Path:
+def newest_weights(folder: Path, which: str) -> Path:
     """Return the newest folder that `which` refers to, such as weights/best-00000012."""
     kind = "best" if which == "best" or which.endswith("@best") else "last"
     newest = newest_folder(folder / "weights", kind)
@@ -278,6 +278,14 @@ def _is_same(raw: Any, saved: Any) -> bool:
         items = cast(list[Any], raw), cast(list[Any], saved)
         return len(items[0]) == len(items[1]) and all(map(_is_same, *items))
     return raw == saved or not (raw or saved)
+
+
+def shipped_studies() -> dict[str, Traversable]:
+    """Return the files of the studies in this package, by name."""
+    root = resources.files("allrounder.experiments") / STUDIES_FOLDER
+    folders = [entry for entry in root.iterdir() if entry.is_dir()]
+    files = {f"{folder.name}/{file.name}": file for folder in folders for file in folder.iterdir()}
+    return {name.removesuffix(".toml"): files[name] for name in sorted(files) if name.endswith(".toml")}
 
 
 def slug(label: str) -> str:

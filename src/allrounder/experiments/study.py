@@ -19,8 +19,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
-from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
 from typing import Annotated, final
@@ -45,7 +43,7 @@ from allrounder.config.toml import parse_toml
 from allrounder.errors import RecipeError
 from allrounder.evaluation.probes import Probe
 from allrounder.evaluation.shifts import parse_shifts
-from allrounder.experiments.manifest import STUDIES_FOLDER, read_study, slug
+from allrounder.experiments.manifest import read_study, shipped_studies, slug
 from allrounder.recipe.recipe import Problem, Recipe
 from allrounder.types import Passes
 
@@ -250,11 +248,3 @@ class Trial:
     def cost(self) -> Passes:
         """The most forward and backward passes that one training image takes over the whole run."""
         return self.recipe.total_passes()
-
-
-def shipped_studies() -> dict[str, Traversable]:
-    """Return the files of the studies in this package, by name."""
-    root = resources.files("allrounder.experiments") / STUDIES_FOLDER
-    folders = [entry for entry in root.iterdir() if entry.is_dir()]
-    files = {f"{folder.name}/{file.name}": file for folder in folders for file in folder.iterdir()}
-    return {name.removesuffix(".toml"): files[name] for name in sorted(files) if name.endswith(".toml")}

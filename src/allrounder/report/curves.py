@@ -51,6 +51,11 @@ def validation_curves(events: Sequence[Mapping[str, Any]]) -> list[Curve]:
     return [Curve(f"global {name}", values, percent=True) for name, values in curves.items() if values]
 
 
+def training_image_curves(events: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """Return the same accuracies on training images, from the validations that measured them."""
+    return validation_curves([{**event, **event["train"]} for event in events if "train" in event])
+
+
 def sparkline(values: Sequence[float], width: int, bars: str = BARS) -> str:
     """Draw values as bars between their smallest and largest value, at most `width` of them: neighbours are
     averaged."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from allrounder.errors import InputError
+from allrounder.report.calibration import DEFAULT_BINS, Reliability, reliability
 from allrounder.report.corruption_metrics import (
     FloatArray,
     Groups,
@@ -64,12 +65,17 @@ class Outcome(HasSummary):
     """The norm of the perturbation that fools the network; 0 where it needs none, NaN where none does."""
     stage: Mapping[str, IntArray] = field(default_factory=dict[str, IntArray])
     """The stage of a cascade, from 1, that fools the network; 0 where it needs none, -1 where none does."""
+    confidence: FloatArray | None = None
+    """The softmax probability of the predicted class on every natural image; None if it was not measured."""
 
     def __post_init__(self) -> None:
         for kind in ("predicted", "distance", "stage"):
             for name, array in getattr(self, kind).items():
                 if name not in self.predicted or array.shape != self.label.shape:
                     raise InputError(f"{kind} of {name}: no such probe, or not one number for every image")
+        if self.confidence is not None and self.confidence.shape != self.label.shape:
+            got = f"got {self.confidence.shape} numbers, expected {self.label.shape}"
+            raise InputError(f"confidence: {got}, one for every image")
 
     def __len__(self) -> int:
         return len(self.label)
@@ -141,7 +147,7 @@ class Outcome(HasSummary):
         names = [name for name in self.predicted if name.startswith(prefix)]
         if not names:
             raise InputError(f"{attack}@{norm} names no probe; there are: {', '.join(self.predicted)}")
-        eps = {name: _parse_eps(name.removeprefix(prefix)) for name in names}
+        eps = {name: parse_eps(name.removeprefix(prefix)) for name in names}
         return [(float(eps[name]), self.accuracy(name)) for name in sorted(eps, key=lambda name: eps[name])]
 
     def per_class(self, attack: str = NATURAL, threat: str | None = None) -> FloatArray:
@@ -163,6 +169,13 @@ class Outcome(HasSummary):
         is_binary = bool(((per_image == 0) | (per_image == 1)).all())
         trials = n if is_binary or variance < MIN_VARIANCE else n * accuracy * (1 - accuracy) / variance
         return wilson_interval(accuracy, trials)
+
+    def calibration(self, bins: int = DEFAULT_BINS) -> Reliability:
+        """Confidence and accuracy on natural images, in bins of equal width; `.ece` is their mean gap."""
+        if self.confidence is None:
+            advice = "evaluate again into the same folder, which adds them"
+            raise InputError(f"calibration: the outcome has no confidences; {advice}")
+        return reliability(self.predicted[NATURAL] == self.label, self.confidence, bins)
 
     def corruptions(self) -> dict[str, dict[int, float]]:
         """Accuracy under every corruption at every severity that was evaluated.
@@ -261,12 +274,17 @@ class Outcome(HasSummary):
         return render({(about or {}).get("name", "network"): self}, style, about=about, threat=threat)
 
     def save(self, path: Path) -> None:
-        """Write one file without timestamps: equal outcomes give equal bytes, also of NaN."""
+        """Write one file without timestamps: equal outcomes give equal bytes, also of NaN.
+
+        The array "confidence" is optional. Files without it load as before, and readers that do not know it
+        ignore it, so it needs no new format version.
+        """
         arrays = {"label": self.label}
         for name, array in self.predicted.items():
             arrays[f"predicted/{name}"] = to_smallest_dtype(array) if parse_shift_id(name) else array
         arrays |= {f"distance/{name}": np.where(np.isnan(d), np.nan, d) for name, d in self.distance.items()}
         arrays |= {f"stage/{name}": stage for name, stage in self.stage.items()}
+        arrays |= {} if self.confidence is None else {"confidence": self.confidence}
         content = {"format": FORMAT_VERSION, "facts": dict(self.facts), "probes": list(self.predicted)}
         write_arrays(path, arrays, content)
 
@@ -287,10 +305,11 @@ class Outcome(HasSummary):
             {name: arrays[key] for name in names if (key := f"{kind}/{name}") in arrays}
             for kind in ("distance", "stage")
         )
-        return cls(arrays["label"], predicted, content["facts"], distance, stage)
+        confidence = arrays.get("confidence")
+        return cls(arrays["label"], predicted, content["facts"], distance, stage, confidence)
 
 
-def _parse_eps(budget: str) -> Fraction:
+def parse_eps(budget: str) -> Fraction:
     """The eps of a threat as it is written, such as 8/255 or 0.5/255."""
     numerator, *denominator = map(Fraction, budget.split("/"))
     return numerator / denominator[0] if denominator else numerator

@@ -89,11 +89,12 @@ class StudyResults:
         """All numbers by row; None where no outcome of the row has the column."""
         differing = self._significant_differences()
         return {
-            row: [self._cell(row, column, (row, column) in differing) for column in self.columns()]
+            row: [self.cell(row, column, (row, column) in differing) for column in self.columns()]
             for row in self.outcomes
         }
 
-    def _cell(self, row: str, column: Column, differs: bool) -> SeedCell | None:
+    def cell(self, row: str, column: Column, differs: bool = False) -> SeedCell | None:
+        """The numbers of one row in one column; None if no outcome of the row has the column."""
         outcomes = [outcome for outcome in self.outcomes[row].values() if column in outcome.columns()]
         if not outcomes:
             return None

@@ -243,3 +243,35 @@ def test_a_large_budget_is_printed_as_a_note_and_an_impossible_one_is_refused(as
     assert note in flat(answer.out)
     refused = ask("--threat", "Linf:8", *PGD)
     assert refused.code == 2 and "did you mean Linf:8/255?" in flat(refused.err)
+
+
+def test_tables_of_classes_follow_the_numbers(ask: Ask):
+    found = ask(*LINF, *PGD, "--table", "classes,worst", "--table", "confusion")
+    assert found.code == 0, found.err
+    titles = (
+        *("95% interval", "Percent of the images of a class", "Percent of the images of the class"),
+        *("natural: number of images of every class", "pgd-2@Linf:0.05: number of images of every class"),
+    )
+    positions = [found.out.index(title) for title in titles]
+    assert positions == sorted(positions)
+
+
+def test_tables_of_classes_have_the_style_of_the_numbers(ask: Ask):
+    found = ask(*LINF, *PGD, "--table", "worst", "--style", "markdown")
+    assert found.code == 0, found.err
+    assert found.out.count("\n| ") >= 6 and "| column | worst class | accuracy | taken for |" in found.out
+    latex = ask(*LINF, *PGD, "--table", "classes", "--style", "latex")
+    assert latex.out.count(r"\begin{tabular}") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--table", "clases"), "clases: expected one of classes, confusion, worst; did you mean"),
+        (("--table", "classes,"), "expected one of classes, confusion, worst"),
+        (("--table", "worst", "--style", "csv"), "csv: expected one of markdown, latex"),
+    ],
+)
+def test_a_wrong_table_of_classes_is_explained(ask: Ask, options: tuple[str, ...], message: str):
+    found = ask(*LINF, *PGD, *options)
+    assert found.code == 2 and message in flat(found.err)

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from allrounder.attacks import Square
 from allrounder.data.base import Split
+from allrounder.evaluation.assemble import update_outcome
 from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.evaluation.masking import CHECK_ATTACK, choose_positions
+from allrounder.evaluation.probes import Probe
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.render import render
 from allrounder.threats.threat import Threat
@@ -119,6 +122,32 @@ def test_a_second_call_repeats_nothing_and_processes_give_the_same_bytes(tmp_pat
     first, second = (Outcome.load(folder / OUTCOME_FILE) for folder in folders)
     assert first.facts["masking"] == second.facts["masking"]
     assert np.array_equal(first.predicted["pgd-2@Linf:1/4"], second.predicted["pgd-2@Linf:1/4"])
+
+
+def test_the_check_is_dropped_after_fab_or_square_evaluates_the_same_images(tmp_path: Path):
+    square = Probe("square", Square(queries=5), Threat.parse(THREATS[0]))
+    run(Quantised(), "pgd-2", out=tmp_path)
+    before = Outcome.load(tmp_path / OUTCOME_FILE)
+    assert any("after a short FAB and Square" in flag for flag in before.facts["flags"])
+    evaluate(Quantised(), images(), probes=[square], out=tmp_path, options=NOTE)
+    after = Outcome.load(tmp_path / OUTCOME_FILE)
+    assert "masking" not in after.facts and "pgd-2@Linf:1/4" in after.predicted
+    assert not any("after a short FAB and Square" in flag for flag in after.facts["flags"])
+
+
+@pytest.mark.parametrize("stage", ["fab", "fab-t", "square"])
+def test_the_check_of_a_threat_counts_only_without_fab_and_square(stage: str):
+    label = np.array([0, 1])
+
+    def outcome(name: str, stages: list[str], masking: dict[str, int]) -> Outcome:
+        facts = {"stages": {name: stages}, "masking": masking}
+        return Outcome(label, {"natural": label, name: label}, facts)
+
+    checked = outcome("pgd-2@Linf:1/4", ["pgd"], {"Linf:1/4": 1, "L2:1/4": 2})
+    attacked = outcome("aa@Linf:1/4", ["apgd-ce", stage], {})
+    assert update_outcome(checked, attacked).facts["masking"] == {"L2:1/4": 2}
+    assert update_outcome(attacked, checked).facts["masking"] == {"L2:1/4": 2}
+    assert update_outcome(checked, checked).facts["masking"] == checked.facts["masking"]
 
 
 def test_images_are_balanced_over_classes_and_classified_correctly():

@@ -7,6 +7,7 @@ from allrounder.report.curves import (
     learner_curves,
     loss_curves,
     sparkline,
+    training_image_curves,
     validation_curves,
 )
 
@@ -43,6 +44,17 @@ def test_curves_are_those_of_the_events():
     )
     assert natural.format(0.9) == "90.0" and loss_a.format(1.23456) == "1.235"
     assert validation_curves(EVENTS[:3]) == []
+
+
+def test_curves_of_training_images_are_those_of_the_validations_that_measured_them():
+    train = {"natural": 0.95, "robust": {"Linf:0.1": 0.6}}
+    natural, robust = training_image_curves([*EVENTS, {**EVENTS[3], "epoch": 4, "train": train}])
+    assert (natural.name, dict(natural.values), dict(robust.values)) == (
+        "global natural",
+        {4: 0.95},
+        {4: 0.6},
+    )
+    assert training_image_curves(EVENTS) == []
 
 
 def test_accuracies_are_formatted_in_percent():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from allrounder.errors import InputError, RunError
 from allrounder.report.outcome import FORMAT_VERSION, Outcome
 from allrounder.report.render import render
 from allrounder.report.statistics import McNemar, wilson_interval
-from allrounder.system.checked_files import write_arrays
+from allrounder.system.checked_files import read_arrays, write_arrays
 from tests.support.damage import damages
 
 LINF, L2 = "pgd-20@Linf:8/255", "pgd-20@L2:128/255"
@@ -38,6 +39,22 @@ SMALL = Outcome(
     },
     {"seed": 0},
 )
+
+
+def test_confidences_are_stored_only_if_they_were_measured(tmp_path: Path):
+    confidence = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 1.0])
+    replace(SMALL, confidence=confidence).save(tmp_path / "with")
+    stored = Outcome.load(tmp_path / "with")
+    assert stored.confidence is not None and stored.confidence.tolist() == confidence.tolist()
+    assert stored.calibration(2).accuracy.tolist() == [0, 4 / 5]  # 0.5 is in the lower bin
+    SMALL.save(tmp_path / "without")
+    assert "confidence" not in read_arrays(tmp_path / "without")[0]
+    without = Outcome.load(tmp_path / "without")
+    assert without.confidence is None
+    with pytest.raises(InputError, match="has no confidences; evaluate again"):
+        without.calibration()
+    with pytest.raises(InputError, match=r"confidence: got .* one for every image"):
+        replace(SMALL, confidence=confidence[:3])
 
 
 def test_accuracies_are_shares_of_all_images():
@@ -280,7 +297,7 @@ def test_numbers_of_an_unknown_probe_are_refused(extra: dict[str, Any]):
 @pytest.mark.parametrize("extra", [{"predicted": {"a": ints(0)}}, {"distance": {"a": np.zeros(3)}}])
 def test_too_few_or_too_many_numbers_are_refused(extra: dict[str, Any]):
     with pytest.raises(ValueError, match="of a: no such probe, or not one number for every image"):
-        Outcome(ints(0, 1), **{"predicted": {"a": ints(0, 0)}, **extra})
+        Outcome(ints(0, 1), **dict[str, Any]({"predicted": {"a": ints(0, 0)}, **extra}))
 
 
 def test_distances_and_stages_are_read_as_written(tmp_path: Path):
@@ -423,8 +440,8 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
         *(
             f"allrounder.report.{name}"
             for name in (
-                *("corruption_metrics", "footnotes", "outcome", "render", "robustbench", "statistics"),
-                "tables",
+                *("calibration", "corruption_metrics", "footnotes", "outcome", "render"),
+                *("robustbench", "statistics", "tables"),
             )
         ),
         *("allrounder.system", "allrounder.system.checked_files", "allrounder.system.files"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
 
+from allrounder.cli.run_train import describe_plan
 from allrounder.distributed import World
 from allrounder.errors import RecipeError
 from allrounder.nn.mixing.chosen import THETA, Chosen
@@ -120,6 +123,9 @@ def test_the_score_is_that_of_the_validation_and_selects_nothing(tmp_path: Path)
 def test_a_plan_counts_the_choices():
     result = plan(chosen(), steps=1, model=tiny, data=blobs(48), world=WORLD)
     assert result.choice is not None and result.choice.images == 12 and result.exchanges == 2
+    assert result.seconds == replace(result, choice=None).seconds + 2 * result.choice.seconds
+    lines = [*describe_plan(result, datetime(2026, 1, 1))]
+    assert [line for line in lines if line.startswith("shares: chosen at 2 exchanges, each at most ")]
     without = plan(recipe(), steps=1, model=tiny, data=blobs(48), world=WORLD)
     assert without.choice is None
 
