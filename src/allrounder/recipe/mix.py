@@ -45,9 +45,9 @@ class Mix:
         if not self.rule.uses_decay and self.decay != NO_DECAY:
             problems.append((("decay",), f'the rule "{kind}" keeps no moving average; remove the decay'))
         if not self.rule.uses_shares and self.shares is not None:
-            problems.append((("shares",), f'the rule "{kind}" weighs all learners alike; remove the shares'))
+            problems.append((("shares",), f'the rule "{kind}" does not read shares; remove them'))
         if self.rule.needs_exchange and self.exchange is None:
-            problems.append((("exchange",), f'missing; the rule "{kind}" takes a step at every exchange'))
+            problems.append((("exchange",), f'missing; the rule "{kind}" acts at exchanges only'))
         raise_field_errors(self, problems)
 
     @model_serializer(mode="wrap")

@@ -69,7 +69,7 @@ class Mixer:
         view = self.views.get(name)
         if view is None or view.weights is not weights:
             view = self.views[name] = LearnerView(name, weights)
-        share = self.share(name, t)
+        share = self.mix.shares_at(t, self.clock, self.names)[name]
         decay = self.mix.decay(t, self.clock)
         view.gradients = self.gradients[name].pop() if name in self.gradients else {}
         self.mix.rule.update_(self.states[name], view, share=share, decay=decay)

@@ -279,7 +279,7 @@ def test_three_learners_need_shares_of_the_rest():
 def test_a_mix_without_shares_and_decay_must_have_none():
     assert complaints("mix.rule={ kind = 'uniform' }", "mix.decay=0.9") == [
         'mix.decay: the rule "uniform" keeps no moving average; remove the decay',
-        'mix.shares: the rule "uniform" weighs all learners alike; remove the shares',
+        'mix.shares: the rule "uniform" does not read shares; remove them',
     ]
     mix = edited("mix={ rule = { kind = 'uniform' } }").effective_mix
     assert mix.rule == Uniform() and mix.shares is None
