@@ -56,7 +56,10 @@ if TYPE_CHECKING:
     from allrounder.models.small_cnn import SmallCnn as SmallCnn
     from allrounder.models.wide_resnet import WideResNet as WideResNet
     from allrounder.nn.gradcam import grad_cam as grad_cam
-    from allrounder.nn.mixing import MIXES as MIXES, Ema as Ema, MixRule as MixRule, Uniform as Uniform
+    from allrounder.nn.mixing import (
+        MIXES as MIXES, Chosen as Chosen, Ema as Ema, Fisher as Fisher, MixRule as MixRule, Outer as Outer,
+        Uniform as Uniform,
+    )
     from allrounder.nn.mixture import mix_weights as mix_weights
     from allrounder.objectives import (
         OBJECTIVES as OBJECTIVES, Adversarial as Adversarial, Average as Average, Eat as Eat, Fat as Fat,
@@ -100,7 +103,7 @@ _MODULES = {
     "recipe.task": "Task",
     "recipe.validation": "Validation",
     "recipe.mix": "Exchange Mix Shares",
-    "nn.mixing": "Ema MIXES MixRule Uniform",
+    "nn.mixing": "Chosen Ema Fisher MIXES MixRule Outer Uniform",
     "recipe.init": "FromRun Random Soup",
     "recipe.pipeline": "ModeConnectivity PIPELINES SelfTraining Stage WeightSoup",
     "recipe.compute": "Compute",

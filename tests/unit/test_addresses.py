@@ -56,6 +56,7 @@ LITERALS = """
 'quick'
 'radius'
 'recalibrate'
+'recalibrate', *, *
 'restart', *
 'round', *
 'row', *

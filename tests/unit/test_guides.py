@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 from allrounder.data.files.cache import CACHE_VARIABLE
+from allrounder.nn.mixing import MIXES
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.trainer import train
 from tests.support.formats import cifar10_binary, random_images, shared_data_folder
@@ -76,6 +78,30 @@ def run_command(line: str) -> None:
     command = [sys.executable, "-m", "allrounder", *words]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_on_mixing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = (GUIDE / "mixing.md").read_text(encoding="utf-8")
+    _, example = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    Path("mine.toml").write_text(example, encoding="utf-8")
+    commands = shell_commands("mixing.md")
+    assert len(commands) == 3
+    for line in commands:
+        run_command(line)
+
+
+def test_the_page_on_mixing_has_every_rule():
+    text = (GUIDE / "mixing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|.*\| `(embedded/[\w-]+)` \|$", text, re.MULTILINE)
+    rules = {kind: type(Recipe.load(name).effective_mix.rule) for kind, name in rows}
+    assert rules == MIXES
+    forms, _ = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    base = Recipe.load("embedded/generalist-t")
+    assert base.mix is not None
+    for line in forms.splitlines():
+        assert replace(base, mix=replace(base.mix, shares=tomllib.loads(line)["shares"])).mix is not None
 
 
 @pytest.mark.slow
