@@ -49,6 +49,7 @@ from allrounder.recipe.mix import Mix
 from allrounder.recipe.overrides import apply_overrides, overrides_field
 from allrounder.recipe.pipeline import PIPELINES, Pipeline
 from allrounder.recipe.task import Task
+from allrounder.recipe.teachers import teacher_problems
 from allrounder.recipe.validation import Validation as Validation
 from allrounder.system.summary import HasSummary, Summary
 from allrounder.threats.threat import Threat
@@ -99,6 +100,7 @@ class Recipe(HasSummary):
             *self._time_order_problems(),
             *self._extra_share_problems(),
             *self._task_problems(),
+            *teacher_problems(self.tasks, self.effective_mix),
             *budget_problems(self.tasks, self.validation, self.probes, dataset_shape(self.data)),
         ]
         raise_field_errors(self, problems or self._pipeline_problems())
@@ -198,8 +200,10 @@ class Recipe(HasSummary):
         rows += [] if self.pipeline is None else [("pipeline", kind_of(self.pipeline, PIPELINES))]
         for task in self.tasks:
             threats = " and ".join(map(str, task.objective.threats()))
-            objective = kind_of(task.objective, OBJECTIVES)
-            rows.append((f"task {task.name}", f"{objective} under {threats}" if threats else objective))
+            objective = kind_of(task.objective.core, OBJECTIVES)
+            teachers = " and ".join(dict.fromkeys(task.objective.teachers().values()))
+            text = f"{objective} under {threats}" if threats else objective
+            rows.append((f"task {task.name}", f"{text}, taught by {teachers}" if teachers else text))
         return Summary(f"Recipe {self.name}".strip(), rows)
 
     @property

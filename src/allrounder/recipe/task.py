@@ -14,7 +14,9 @@ from allrounder.optim import UPDATES, Descend, Update
 from allrounder.optim.optimizers import AnyOptimizer, Sgd
 from allrounder.types import Passes
 
-RESERVED_NAMES = ("global", "best", "last", "live")
+GLOBAL = "global"
+"""The name of the global weights among those of the learners."""
+RESERVED_NAMES = (GLOBAL, "best", "last", "live")
 MAX_NAME = 100
 """Characters of the name of a learner, which is part of the names of files."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
@@ -55,7 +57,7 @@ class Task:
     def shardable(self) -> bool:
         """Whether several ranks can share a batch: not if the method needs the whole batch or has a state
         that could differ between ranks."""
-        needs_whole_batch = self.objective.whole_batch or self.update.whole_batch
+        needs_whole_batch = self.objective.needs_whole_batch() or self.update.whole_batch
         return not needs_whole_batch and not self.objective.memory()
 
     def problems(self, epochs: int) -> list[tuple[tuple[str, str], str]]:

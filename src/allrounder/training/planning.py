@@ -50,8 +50,8 @@ class LearnerCost:
     passes: Passes
     seconds: float
     held: Mapping[str, int]
-    """Bytes of its weights, momentum, average, memory, and of its mix state: what the mixer keeps for it, and
-    what it sends when global weights are needed. Momentum exists only after a step."""
+    """Bytes of its weights, momentum, average, memory and teachers, and of its mix state: what the mixer keeps
+    for it, and what it sends when global weights are needed. Momentum exists only after a step."""
     epoch_end_seconds: float = 0.0
     """An upper bound on the additional seconds of the last step of an epoch."""
     measured: bool = True
@@ -288,6 +288,8 @@ class _Measurement:
             "memory": learner.memory.values(),
             "mix state": self.trainer.mixer.state_dict(task.name).values(),
         }
+        if learner.teachers:
+            tensors["teachers"] = learner.teacher_weights().values()
         held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
         at_epoch_end = self.pass_times.seconds(task.update.epoch_passes(task.objective), batch_size)
         measured = [seconds[task.name] for seconds in self.step_seconds]

@@ -31,6 +31,7 @@ from allrounder.training.model_selection import ModelSelector
 from allrounder.training.pipelines import PipelineContext, check_pipeline, run_pipeline
 from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
+from allrounder.training.teaching import Teaching
 from allrounder.types import Batch, Weights
 
 MIX_PREFIX = "mix."
@@ -88,6 +89,8 @@ class Trainer:
         self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
         self.metrics = EpochMetrics(recipe.names, lazy=world.device.type == "cuda")
         self.checkpoints = Checkpointer(run, world, self.placement, self.clock, self.metrics)
+        template = weights_of(self.scratch_model)
+        self.teaching = Teaching(recipe.tasks, self.learners, self.checkpoints, template)
         self.last_validation: dict[str, Any] = {}
         self.t = 0
         """The last step that was taken."""
@@ -105,6 +108,7 @@ class Trainer:
                 self.log_epoch(t)
             if self.selection.is_due(t):
                 self.select_best(t)
+            self.teaching.refresh(t, self.global_weights)  # before an exchange makes all learners equal
             # No exchange follows the last step: the learners' final weights are saved.
             if self.mix.exchange_due(t, self.clock) and t < self.clock.total_steps:
                 self.restart_learners(self.global_weights(f"the exchange after step {t}"))
