@@ -180,6 +180,6 @@ class Taught(Objective):
                 yield kind, teacher, crafted.x
 
 
-def distillation(teacher: Logits, student: Logits, temperature: float) -> Tensor:
-    """T^2 mean KL(softmax(teacher / T) || softmax(student / T)): T^2 keeps the scale of its gradient."""
-    return temperature**2 * kl(teacher / temperature, student / temperature).mean()
+def distillation(teacher: Logits, learner: Logits, temperature: float) -> Tensor:
+    """T^2 mean KL(softmax(teacher / T) || softmax(learner / T)): T^2 keeps the scale of its gradient."""
+    return temperature**2 * kl(teacher / temperature, learner / temperature).mean()

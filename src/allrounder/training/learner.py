@@ -155,7 +155,9 @@ class Learner:
     def teacher_weights(self) -> Weights:
         """Return the weights of all teachers, each name after that of the teacher and a dot."""
         networks = {name: weights_of(unwrap(network)) for name, network in self.teachers.items()}
-        return {f"{name}.{key}": tensor for name, weights in networks.items() for key, tensor in weights.items()}
+        return {
+            f"{name}.{key}": tensor for name, weights in networks.items() for key, tensor in weights.items()
+        }
 
     def load_teacher(self, name: str, weights: Mapping[str, Tensor]) -> None:
         """Copy new weights into a teacher."""
