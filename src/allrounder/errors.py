@@ -29,6 +29,10 @@ class MissingDataError(DataError, FileNotFoundError):
     """Files of a dataset that are not where they are expected."""
 
 
+class MissingLibraryError(AllrounderError, ImportError):
+    """A library that an optional part of this package needs, and that is not installed."""
+
+
 class ThreatError(AllrounderError, RuntimeError):
     """An attack returned images outside the ball or the box, or images that are not finite."""
 

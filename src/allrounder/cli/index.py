@@ -96,6 +96,7 @@ def list_methods() -> list[str]:
 
 complete_recipe = _completion(lambda: read_index()["lists"]["recipes"])
 complete_study = _completion(lambda: read_index()["lists"]["studies"])
+complete_figure = _completion(lambda: read_index()["lists"]["figures"])
 complete_list = _completion(lambda: (*read_index()["lists"], *list_folders()))
 complete_method = _completion(lambda: list_methods())
 complete_dataset = _completion(lambda: read_index()["downloads"])
@@ -128,6 +129,7 @@ def build_index() -> Index:
     from allrounder.recipe.pipeline import PIPELINES
     from allrounder.recipe.recipe import Recipe
     from allrounder.report.class_tables import CLASS_TABLES
+    from allrounder.report.figures import FIGURES
     from allrounder.report.render import SHIFT_STYLES
 
     tables: dict[str, Mapping[str, type[Any]]] = {
@@ -153,6 +155,7 @@ def build_index() -> Index:
     }
     for title, table in tables.items():
         lists[title] = {name: _first_sentence(cls) for name, cls in table.items()}
+    lists["figures"] = {name: kind.about for name, kind in FIGURES.items()}
     return {
         "lists": lists,
         "recipes": {name: _describe_recipe(recipe) for name, recipe in recipes.items()},

@@ -16,9 +16,11 @@ from allrounder.cli.data import app as data_app
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
 from allrounder.cli.failures import describe_os_error, explain
+from allrounder.cli.figure import figure
 from allrounder.cli.index import schema
 from allrounder.cli.listing import list_
 from allrounder.cli.new import new
+from allrounder.cli.report import report
 from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
@@ -69,6 +71,8 @@ app.command("doctor")(doctor_)
 app.command()(sweep)
 app.command()(compare)
 app.command()(table)
+app.command()(report)
+app.command()(figure)
 app.add_typer(data_app, name="data")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -13,7 +14,7 @@ import typer
 from allrounder.cli.display import ProgressBars, print_numbers
 from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.index import check_choice
-from allrounder.errors import Interrupted, RunError
+from allrounder.errors import Interrupted, MissingLibraryError, RunError
 from allrounder.experiments.launchers import SLURM_SCRIPT, Launcher, run_on_ray, slurm_script, submit_to_slurm
 from allrounder.experiments.manifest import collect_results, default_folder
 from allrounder.experiments.runner import TotalProgress, make_jobs, make_manifest, open_study
@@ -56,6 +57,20 @@ def run_study(
             _print_table(study, folder, only)
         raise
     _print_table(study, folder, only)
+
+
+def run_demo(folder: Path, workers: int, sets: Sequence[str]) -> None:
+    """Run the demonstration, then write its report and the figure of the trade-off, and print their paths."""
+    study = replace(Study.load("embedded/demo"), sets=tuple(sets))
+    run_study(study, folder, workers, "local", dry=False, only=None)
+    try:
+        from allrounder.cli.run_figure import run_figure  # these need optional libraries
+        from allrounder.cli.run_report import run_report
+
+        run_figure("tradeoff", [str(folder)], folder / "tradeoff.svg", (), ())
+        run_report([str(folder)], folder / "report.html", "The demonstration", has_gallery=True)
+    except MissingLibraryError as error:
+        echo_note(f"no report: {error}")
 
 
 def _print_table(study: Study, folder: Path, only: int | None) -> None:

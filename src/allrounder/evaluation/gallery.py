@@ -31,6 +31,7 @@ ATTACK = "pgd-20"
 """The attack that crafts the images of a gallery."""
 MAX_ITEMS = 12
 MAX_PER_CLASS = 2
+"""Images of one class; more if there are too few classes to fill a gallery."""
 MAX_THREATS = 3
 CANDIDATES_PER_ITEM = 2
 """Images to try for each that is shown: some turn out not to be of their kind under the attack."""
@@ -80,8 +81,8 @@ def make_gallery(
 ) -> Gallery:
     """Choose images that the networks classify differently, and show what each network makes of them.
 
-    The outcomes decide which images are looked at: under natural images, and under the attack `judge`. Every
-    network is attacked by itself with `attack`. Only images that are of their kind as shown are kept.
+    The outcomes decide which images are tried: by natural predictions, and by those under the attack `judge`.
+    Every network is attacked by itself with `attack`. Only images that are of their kind as shown are kept.
     """
     if data.shape[0] not in (1, 3):
         raise InputError(f"gallery: the images have {data.shape[0]} channels, expected 1 or 3")
@@ -90,20 +91,21 @@ def make_gallery(
         raise InputError(f"gallery: {a.name} and {b.name} were evaluated on different images, expected equal")
     threats = _common_threats(a.outcome, b.outcome, judge)
     kinds = _list_kinds(a, b, judge, threats, attack)
-    per_kind = max(1, MAX_ITEMS // len(kinds))
-    used: Counter[int] = Counter()
+    per_kind = max(1, MAX_ITEMS // max(1, len(kinds)))
+    per_class = max(MAX_PER_CLASS, -(-MAX_ITEMS // len(data.classes)))
     items: list[GalleryItem] = []
     for kind in kinds:
         probe = Probe.of(attack, kind.threat)
-        chosen = choose_images(kind.positions, a.outcome.label, used, CANDIDATES_PER_ITEM * per_kind)
+        used = Counter(item.label for item in items)
+        is_shown = np.isin(rows.numpy()[kind.positions], [item.position for item in items])
+        positions = kind.positions[~is_shown]
+        chosen = choose_images(positions, a.outcome.label, used, per_class)[: CANDIDATES_PER_ITEM * per_kind]
         shown = _show_images((a, b), data, rows[torch.from_numpy(chosen)], probe, kind)
-        kept = [item for item in shown if kind.describes(item.views)][:per_kind]
-        used.update(item.label for item in kept)
-        items += kept
+        items += [item for item in shown if kind.describes(item.views)][:per_kind]
     about = (
         f"Test images that one of {a.name} and {b.name} classifies correctly and the other does not, without "
         f"an attack or under {judge} ({', '.join(threats)}): at most {per_kind} of each kind and "
-        f"{MAX_PER_CLASS} of a class, the first of the test set. Each network is attacked by itself with "
+        f"{per_class} of a class, the first of the test set. Each network is attacked by itself with "
         f"{attack} and sees exactly the 8-bit images that are shown; another attack may fool it where this "
         "one does not."
     )
@@ -123,17 +125,18 @@ def match_rows(split: Split, outcome: Outcome) -> Labels:
 
 
 def choose_images(
-    positions: NDArray[np.int64], label: NDArray[np.int64], used: Counter[int], count: int
+    positions: NDArray[np.int64], label: NDArray[np.int64], used: Counter[int], per_class: int
 ) -> NDArray[np.int64]:
-    """The first images of every class, classes that were used less first; at most MAX_PER_CLASS of each."""
+    """The first images of every class, those of classes that were used less before others; at most
+    `per_class` of each with those that were used."""
     seen = Counter(used)
     order: list[tuple[int, int]] = []
     for position in positions.tolist():
         k = int(label[position])
-        if seen[k] < MAX_PER_CLASS:
+        if seen[k] < per_class:
             order.append((seen[k], position))
             seen[k] += 1
-    return np.array([position for _, position in sorted(order)[:count]], dtype=np.int64)
+    return np.array([position for _, position in sorted(order)], dtype=np.int64)
 
 
 def _common_threats(a: Outcome, b: Outcome, judge: str) -> list[str]:
@@ -146,7 +149,7 @@ def _common_threats(a: Outcome, b: Outcome, judge: str) -> list[str]:
 def _list_kinds(
     a: EvaluatedNetwork, b: EvaluatedNetwork, judge: str, threats: Sequence[str], attack: str
 ) -> list[ImageKind]:
-    """Both ways without an attack, then both ways under every threat."""
+    """Both ways without an attack, then both ways under every threat; only kinds with images."""
     kinds: list[ImageKind] = []
     for right, (first, second) in enumerate(((a, b), (b, a))):
         differ = np.flatnonzero(first.is_correct(NATURAL) & ~second.is_correct(NATURAL))
@@ -158,7 +161,7 @@ def _list_kinds(
             robust, fooled = first.is_correct(f"{judge}@{threat}"), ~second.is_correct(f"{judge}@{threat}")
             text = f"Under {attack} ({threat}), {first.name} is right and {second.name} is wrong"
             kinds.append(ImageKind(text, threat, right, True, np.flatnonzero(natural & robust & fooled)))
-    return kinds
+    return [kind for kind in kinds if kind.positions.size]
 
 
 def _show_images(
@@ -214,7 +217,7 @@ def view_images(
         predictions = [_predict(model, images, y, classes) for images in (x, x_adv)]
         maps = [_explain(model, images) for images in (x, x_adv)]
     shown = adversarial.permute(0, 2, 3, 1).numpy()
-    perturbation = (x_adv.cpu().double() - x.cpu().double()).permute(0, 2, 3, 1).numpy()
+    perturbation = ((adversarial.double() - natural.double()) / 255).permute(0, 2, 3, 1).numpy()
     return [
         GalleryView(
             row=network.name,

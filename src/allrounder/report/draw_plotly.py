@@ -12,15 +12,17 @@ from typing import Any
 
 from allrounder.report.chart import AnyChart, Axis, Chart, Heatmap, Series
 from allrounder.report.chart_table import format_value, point_texts
-from allrounder.report.palette import NEUTRAL, SeriesStyle, color_range, style_series
+from allrounder.report.palette import DASHES, NEUTRAL, SYMBOLS, SeriesStyle, color_range, style_series
 
 Json = dict[str, Any]
-MAX_MARKERS = 30
-"""Points of a line that are marked; on longer lines, symbols would touch."""
+MAX_MARKERS = 12
+"""Points of a line that are marked; with more, symbols would touch."""
 MAX_NUMBERS = 25
 """Columns of a heatmap that shows its numbers; with more, they do not fit."""
 MAX_LEGEND_ABOVE = 8
 """Series of a legend above the chart; a longer one is beside it, where it scrolls."""
+MODES = {"points": "markers", "line": "lines+markers"}
+"""Of traces; other marks have lines only."""
 TRANSPARENT = "rgba(0,0,0,0)"
 SEQUENTIAL, DIVERGING = "Cividis", "RdBu"
 """Scales of colours: perceptually uniform, and one for numbers on both sides of zero."""
@@ -80,13 +82,13 @@ def _draw_series(chart: Chart, series: Series, style: SeriesStyle) -> Json:
         "marker": {"color": style.color},
     }
     if series.mark != "bars":
-        has_markers = series.mark == "points" or (series.mark == "line" and len(series.x) <= MAX_MARKERS)
-        lines = [] if series.mark == "points" else ["lines"]
-        trace["mode"] = "+".join([*lines, *(["markers"] if has_markers else [])])
-        trace["marker"] |= {"symbol": style.symbol, "size": 11 if series.mark == "points" else 7}
-        trace["line"] = {"color": style.color, "width": 2}
-        trace["line"] |= {"dash": "dash"} if series.mark == "dashes" else {}
-        trace["line"] |= {"shape": "hv"} if series.mark == "steps" else {}
+        trace |= {"mode": MODES.get(series.mark, "lines"), "line": {"color": style.color, "width": 2}}
+        size = {"size": 11} if series.mark == "points" else {"size": 7, "maxdisplayed": MAX_MARKERS}
+        trace["marker"] |= {"symbol": style.symbol, **size}
+        if series.mark == "dashes":
+            trace["line"]["dash"] = "dash"
+        if series.mark == "steps":
+            trace["line"] |= {"shape": "hv", "dash": DASHES[SYMBOLS.index(style.symbol)]}
     if series.y_interval:
         trace["error_y"] = _draw_interval(series.y, series.y_interval, style.color)
     if series.x_interval:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -87,6 +87,18 @@ class Results:
     def evaluated(self) -> list[Entry]:
         """The entries that have outcomes."""
         return [entry for entry in self.entries if entry.outcomes]
+
+    def select_rows(self, parts: Sequence[str]) -> Results:
+        """Return the rows whose names contain one of some texts, in any case of letters."""
+        wanted = [part.lower() for part in parts]
+        entries = [e for e in self.entries if any(part in e.name.lower() for part in wanted)]
+        names = {entry.name for entry in entries}
+        studies: dict[str, StudyResults] = {}
+        for name, study in self.studies.items():
+            outcomes = {row: by_seed for row, by_seed in study.outcomes.items() if row in names}
+            if outcomes:
+                studies[name] = replace(study, outcomes=outcomes)
+        return Results(tuple(entries), studies)
 
 
 def choose_judge(entries: Sequence[Entry]) -> str | None:

@@ -71,12 +71,12 @@ def _group_by_text(
 
 def _describe_evaluation(outcome: Outcome) -> list[str]:
     keys = [key for key in ("seed", "batch_size", "budget") if key in outcome.facts]
-    facts = [f"{key.replace('_', ' ')} {_format_fact(outcome.facts[key])}" for key in keys]
+    facts = [f"{key.replace('_', ' ')} {format_fact(outcome.facts[key])}" for key in keys]
     return ["; ".join([f"{len(outcome)} images", *facts])]
 
 
 def _describe_attacks(outcome: Outcome) -> list[str]:
-    return [f"{name}: {_format_fact(budget)}" for name, budget in outcome.facts.get("attacks", {}).items()]
+    return [f"{name}: {format_fact(budget)}" for name, budget in outcome.facts.get("attacks", {}).items()]
 
 
 def _describe_missing_judge(outcome: Outcome) -> list[str]:
@@ -94,7 +94,7 @@ def _describe_shifts(outcome: Outcome) -> list[str]:
     lines: list[str] = []
     for set_name, description in outcome.facts.get("ood", {}).items():
         unusable = "NOT USED, though taken as official: " if set_name.endswith("unusable") else ""
-        lines.append(f"{titles[set_name[0]]}: {unusable}{_format_fact(description)}")
+        lines.append(f"{titles[set_name[0]]}: {unusable}{format_fact(description)}")
     total = len(STANDARD_SHIFTS["p"])
     for source in sources(outcome.predicted, "p"):
         predicted = {name: array for name, array in outcome.predicted.items() if f"@p-{source}:" in name}
@@ -109,7 +109,7 @@ def _describe_shifts(outcome: Outcome) -> list[str]:
 
 def _describe_selection(outcome: Outcome) -> list[str]:
     selected_on, weights = outcome.facts.get("selected_on"), outcome.facts.get("weights")
-    name = "Weights" if weights is None else f"Weights {_format_fact(weights)!r}"
+    name = "Weights" if weights is None else f"Weights {format_fact(weights)!r}"
     if selected_on is None:
         return [] if weights is None else [name]
     images = "the TEST set, so too optimistic" if selected_on == "test" else f"{selected_on} images"
@@ -118,11 +118,12 @@ def _describe_selection(outcome: Outcome) -> list[str]:
 
 def _describe_extra_data(outcome: Outcome) -> list[str]:
     extra = [outcome.facts["extra"]] if "extra" in outcome.facts else []
-    return [f"Trained with EXTRA DATA: {_format_fact(images)}" for images in extra]
+    return [f"Trained with EXTRA DATA: {format_fact(images)}" for images in extra]
 
 
-def _format_fact(fact: object) -> str:
+def format_fact(fact: object) -> str:
+    """Return a fact as a text: mappings as "key value, key value", other values as JSON."""
     if isinstance(fact, Mapping):
         parts = cast(Mapping[str, object], fact)
-        return ", ".join(f"{key} {_format_fact(part)}" for key, part in parts.items())
+        return ", ".join(f"{key} {format_fact(part)}" for key, part in parts.items())
     return fact if isinstance(fact, str) else json.dumps(fact)

@@ -22,6 +22,9 @@ NEUTRAL = "#888888"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down", "star")
 """In plotly's words. Their number has no common divisor with that of the colours, so pairs repeat late."""
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "8px 2px", "2px 1px")
+"""Of step functions, which have no symbols: a dash for every symbol, in plotly's words."""
+
 
 def row_colors(names: Iterable[str]) -> dict[str, str]:
     """Return a colour for every name, such as "#0072b2"."""
@@ -47,16 +50,19 @@ def style_series(chart: Chart, colors: Mapping[str, str]) -> list[SeriesStyle]:
     """Return the style of every series of a chart.
 
     A series has the colour and the symbol of its row; beside rows, a series of no row is grey. Where that
-    would make series look alike, because they all belong to one row or to none, their names decide instead.
+    would make series look alike, because they all belong to one row or to none, their names decide instead:
+    there, a dashed "natural (training)" has the colour of the line "natural (held-out)".
     """
     rows = [series.row for series in chart.series if series.row]
     if chart.row or not rows or (len(rows) > 1 and len(set(rows)) == 1):
-        names = [series.name for series in chart.series if chart.row or series.row or not rows]
+        has_dashes = {"line", "dashes"} <= {series.mark for series in chart.series}
+        keys = [s.name.partition(" (")[0] if has_dashes else s.name for s in chart.series]
+        pairs = zip(keys, chart.series, strict=True)
+        names = [key for key, series in pairs if chart.row or series.row or not rows]
         by_name, symbols = row_colors(names), row_symbols(names)
-        keys = [series.name for series in chart.series]
     else:
-        by_name, symbols = colors, row_symbols(colors)
         keys = [series.row for series in chart.series]
+        by_name, symbols = colors, row_symbols(colors)
     return [SeriesStyle(by_name.get(key, NEUTRAL), symbols.get(key, SYMBOLS[0])) for key in keys]
 
 
@@ -66,6 +72,11 @@ def color_range(chart: Heatmap) -> tuple[float, float]:
     if min(values) < 0:
         return -max(map(abs, values)), max(map(abs, values))
     return 0.0, 100.0 if chart.unit == "%" else max(values) or 1.0
+
+
+def darken(color: str) -> str:
+    """Return a darker colour, for small texts on white."""
+    return _mix(color, 0, 0.35)
 
 
 def _mix(color: str, shade: int, amount: float) -> str:

@@ -104,6 +104,7 @@ OPTIONS = {
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
     "table": {"--out", "--style"},
+    "figure": {"--out", "-o", "--chart", "--rows"},
     "eval": {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--batch-size", "--workers"),
         *("--out", "--which", "--model", "--weights", "--weights-key", "--data"),

@@ -20,7 +20,7 @@ from allrounder.cli.index import build_index, build_schema, read_index, read_sch
 from tests.support.paths import PROJECT
 from tests.support.studies import run_here, tiny_study
 
-HEAVY = ("torch", "scipy", "PIL")
+HEAVY = ("torch", "scipy", "PIL", "matplotlib", "plotly", "jinja2")
 """What takes long to import."""
 SCRIPT = """
 import contextlib, io, json, os, sys
@@ -69,7 +69,7 @@ VERBS = [
         "compare",
         "table",
     ),
-    *("ls", "log"),
+    *("ls", "log", "report", "figure"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 

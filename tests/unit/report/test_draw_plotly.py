@@ -50,7 +50,7 @@ def test_every_mark_keeps_the_numbers_and_the_row(mark: Mark):
         "points": ("scatter", "markers", None, None),
         "line": ("scatter", "lines+markers", None, None),
         "dashes": ("scatter", "lines", "dash", None),
-        "steps": ("scatter", "lines", None, "hv"),
+        "steps": ("scatter", "lines", "dash", "hv"),
         "bars": ("bar", None, None, None),
     }[mark]
     line = trace.get("line", {})
@@ -73,10 +73,15 @@ def test_intervals_are_error_bars():
     assert trace["error_x"]["symmetric"] is False
 
 
-def test_a_long_line_has_no_symbols():
-    xs = tuple(map(float, range(MAX_MARKERS + 1)))
+def test_a_long_line_has_a_few_symbols():
+    xs = tuple(map(float, range(100)))
     (trace,) = draw(chart(Series("A", xs, xs)))["data"]
-    assert trace["mode"] == "lines"
+    assert trace["mode"] == "lines+markers" and trace["marker"]["maxdisplayed"] == MAX_MARKERS
+
+
+def test_step_functions_differ_in_their_dashes():
+    traces = draw(chart(*(Series(n, (1.0,), (1.0,), "steps", row=n) for n in "AB")), "A", "B")["data"]
+    assert [trace["line"]["dash"] for trace in traces] == ["solid", "dash"]
 
 
 def test_texts_of_users_are_shown_as_they_are():

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from allrounder.config.fields import did_you_mean
+from allrounder.config.text import shorten
+from allrounder.errors import InputError
+from allrounder.report.chart import AnyChart
+from allrounder.report.entry import Results
 from allrounder.report.figures.ablation import ABLATION
 from allrounder.report.figures.base import FigureKind
 from allrounder.report.figures.calibration import CALIBRATION
@@ -17,7 +22,7 @@ from allrounder.report.figures.eps import EPS
 from allrounder.report.figures.stages import STAGES
 from allrounder.report.figures.tradeoff import TRADEOFF
 
-__all__ = ["FIGURES", "FigureKind"]
+__all__ = ["FIGURES", "FigureKind", "build_charts"]
 
 FIGURES: Mapping[str, FigureKind] = {
     "tradeoff": TRADEOFF,
@@ -33,3 +38,11 @@ FIGURES: Mapping[str, FigureKind] = {
     "curves": CURVES,
 }
 """By name, in the order of a report."""
+
+
+def build_charts(name: str, results: Results) -> list[AnyChart]:
+    """Make the charts of a figure; an empty list if the results have nothing to show in it."""
+    if name not in FIGURES:
+        expected = f"expected one of {', '.join(FIGURES)}{did_you_mean(name, FIGURES)}"
+        raise InputError(f"{shorten(name)}: no such figure, {expected}")
+    return FIGURES[name].build(results)

@@ -75,4 +75,9 @@ def _paper_series(rows: tuple[str, ...], name: str, percents: Sequence[float | N
     return [] if all(map(math.isnan, y)) else [Series(f"{name}{PAPER}", rows, y, "bars")]
 
 
-ABLATION = FigureKind("Studies", "The rows of every study side by side.", build_ablation)
+ABLATION = FigureKind(
+    "Studies",
+    "The rows of every study side by side.",
+    build_ablation,
+    "no study has evaluated rows; name a study, or run one with: allrounder sweep STUDY",
+)

@@ -27,6 +27,8 @@ class FigureKind:
     """One sentence: what the charts show."""
     build: Callable[[Results], list[AnyChart]]
     """Make the charts; an empty list if there is nothing to show."""
+    missing: str
+    """What is missing if there is nothing to show, and how to get it."""
 
 
 def interval_in_percent(cell: SeedCell) -> tuple[tuple[float, float], ...]:

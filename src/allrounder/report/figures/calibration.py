@@ -61,5 +61,8 @@ def _row_series(entry: Entry) -> Series | None:
 
 
 CALIBRATION = FigureKind(
-    "Calibration", "Whether confidences are the probabilities of being correct.", build_calibration
+    "Calibration",
+    "Whether confidences are the probabilities of being correct.",
+    build_calibration,
+    "no evaluation has confidences; evaluate again with: allrounder eval RUN",
 )

@@ -67,4 +67,9 @@ def _describe_worst(
     return f"{subject}: {'; '.join(texts)}."
 
 
-CLASSES = FigureKind("Classes", "The accuracy of every class, natural and under attack.", build_classes)
+CLASSES = FigureKind(
+    "Classes",
+    "The accuracy of every class, natural and under attack.",
+    build_classes,
+    "no run was evaluated; evaluate one with: allrounder eval RUN",
+)

@@ -80,4 +80,9 @@ def _matrix(entry: Entry, probe: str, name: str, title: str, notes: str) -> Heat
     )
 
 
-CONFUSION = FigureKind("Confusion", "Which classes are taken for which others.", build_confusion)
+CONFUSION = FigureKind(
+    "Confusion",
+    "Which classes are taken for which others.",
+    build_confusion,
+    "no run was evaluated; evaluate one with: allrounder eval RUN",
+)

@@ -108,5 +108,8 @@ def _mean_over_seeds(outcomes: Iterable[Shares]) -> Shares:
 
 
 CORRUPTIONS = FigureKind(
-    "Corruptions", "Accuracy on images that were changed without an adversary.", build_corruptions
+    "Corruptions",
+    "Accuracy on images that were changed without an adversary.",
+    build_corruptions,
+    "no run has corrupted images; evaluate with --ood c",
 )

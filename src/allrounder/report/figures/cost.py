@@ -60,4 +60,9 @@ def _points(entries: Sequence[Entry], costs: dict[str, float], cell_of: CellOf) 
     )
 
 
-COSTS = FigureKind("Cost", "Accuracy against the cost of training.", build_cost)
+COSTS = FigureKind(
+    "Cost",
+    "Accuracy against the cost of training.",
+    build_cost,
+    "no evaluated run has a known cost; name finished runs or a study",
+)

@@ -149,5 +149,8 @@ def _comparisons(entries: Sequence[Entry]) -> list[AnyChart]:
 
 
 CURVES = FigureKind(
-    "Training", "Losses, accuracies, learning rates and shares during the trainings.", build_curves
+    "Training",
+    "Losses, accuracies, learning rates and shares during the trainings.",
+    build_curves,
+    "no run has a log of its training; name the folder of a run or of a study",
 )

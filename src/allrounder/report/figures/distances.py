@@ -83,4 +83,9 @@ def _row_series(row: str, arrays: Sequence[FloatArray], edges: FloatArray) -> Se
     )
 
 
-DISTANCES = FigureKind("Distances", "The norms of the perturbations that fool the networks.", build_distances)
+DISTANCES = FigureKind(
+    "Distances",
+    "The norms of the perturbations that fool the networks.",
+    build_distances,
+    "no attack looked for small perturbations; evaluate with --attack aa or --attack fab",
+)

@@ -83,4 +83,9 @@ def _chart(attack: str, norm: str, series: Sequence[Series], others: dict[str, f
     )
 
 
-EPS = FigureKind("Budgets", "Accuracy under attacks with several budgets.", build_eps)
+EPS = FigureKind(
+    "Budgets",
+    "Accuracy under attacks with several budgets.",
+    build_eps,
+    "no run was attacked with several budgets of a norm; evaluate with several --threat",
+)

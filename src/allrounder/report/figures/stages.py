@@ -57,4 +57,9 @@ def _stages(outcome: Outcome, probe: str) -> Sequence[str]:
     return outcome.facts.get("stages", {}).get(probe, ()) if probe in outcome.stage else ()
 
 
-STAGES = FigureKind("Stages", "Accuracy after each stage of the attack that ranks.", build_stages)
+STAGES = FigureKind(
+    "Stages",
+    "Accuracy after each stage of the attack that ranks.",
+    build_stages,
+    "no attack that ranks has several stages; evaluate with --attack aa",
+)

@@ -70,5 +70,8 @@ def _points(entries: Sequence[Entry], x_of: CellOf, y_of: CellOf) -> tuple[Serie
 
 
 TRADEOFF = FigureKind(
-    "Trade-off", "Accuracy on natural images against accuracy under attack.", build_tradeoff
+    "Trade-off",
+    "Accuracy on natural images against accuracy under attack.",
+    build_tradeoff,
+    "no run was evaluated under an attack; evaluate one with: allrounder eval RUN",
 )
