@@ -107,7 +107,7 @@ class Context:
     memory: dict[str, Tensor]
     """The method's state. Tensors may be changed in place, or replaced by others of equal shape and type."""
     teachers: Mapping[str, Classifier] = field(default_factory=dict[str, Classifier])
-    """The networks that the objective names as its teachers, in eval mode; their weights do not change here."""
+    """The networks that the objective names as its teachers, in eval mode and without gradients."""
 
     @property
     def epoch(self) -> int:

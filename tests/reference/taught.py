@@ -12,7 +12,7 @@ def soften(z, temperature):
 
 
 def soft_target_loss(teacher, student, temperature):
-    """T^2 times the mean over images of sum_k p_k log(p_k / q_k), p from the teacher and q from the student."""
+    """T^2 times the mean over images of sum_k p_k log(p_k / q_k): p of the teacher, q of the student."""
     total = 0.0
     for z_teacher, z_student in zip(teacher, student, strict=True):
         p, q = soften(z_teacher, temperature), soften(z_student, temperature)

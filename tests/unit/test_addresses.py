@@ -67,6 +67,8 @@ LITERALS = """
 'step', *
 'step', 0
 'subset'
+'task images', *
+'task order', *
 'threat'
 'threat', *
 'validation'

@@ -34,7 +34,8 @@ class Teacher:
 
     teacher: str
     """The name of a learner, which teaches by the weights that it gives to the mix: its average, or its
-    weights if it keeps none; or "global" for the global weights. A learner may be taught by its own average."""
+    weights if it keeps none; "global" for the global weights. A learner may name itself if it has an
+    average."""
     weight: PositiveFloat = 1.0
     """The weight of the divergence in the loss."""
     temperature: PositiveFloat = 1.0
@@ -123,7 +124,7 @@ class Taught(Objective):
         return t % max(self.refresh.to_steps(clock), 1) == 0
 
     def problems(self, epochs: int) -> list[tuple[str, str]]:
-        """Those of the base, a ramp whose times are not in ascending order, and teachers that never change."""
+        """Those of the base, times of the ramp that are not in order, and teachers that never change."""
         problems = [("base", f"{field} {message}") for field, message in self.base.problems(epochs)]
         if disorder := order_problem(pairwise(self.ramp.knot_times()), epochs):
             problems.append(("ramp", f"{disorder}, of {epochs} epochs"))

@@ -27,8 +27,9 @@ from allrounder.recipe.task import Task
 from allrounder.rng import Rng
 from allrounder.types import Batch, Context, Loss, Weights, device_and_dtype
 
-AugmentKey: TypeAlias = tuple[Augment, str]
-"""An augmentation and the random stream it draws from; learners with equal keys see the same images."""
+AugmentKey: TypeAlias = tuple[Augment, str, str]
+"""An augmentation, the random stream it draws from, and the name of a learner that draws its own batches, or
+"" for the batches of the recipe; learners with equal keys see the same images."""
 AugmentCache: TypeAlias = dict[AugmentKey, tuple[Batch, int]]
 """Augmented batches, each with the version counter that its image tensor had then."""
 
@@ -119,8 +120,9 @@ class Learner:
 
     @property
     def augment_key(self) -> AugmentKey:
-        """The augmentation and its random stream."""
-        return self.task.augment, self.task.augment_stream
+        """The augmentation, its random stream, and the source of the batches."""
+        task = self.task
+        return task.augment, task.augment_stream, task.name if task.has_own_batches else ""
 
     def draw_view(self, t: int, count: int, size: Size, has_whole_images: bool) -> View:
         """Return the random crops that the augmentation of step t begins with, if there are whole images to

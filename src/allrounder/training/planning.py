@@ -50,8 +50,9 @@ class LearnerCost:
     passes: Passes
     seconds: float
     held: Mapping[str, int]
-    """Bytes of its weights, momentum, average, memory and teachers, and of its mix state: what the mixer keeps
-    for it, and what it sends when global weights are needed. Momentum exists only after a step."""
+    """Bytes of its weights, momentum, average, memory, and of its mix state: what the mixer keeps for it, and
+    what it sends when global weights are needed; of its teachers, if any. Momentum exists only after a
+    step."""
     epoch_end_seconds: float = 0.0
     """An upper bound on the additional seconds of the last step of an epoch."""
     measured: bool = True
@@ -279,7 +280,8 @@ class _Measurement:
         )
 
     def _learner_cost(self, learner: Learner) -> LearnerCost:
-        task, batch_size = learner.task, self.trainer.recipe.batch_size
+        task = learner.task
+        batch_size = task.batch_size or self.trainer.recipe.batch_size
         moments = [cast(dict[str, Any], entry).values() for entry in learner.optimizer.state.values()]
         tensors = {
             "weights": learner.params.values(),
