@@ -111,9 +111,9 @@ class Objective(ABC):
         """The learners whose weights the loss needs, or "global" for the global weights, by field."""
         return {}
 
-    def refresh_due(self, t: int, clock: Clock) -> bool:
-        """Whether the teachers get new weights after step t; never by default."""
-        return False
+    def refresh_period(self, clock: Clock) -> int | None:
+        """The steps after which the teachers get new weights; None without teachers."""
+        return None
 
     def memory(self) -> dict[str, Tensor]:
         """The initial state that the method carries from step to step; the learner owns and saves it."""

@@ -120,8 +120,8 @@ class Taught(Objective):
         return {kind: teacher.teacher for kind, teacher in self._teachers().items()}
 
     @override
-    def refresh_due(self, t: int, clock: Clock) -> bool:
-        return t % max(self.refresh.to_steps(clock), 1) == 0
+    def refresh_period(self, clock: Clock) -> int:
+        return max(self.refresh.to_steps(clock), 1)
 
     def problems(self, epochs: int) -> list[tuple[str, str]]:
         """Those of the base, times of the ramp that are not in order, and teachers that never change."""

@@ -87,6 +87,8 @@ class Plan:
     evaluation: SuiteCost
     pass_times: PassTimes
     remarks: tuple[str, ...] = ()
+    refreshes: int = 0
+    """The number of steps after which teachers get new weights."""
 
     @property
     def step_seconds(self) -> float:
@@ -274,6 +276,7 @@ class _Measurement:
             checkpoint_seconds=0.0,
             checkpoints=_count_events(clock.total_steps, trainer.recipe.checkpoint.to_steps(clock)),
             exchanges=trainer.mix.count_exchanges(clock),
+            refreshes=trainer.teaching.count_refreshes(),
             evaluation=times.suite_cost(trainer.recipe.probes, len(dataset.test), len(dataset.classes)),
             pass_times=times,
             remarks=remarks,

@@ -28,16 +28,22 @@ class Teaching:
         template: NamedTensors,
     ):
         """`template` has the shapes of the weights; its values may change."""
-        self.tasks = tasks
         self.learners = {learner.task.name: learner for learner in learners}
         self.checkpoints = checkpoints
         self.template = template
+        periods = [(task, task.objective.refresh_period(checkpoints.clock)) for task in tasks]
+        self.periods = [(task, period) for task, period in periods if period is not None]
+        """The tasks with teachers, each with the steps between two refreshes."""
+
+    def count_refreshes(self) -> int:
+        """Return the number of steps after which teachers get new weights; the last step is none of them."""
+        total = self.checkpoints.clock.total_steps
+        return len({t for _, period in self.periods for t in range(period, total, period)})
 
     def refresh(self, t: int, global_weights: Callable[[str], Weights]) -> None:
         """Give new weights to the teachers that are due after step t. All ranks call it together."""
-        clock = self.checkpoints.clock
-        tasks = [task for task in self.tasks if task.objective.refresh_due(t, clock)]
-        if not tasks or t == clock.total_steps:
+        tasks = [task for task, period in self.periods if t % period == 0]
+        if not tasks or t == self.checkpoints.clock.total_steps:
             return
         what = f"the teachers after step {t}"
         self.checkpoints.gather_notes(what)

@@ -111,7 +111,9 @@ def test_a_learner_without_teachers_holds_and_saves_none(tmp_path: Path):
 
 
 def test_a_plan_counts_the_teachers():
-    costs = plan(recipe(PAIR), steps=1, model=tiny, data=blobs(48)).learners
+    made = plan(recipe(PAIR), steps=1, model=tiny, data=blobs(48))
+    assert made.refreshes == 4, "after steps 2, 4, 6 and 8 of 9"
+    costs = made.learners
     weights = costs[0].held["weights"]
     assert costs[0].held["teachers"] == 2 * weights and "teachers" not in costs[1].held
     assert str(costs[0].passes) == "6/4", "two of PGD, two of half-half, and one of each teacher"
