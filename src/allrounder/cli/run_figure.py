@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import typer
 
 from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.index import check_choice
-from allrounder.errors import RunError
+from allrounder.errors import InputError, RunError
 from allrounder.experiments.collect import read_results
 from allrounder.report import FIGURES, Results, build_charts, row_colors, save_figure
 from allrounder.report.draw_matplotlib import check_ending
@@ -21,8 +22,10 @@ def run_figure(
     """Save a figure; print the captions of its charts, what is wrong with its runs, and its path."""
     try:
         check_ending(out)
-    except ValueError as error:
+    except InputError as error:
         raise typer.BadParameter(str(error), param_hint="--out") from None
+    for library in ("fontTools", "matplotlib"):  # the command line prints messages of level INFO
+        logging.getLogger(library).setLevel(logging.WARNING)
     results = read_results(paths)
     shown = _select_rows(results, rows) if rows else results
     for entry in shown.entries:

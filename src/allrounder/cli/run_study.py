@@ -15,6 +15,7 @@ from allrounder.cli.display import ProgressBars, print_numbers
 from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.index import check_choice
 from allrounder.errors import Interrupted, MissingLibraryError, RunError
+from allrounder.experiments.collect import read_results
 from allrounder.experiments.launchers import SLURM_SCRIPT, Launcher, run_on_ray, slurm_script, submit_to_slurm
 from allrounder.experiments.manifest import collect_results, default_folder
 from allrounder.experiments.runner import TotalProgress, make_jobs, make_manifest, open_study
@@ -60,14 +61,20 @@ def run_study(
 
 
 def run_demo(folder: Path, workers: int, sets: Sequence[str]) -> None:
-    """Run the demonstration, then write its report and the figure of the trade-off, and print their paths."""
+    """Run the demonstration, then write its report and the figure of the trade-off."""
     study = replace(Study.load("embedded/demo"), sets=tuple(sets))
     run_study(study, folder, workers, "local", dry=False, only=None)
-    try:
-        from allrounder.cli.run_figure import run_figure  # these need optional libraries
-        from allrounder.cli.run_report import run_report
+    write_demo_report(folder)
 
-        run_figure("tradeoff", [str(folder)], folder / "tradeoff.svg", (), ())
+
+def write_demo_report(folder: Path) -> None:
+    """Write the report of the demonstration; without its libraries, print what to install."""
+    try:
+        from allrounder.cli.run_report import run_report  # needs optional libraries
+        from allrounder.report import build_charts, save_figure
+
+        save_figure(build_charts("tradeoff", read_results([folder])), folder / "tradeoff.svg")
+        echo_note(f"The trade-off: {folder / 'tradeoff.svg'}. The report, a page for a browser:")
         run_report([str(folder)], folder / "report.html", "The demonstration", has_gallery=True)
     except MissingLibraryError as error:
         echo_note(f"no report: {error}")

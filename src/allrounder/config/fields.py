@@ -263,6 +263,8 @@ Flag = Annotated[bool, Strict()]
 NOT_IN_FINGERPRINT = "decides no result"
 """Marks fields that cannot change results, and so do not belong to a recipe's fingerprint."""
 Workers = Annotated[NonNegativeInt | None, NOT_IN_FINGERPRINT]
+Switch = Annotated[Flag | None, NOT_IN_FINGERPRINT]
+"""Turns something on that changes no result; off by default."""
 PathField = Annotated[str | None, NOT_IN_FINGERPRINT]
 """The location of something whose content is identified by its name."""
 # Field(min_length=1) would also report an empty tuple if all members are invalid.

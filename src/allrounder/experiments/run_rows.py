@@ -70,7 +70,7 @@ def read_classes(folder: Path, problems: list[str]) -> tuple[str, ...]:
     """Read the names of the classes from the newest weights of a run; empty if there are none."""
     weights = newest_folder(folder / "weights", "best") or newest_folder(folder / "weights", "last")
     with note_damage(problems):
-        return () if weights is None else tuple(read_manifest(weights)["classes"])
+        return () if weights is None else tuple(read_manifest(weights).get("classes", ()))
     return ()
 
 
@@ -136,7 +136,7 @@ def _read_evaluations(run: Path) -> dict[str, _Evaluation]:
             named = str(outcome.facts.get("weights", which))  # the folder of linf@best is linf-best
             which = which if named in evaluations else named
             with note_damage(problems):
-                fingerprint = read_manifest(newest_weights(run, which))["fingerprint"]
+                fingerprint = read_manifest(newest_weights(run, which)).get("fingerprint")
                 if (evaluated := outcome.facts.get("recipe", fingerprint)) != fingerprint:
                     outcome = None
                     change = f"is of recipe {evaluated}, but the run is of {fingerprint}"

@@ -20,6 +20,7 @@ from allrounder.objectives.part import Part as Part
 from allrounder.objectives.robust_self_training import RobustSelfTraining as RobustSelfTraining
 from allrounder.objectives.score import Score as Score
 from allrounder.objectives.taught import Taught as Taught
+from allrounder.objectives.taught import Teacher as Teacher
 from allrounder.objectives.trades import Trades as Trades
 from allrounder.threats.norms import NORMS
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Literal, TypeAlias, final
 
 from allrounder.config.fields import frozen_config
@@ -71,6 +73,11 @@ class Exchange:
         # From the first one on, short periods end in every epoch. No two long ones end in the same epoch.
         is_short = ends.step < length
         return (clock.epochs - clock.epoch(ends[0]) + 1 if is_short else len(ends)) * length
+
+    def count_by_epoch(self, clock: Clock, until: int | None = None) -> Counter[int]:
+        """Return the number of exchanges of every epoch, up to step `until`; none follows the last step."""
+        last = min(until or clock.total_steps, clock.total_steps - 1)
+        return Counter(clock.epoch(t) for t in takewhile(lambda t: t <= last, self.due_steps(clock)))
 
     def _period_ends(self, clock: Clock) -> range:
         """Return the steps from `start` on at which a period ends."""

@@ -25,6 +25,7 @@ from allrounder.config.fields import (
     NonNegativeInt,
     OneOf,
     PositiveInt,
+    Switch,
     adapter,
     canonical,
     frozen_config,
@@ -87,6 +88,9 @@ class Recipe(HasSummary):
     validation: Validation = Validation()
     checkpoint: Duration = Time.parse(1)
     """The time between two checkpoints."""
+    tensorboard: Switch = None
+    """Whether to write events for TensorBoard to the folder tensorboard of the run; this changes no result,
+    so a run may be resumed with or without it. Needs: pip install "allrounder[tensorboard]"."""
     probes: tuple[Probe, ...] = ()
     """The attacks that the demonstration, or `evaluate` from Python, runs on the trained network:
     "pgd-20@Linf:8/255"."""
@@ -275,12 +279,13 @@ class Recipe(HasSummary):
     def fingerprint(self) -> str:
         """Return a short digest of everything that decides the result; equal for equal recipes."""
         extra = None if self.extra is None else replace(self.extra, data=canonical(self.extra.data))
-        table = replace(self, name="", about="", data=canonical(self.data), extra=extra)._to_table()
+        deciding = replace(canonical(self), name="", about="", data=canonical(self.data), extra=extra)
+        table = deciding._to_table()
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, other: Recipe) -> list[str]:
-        """Return the keys in which two recipes differ, apart from their names."""
-        tables = [replace(recipe, name="", about="")._to_table() for recipe in (self, other)]
+        """Return the keys in which two recipes differ, apart from their names and what changes no result."""
+        tables = [replace(canonical(recipe), name="", about="")._to_table() for recipe in (self, other)]
         old, new = (dict(_flatten(table)) for table in tables)
         return [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any, final
 
 import matplotlib
@@ -45,8 +46,8 @@ CELL_WIDTH, CELL_HEIGHT = 0.32, 0.22
 """Of a heatmap, in inches."""
 MARGIN = 0.4
 """For titles, in inches."""
-LEGEND_LETTER = 0.05
-"""The usual width of a letter of a legend, in inches."""
+LEGEND_LETTER, TITLE_LETTER = 0.05, 0.068
+"""The usual width of a letter of a legend and of a title, in inches."""
 MAX_COLUMN_BARS, MAX_COLUMN_NAMES, MAX_COLUMN_SERIES = 24, 12, 16
 """Bars, names along the x axis, and series that fit into the width of a column."""
 RESOLUTION = 300
@@ -179,7 +180,7 @@ def _draw_panels(panels: Sequence[_Panel]) -> Figure:
         for panel, place in zip(line, places, strict=False):
             axes = place.add_subplot()
             if len(panels) > 1:
-                axes.set_title(clean(panel.chart.title, 60))
+                axes.set_title(fill(clean(panel.chart.title, 120), int((panel.width - 0.6) / TITLE_LETTER)))
             if isinstance(panel.chart, Heatmap):
                 draw_heatmap(axes, panel.chart, panel.labels)
                 continue

@@ -11,6 +11,8 @@ from typing import Any, final
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from allrounder.report.chart import AnyChart, Axis, Chart, Heatmap, Series
@@ -131,9 +133,6 @@ def draw_chart(axes: Axes, chart: Chart, styles: Sequence[SeriesStyle], labels: 
 
 def legend_handle(series: Series, style: SeriesStyle, number: int) -> Any:
     """Return what stands for a series in a legend; `number` counts the bars before it."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     if series.mark == "bars":
         return Patch(facecolor=style.color, edgecolor="white", linewidth=0, hatch=HATCHES[number % 8])
     return Line2D([], [], **_line_style(series, style))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from allrounder.report.chart import AnyChart, Axis, Chart, Heatmap, Series
@@ -23,6 +24,8 @@ MAX_LEGEND_ABOVE = 8
 """Series of a legend above the chart; a longer one is beside it, where it scrolls."""
 MODES = {"points": "markers", "line": "lines+markers"}
 """Of traces; other marks have lines only."""
+TITLE_WIDTH = 46
+"""Characters of a line of the title of an axis, which plotly would cut."""
 TRANSPARENT = "rgba(0,0,0,0)"
 SEQUENTIAL, DIVERGING = "Cividis", "RdBu"
 """Scales of colours: perceptually uniform, and one for numbers on both sides of zero."""
@@ -163,7 +166,8 @@ def _base_layout(num_series: int) -> Json:
 
 
 def _draw_axis(axis: Axis) -> Json:
-    drawn: Json = {"title": {"text": escape(axis.title)}, "automargin": True, "zeroline": False}
+    title = "<br>".join(map(escape, wrap(axis.title, TITLE_WIDTH)))
+    drawn: Json = {"title": {"text": title}, "automargin": True, "zeroline": False}
     if axis.percent:
         drawn["ticksuffix"] = "%"
     if axis.log:

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from allrounder.errors import RunError, StorageError
 LOCK_FILE = ".lock"
 MANIFEST = "manifest.json"
 """The file that is written last into a folder of tensors: a folder that has it is complete."""
+LOCK_ATTEMPTS, LOCK_PAUSE = 10, 0.02
+"""How often a lock that another process holds is tried, and the seconds between two attempts."""
 FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -91,12 +94,16 @@ def lock_folder(folder: Path, activity: str, *, wait: bool = False) -> Generator
 
 
 def _acquire(handle: int, wait: bool) -> bool:
-    """Lock an open file; return whether no other process holds its lock."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True
+    """Lock an open file; return whether no other process holds its lock. Processes that call `is_locked` hold
+    it for a moment, so a lock is tried several times."""
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE)
+        else:
+            return True
+    return False
 
 
 def is_locked(folder: Path) -> bool:

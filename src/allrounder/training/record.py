@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -100,19 +99,15 @@ class RunRecord:
         steps = {event["epoch"]: event["t"] for event in self.events if event["event"] == "epoch"}
         mix = self.recipe.get("mix")
         raw = mix.get("exchange") if is_table(mix) else None
-        counts = Counter[int]()
         if not raw or not steps:
-            return counts
+            return Counter()
         try:
             exchange = cast(Exchange, adapter(Exchange).validate_python(raw))
         except ValidationError as error:
             problem = f"mix.exchange cannot be read ({error.errors()[0]['msg']}); restore it"
             raise RunError(f"{self.folder / RECIPE_FILE}: {problem}") from None
         epoch, t = next(iter(steps.items()))
-        clock = Clock(self.epochs, t // epoch)
-        last = min(max(steps.values()), clock.total_steps - 1)  # no exchange follows the last step
-        counts.update(clock.epoch(t) for t in takewhile(lambda t: t <= last, exchange.due_steps(clock)))
-        return counts
+        return exchange.count_by_epoch(Clock(self.epochs, t // epoch), max(steps.values()))
 
 
 def is_finished(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 format.json      version of this layout                     recipe.toml  everything that decides the result
 metrics.jsonl    one JSON object per event                  env.json     versions, device, threads per session
 checkpoints/step-N                everything that is needed to resume
+tensorboard/     the same events for TensorBoard, if the recipe asks for them
 weights/best-N   weights/last-N   global weights and every learner's, each folder with its manifest
 stages/NAME      the stages of a pipeline, each a run folder like this one
 
@@ -81,6 +82,8 @@ class Run(HasSummary):
         """Open a run folder. With `recipe` nothing is read: the folder may be on another machine."""
         self.folder = folder = Path(folder)
         self.metrics_file = folder / METRICS_FILE
+        self.log_listener: Callable[[dict[str, Any]], None] | None = None
+        """Receives every event after it is logged."""
         if recipe is None:
             recipe = Recipe.loads(read_recipe_text(folder), str(folder / RECIPE_FILE))
         self.recipe = recipe
@@ -132,7 +135,10 @@ class Run(HasSummary):
 
     def log(self, event: str, **facts: Any) -> None:
         """Append one event to the metrics."""
-        append_line(self.metrics_file, json.dumps(add_digest({"event": event, **facts})))
+        fields = {"event": event, **facts}
+        append_line(self.metrics_file, json.dumps(add_digest(fields)))
+        if self.log_listener is not None:
+            self.log_listener(fields)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return all events; a last line without its end is still being written and is left out."""

@@ -34,6 +34,7 @@ from allrounder.training.pipelines import PipelineContext, check_pipeline, run_p
 from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
 from allrounder.training.teaching import Teaching
+from allrounder.training.tensorboard import check_tensorboard, write_events
 from allrounder.types import Batch, Weights
 
 MIX_PREFIX = "mix."
@@ -302,6 +303,8 @@ def train(
     with World.open(world) as world, setup.open_progress(progress, recipe, world) as listener:
         setup.check_supports_distributed(recipe, world)
         recipe.compute.check_device(world.device)
+        if recipe.tensorboard and world.is_main:
+            check_tensorboard()
         world.assert_equal_across_ranks("the recipe", setup.run_signature(recipe))
         inputs = setup.load_new_run_inputs(recipe, Path(out), factory, data, world)
         if inputs is not None:
@@ -365,6 +368,8 @@ def _train_run(
             progress.log(line)
         report_status(progress, trainer.status())
         progress.begin(trainer.clock.total_steps, trainer.t)
-        trainer.fit(progress=progress, stop=stop)
-        trainer.finish()
+        has_events = recipe.tensorboard and world.is_main
+        with write_events(run, trainer.clock, progress.log) if has_events else nullcontext():
+            trainer.fit(progress=progress, stop=stop)
+            trainer.finish()
         return stop.signal

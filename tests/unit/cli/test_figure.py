@@ -130,11 +130,12 @@ def test_a_missing_library_is_named(finished: Path, tmp_path: Path):
     assert advice in answer.stderr
 
 
-def test_a_figure_needs_no_torch(finished: Path, tmp_path: Path):
-    words = ["allrounder", "figure", "tradeoff", str(finished), "-o", str(tmp_path / "x.svg")]
+def test_a_figure_needs_no_torch_and_prints_no_messages_of_libraries(finished: Path, tmp_path: Path):
+    words = ["allrounder", "figure", "tradeoff", str(finished), "-o", str(tmp_path / "x.pdf"), "-q"]
     code = f"import sys; sys.modules['torch'] = None; sys.argv = {words!r}\n"
     code += "from allrounder.cli.main import main; main()"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"{tmp_path / 'x.pdf'}\n", "")
 
 
 def test_the_commands_of_the_guide_run(

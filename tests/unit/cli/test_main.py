@@ -15,10 +15,20 @@ import pytest
 import torch
 import typer.main
 
+from allrounder import report
 from allrounder.cli import main as cli
 from allrounder.config.decode import json_schema
 from allrounder.data.files.cache import CACHE_VARIABLE
-from allrounder.errors import DataError, Diverged, Interrupted, RecipeError, RunError, ThreatError, WorldError
+from allrounder.errors import (
+    DataError,
+    Diverged,
+    Interrupted,
+    MissingLibraryError,
+    RecipeError,
+    RunError,
+    ThreatError,
+    WorldError,
+)
 from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.training.run import Run
 from tests.support.networks import blobs
@@ -100,6 +110,7 @@ OPTIONS = {
     "schema": set[str](),
     "ls": set[str](),
     "log": {"--rows"},
+    "watch": {"--port", "--open"},
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
@@ -406,11 +417,40 @@ def test_the_demonstration_is_a_study(allrounder: Command, monkeypatch: pytest.M
     monkeypatch.setattr(
         "allrounder.cli.run_study.run_study", lambda *values, **more: arguments.extend([*values, more])
     )
+    reported: list[Path] = []
+    monkeypatch.setattr("allrounder.cli.run_study.write_demo_report", reported.append)
     answer = allrounder("demo", "--out", str(tmp_path), "--workers", "3", "--set", "epochs=1")
     assert answer.code == 0, answer.err
     study, folder, workers, launcher, more = arguments
     assert (study.sets, folder, workers, launcher) == (("epochs=1",), tmp_path, 3, "local")
     assert study.labels()[0] == "NT" and len(study.trials()) == 6 and more == {"dry": False, "only": None}
+    assert reported == [tmp_path]
+
+
+@pytest.mark.slow
+def test_the_demonstration_ends_with_its_report(allrounder: Command, tmp_path: Path):
+    short = ["epochs=1", "train_images=100", "model.width=2", "validation.every='100%'"]
+    answer = allrounder("demo", "--out", str(tmp_path), *(word for text in short for word in ("--set", text)))
+    assert answer.code == 0, answer.err
+    report = tmp_path / "report.html"
+    assert answer.out.rstrip().endswith(str(report))
+    assert "Generalist-T" in report.read_text(encoding="utf-8") and (tmp_path / "tradeoff.svg").is_file()
+
+
+def test_the_demonstration_without_the_libraries_of_reports_says_what_to_install(
+    allrounder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("allrounder.cli.run_study.run_study", lambda *values, **more: None)
+    monkeypatch.setattr("allrounder.report.__getattr__", missing_library)
+    for name in ("build_charts", "save_figure", "write_page"):
+        monkeypatch.delitem(vars(report), name, raising=False)
+    monkeypatch.delitem(sys.modules, "allrounder.cli.run_report", raising=False)
+    answer = allrounder("demo", "--out", str(tmp_path))
+    assert answer.code == 0 and "no report: matplotlib is missing" in answer.out
+
+
+def missing_library(name: str) -> None:
+    raise MissingLibraryError("matplotlib is missing")
 
 
 def test_the_package_runs_as_a_module():

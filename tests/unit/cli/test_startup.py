@@ -69,7 +69,7 @@ VERBS = [
         "compare",
         "table",
     ),
-    *("ls", "log", "report", "figure"),
+    *("ls", "log", "watch", "report", "figure"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 

@@ -166,6 +166,15 @@ def test_an_outcome_of_another_recipe_is_not_shown(run: Path):
     assert "eval/best: is of recipe " in problem and "but the run is of another; remove it" in problem
 
 
+def test_a_run_of_another_format_is_a_problem(run: Path):
+    edit_json(run / "format.json", lambda fields: fields.update(format=1))
+    for manifest in run.glob("weights/*/manifest.json"):
+        edit_json(manifest, lambda fields: [fields.pop(key) for key in ("classes", "fingerprint")])
+    damaged = next(iter(read_rows(run).values()))
+    assert "got format version 1, expected format version 3" in damaged.problems[0]
+    assert damaged.classes == () and damaged.trainings == {}
+
+
 def test_an_unfinished_run_is_a_row_with_its_curves(tmp_path: Path):
     with pytest.raises(KeyError):
         go(recipe(PAIR), tmp_path / "stopped", progress=EndsAfter(7))

@@ -6,6 +6,7 @@ import errno
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -135,6 +136,17 @@ def test_panels_with_the_same_rows_share_a_legend():
     assert not own.legends and [len(part.legends) for part in own.subfigs] == [1, 1]
     one = draw(a)
     assert one.get_figwidth() == COLUMN and one.axes[0].get_title("left") == ""
+
+
+def test_long_titles_have_several_lines():
+    long = replace(points("A"), title="a title " * 10, x=Axis("an axis " * 10))
+    figure = draw(long, long)
+    for axes in figure.axes:
+        title, label = axes.get_title("left"), axes.get_xlabel()
+        assert "\n" in title and "\n" in label and max(map(len, title.splitlines())) < 45
+        right = axes.get_window_extent().x1
+        box = axes._left_title.get_window_extent()  # pyright: ignore[reportAttributeAccessIssue]
+        assert box.x1 <= right + 20
 
 
 def test_wide_charts_have_the_width_of_a_page():

@@ -125,6 +125,12 @@ def test_axes_are_logarithmic_or_in_percent():
     assert layout["annotations"][0]["x"] == 2.0, "annotations have exponents"
 
 
+def test_a_long_title_of_an_axis_has_several_lines():
+    layout = draw(chart(Series("A", (1.0,), (1.0,)), y=Axis(f"{'<long> ' * 10}title")))["layout"]
+    lines = layout["yaxis"]["title"]["text"].split("<br>")
+    assert len(lines) == 2 and " ".join(lines) == f"{'&lt;long&gt; ' * 10}title"
+
+
 def test_marks_are_vertical_lines_and_named_once():
     marks = ((1.0, "exchange"), (2.0, "exchange"), (3.0, "decay"))
     layout = draw(chart(Series("A", (1.0,), (1.0,)), marks=marks))["layout"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,16 @@ def test_is_locked_notices_a_lock_and_creates_nothing(tmp_path: Path):
     with lock_folder(tmp_path, "training"):
         assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
+
+
+def test_a_look_at_a_lock_does_not_refuse_it(tmp_path: Path):
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as is_locked does for a moment
+        release = threading.Timer(0.05, lambda: fcntl.flock(file, fcntl.LOCK_UN))
+        release.start()
+        with lock_folder(tmp_path, "training"):
+            assert is_locked(tmp_path)
+        release.join()
 
 
 def test_an_odd_lock_counts_as_no_lock(tmp_path: Path):

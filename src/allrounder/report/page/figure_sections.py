@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, final
@@ -84,6 +84,14 @@ def build_sections(
     numbers = count(1)
     sections = [_build_section(name, kind, results, colors, numbers) for name, kind in figures.items()]
     return [section for section in sections if section.charts or section.by_row]
+
+
+def list_missing(
+    sections: Sequence[FigureSection], figures: Mapping[str, FigureKind]
+) -> list[tuple[str, str]]:
+    """Return the titles of figures that have nothing to show, and what they need."""
+    names = [section.name for section in sections]
+    return [(kind.title, kind.missing) for name, kind in figures.items() if name not in names]
 
 
 def _build_section(

@@ -105,6 +105,8 @@
   const waiting = new Set();
   const stateOf = new Map(); // the state (theme and filter) that a chart was drawn with
   let state = 0;
+  let folded = null; // while the page is printed: what was folded before
+  const PAPER_WIDTH = 640;
 
   function refreshCharts() {
     state += 1;
@@ -129,12 +131,12 @@
   function draw(chart) {
     if (stateOf.get(chart) === state) return;
     if (stateOf.has(chart)) {
-      Plotly.update(chart, { visible: chart.data.map(isShown) }, colorsOf(chart.layout));
+      Plotly.update(chart, { visible: chart.data.map(isShown) }, lookOf(chart, chart.layout));
     } else {
       const { data, layout } = JSON.parse(byId(`${chart.id}-data`).textContent);
       for (const trace of data) trace.visible = isShown(trace);
-      for (const [path, value] of Object.entries(colorsOf(layout))) setPath(layout, path, value);
       fit(layout, data, chart);
+      for (const [path, value] of Object.entries(lookOf(chart, layout))) setPath(layout, path, value);
       Plotly.newPlot(chart, data, layout, CONFIG);
     }
     stateOf.set(chart, state);
@@ -144,11 +146,12 @@
 
   const axesOf = (layout) => Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key));
 
-  // Colours of the style sheet for everything but the series.
-  function colorsOf(layout) {
+  // The size, and the colours of the style sheet for everything but the series.
+  function lookOf(chart, layout) {
     const style = getComputedStyle(root);
     const color = (name) => style.getPropertyValue(name).trim();
-    const colors = {
+    const look = {
+      ...(folded ? { width: PAPER_WIDTH, height: chart.clientHeight } : { autosize: true }),
       "font.color": color("--ink"),
       "paper_bgcolor": "rgba(0,0,0,0)",
       "plot_bgcolor": "rgba(0,0,0,0)",
@@ -161,12 +164,12 @@
       "modebar.activecolor": color("--ink"),
     };
     for (const axis of axesOf(layout)) {
-      colors[`${axis}.gridcolor`] = color("--grid");
-      colors[`${axis}.zerolinecolor`] = color("--line");
-      colors[`${axis}.linecolor`] = color("--line");
-      colors[`${axis}.tickcolor`] = color("--line");
+      look[`${axis}.gridcolor`] = color("--grid");
+      look[`${axis}.zerolinecolor`] = color("--line");
+      look[`${axis}.linecolor`] = color("--line");
+      look[`${axis}.tickcolor`] = color("--line");
     }
-    return colors;
+    return look;
   }
 
   function setPath(value, path, leaf) {
@@ -180,7 +183,7 @@
   function wrap(text, pixels) {
     const most = Math.max(20, pixels / 8);
     const lines = [""];
-    for (const word of text.split(" ")) {
+    for (const word of text.replaceAll("<br>", " ").split(" ")) {
       const line = lines.at(-1) ? `${lines.at(-1)} ${word}` : word;
       if (line.length > most && lines.at(-1)) lines.push(word);
       else lines[lines.length - 1] = line;
@@ -194,7 +197,6 @@
   function fit(layout, data, chart) {
     const height = layout.height;
     delete layout.height;
-    layout.autosize = true;
     layout.font = { ...layout.font, family: getComputedStyle(document.body).fontFamily };
     for (const axis of axesOf(layout)) {
       const room = axis.startsWith("x") ? chart.clientWidth - AXIS : height - 2 * AXIS;
@@ -224,26 +226,19 @@
   }, { rootMargin: "300px" });
 
   // ---- Print: light colours, everything unfolded and drawn at the width of paper. ----
-  const PAPER_WIDTH = 640;
-  let unfolded = null;
-
   function preparePrint() {
-    if (unfolded) return;
-    unfolded = all("details:not([open])");
-    unfolded.forEach((details) => { details.open = true; });
+    if (folded) return;
+    folded = all("details:not([open])");
+    folded.forEach((details) => { details.open = true; });
     root.dataset.theme = "light";
     state += 1;
-    for (const chart of charts.filter((one) => one.checkVisibility())) {
-      draw(chart);
-      Plotly.relayout(chart, { width: PAPER_WIDTH });
-    }
+    charts.filter((chart) => chart.checkVisibility()).forEach(draw);
   }
 
   function endPrint() {
-    if (!unfolded) return;
-    unfolded.forEach((details) => { details.open = false; });
-    unfolded = null;
-    for (const chart of stateOf.keys()) Plotly.relayout(chart, { width: null, autosize: true });
+    if (!folded) return;
+    folded.forEach((details) => { details.open = false; });
+    folded = null;
     applyTheme();
   }
 

@@ -15,7 +15,7 @@ from plotly import offline
 from allrounder.report.entry import Results
 from allrounder.report.figures import FIGURES, FigureKind
 from allrounder.report.gallery import Gallery
-from allrounder.report.page.figure_sections import build_sections
+from allrounder.report.page.figure_sections import build_sections, list_missing
 from allrounder.report.page.gallery_section import build_cards
 from allrounder.report.page.results_table import build_results_table
 from allrounder.report.page.run_details import describe_run
@@ -62,6 +62,7 @@ def render_page(
         "table": build_results_table(results),
         "tradeoff": [section for section in sections if section.name == TRADEOFF],
         "figures": [section for section in sections if section.name != TRADEOFF],
+        "missing": list_missing(sections, figures),
         "gallery": gallery,
         "cards": build_cards(gallery) if gallery else [],
         "runs": [describe_run(entry) for entry in results.entries],

@@ -9,7 +9,12 @@ import pytest
 from allrounder.report.chart import AnyChart, Axis, Chart, Heatmap, Series
 from allrounder.report.entry import Entry, Results
 from allrounder.report.figures import FigureKind
-from allrounder.report.page.figure_sections import MAX_OPEN_ROWS, build_sections, embed_json
+from allrounder.report.page.figure_sections import (
+    MAX_OPEN_ROWS,
+    build_sections,
+    embed_json,
+    list_missing,
+)
 
 
 def chart(name: str, row: str = "", *rows: str) -> Chart:
@@ -19,8 +24,8 @@ def chart(name: str, row: str = "", *rows: str) -> Chart:
 
 
 def build(charts: list[AnyChart], rows: list[str]):
-    kind = FigureKind("Title", "about", lambda results: charts)
-    empty = FigureKind("Empty", "about", lambda results: [])
+    kind = FigureKind("Title", "about", lambda results: charts, "nothing to show")
+    empty = FigureKind("Empty", "about", lambda results: [], "nothing to show")
     results = Results(tuple(Entry(row) for row in rows))
     return build_sections(results, {"one": kind, "none": empty}, dict.fromkeys(rows, "#000000"))
 
@@ -68,3 +73,11 @@ def test_embedded_json_cannot_end_its_element():
     assert not set("<>&") & set(text) and text.isascii() and json.loads(text) == value
     with pytest.raises(ValueError, match="not JSON compliant"):
         embed_json(float("nan"))
+
+
+def test_figures_without_numbers_say_what_they_need():
+    shown = FigureKind("Shown", "about", lambda results: [chart("a")], "not needed")
+    empty = FigureKind("Empty", "about", lambda results: [], "evaluate with --ood c")
+    figures = {"shown": shown, "empty": empty}
+    sections = build_sections(Results(()), figures, {})
+    assert list_missing(sections, figures) == [("Empty", "evaluate with --ood c")]

@@ -23,11 +23,16 @@ def view(row: str, has_map: bool = True) -> GalleryView:
     return GalleryView(row, right, heat, image, np.full((8, 8, 3), 0.01), wrong, heat)
 
 
+def make_item(first: str, second: str) -> GalleryItem:
+    """An image with the views of two rows, the second one without maps."""
+    image = np.full((8, 8, 3), 120, np.uint8)
+    views = view(first), view(second, has_map=False)
+    return GalleryItem(7, 0, "bag", image, "pgd-20@Linf:8/255", "Linf:8/255", f"{second} is right", views)
+
+
 @pytest.fixture
 def item() -> GalleryItem:
-    image = np.full((8, 8, 3), 120, np.uint8)
-    views = view("NT"), view("AT", has_map=False)
-    return GalleryItem(7, 0, "bag", image, "pgd-20@Linf:8/255", "Linf:8/255", "AT is right", views)
+    return make_item("NT", "AT")
 
 
 def test_a_card_shows_natural_adversarial_maps_and_perturbation(item: GalleryItem):
