@@ -155,7 +155,8 @@ class OwnBatches(BatchSource):
 
     def __init__(self, split: Split, rows: Labels, batch_size: int, steps: int, rng: Rng) -> None:
         if not 1 <= batch_size <= len(rows):
-            raise DataError(f"got {batch_size}, expected at most {len(rows)}, the number of its images")
+            expected = f"expected at most {len(rows)}, the number of its images"
+            raise DataError(f"got {batch_size}, {expected}; choose smaller batches, or more images")
         super().__init__(split, steps)
         self.rows = rows
         self.batch_size = batch_size

@@ -104,7 +104,7 @@ class Recipe(HasSummary):
             *self._name_problems(),
             *self._mix_problems(),
             *self._time_order_problems(),
-            *self._extra_share_problems(),
+            *self._extra_problems(),
             *self._task_problems(),
             *teacher_problems(self.tasks, self.effective_mix),
             *budget_problems(self.tasks, self.validation, self.probes, dataset_shape(self.data)),
@@ -139,7 +139,7 @@ class Recipe(HasSummary):
             if message := order_problem(pairwise(schedule.knot_times()), self.epochs):
                 yield path, f"{message}, of {self.epochs} epochs"
 
-    def _extra_share_problems(self) -> Iterator[Problem]:
+    def _extra_problems(self) -> Iterator[Problem]:
         count = None if self.extra is None else self.extra.num_in_batch(self.batch_size)
         if count is not None and not 0 < count < self.batch_size:
             got = f"gives {count} extra images per batch of {self.batch_size}"
