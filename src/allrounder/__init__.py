@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         OBJECTIVES as OBJECTIVES, Adversarial as Adversarial, Average as Average, Eat as Eat, Fat as Fat,
         HalfHalf as HalfHalf, Iat as Iat, LogitPairing as LogitPairing, Mart as Mart, Natural as Natural,
         Objective as Objective, Part as Part, RobustSelfTraining as RobustSelfTraining, Score as Score,
-        Trades as Trades,
+        Taught as Taught, Teacher as Teacher, Trades as Trades,
     )
     from allrounder.optim import (
         UPDATES as UPDATES, Agr as Agr, Awp as Awp,
@@ -114,7 +114,7 @@ _MODULES = {
     # Objectives, updates and optimisers
     "objectives": (
         "Adversarial Average Eat Fat HalfHalf Iat LogitPairing Mart Natural OBJECTIVES Objective "
-        "Part RobustSelfTraining Score Trades"
+        "Part RobustSelfTraining Score Taught Teacher Trades"
     ),
     "optim": "Agr Awp CatastrophicOverfittingGuard Descend GradientProjection ModeCurve UPDATES Update",
     "optim.optimizers": "Adam AdamW Sgd",

@@ -69,6 +69,8 @@ LITERALS = """
 'step', *
 'step', 0
 'subset'
+'task images', *
+'task order', *
 'theory'
 'theory', *
 'theory', *, *
