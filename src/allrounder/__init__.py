@@ -44,7 +44,11 @@ if TYPE_CHECKING:
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe, suite as suite
     from allrounder.experiments.collect import read_results as read_results
+    from allrounder.experiments.dial import Dial as Dial, dial as dial
+    from allrounder.experiments.ensemble import FittedEnsemble as FittedEnsemble, fit_ensemble as fit_ensemble
+    from allrounder.experiments.theory import Theory as Theory, measure_theory as measure_theory
     from allrounder.models import MODELS as MODELS
+    from allrounder.models.ensemble import Ensemble as Ensemble, OutputMix as OutputMix
     from allrounder.models.resnet import (
         PreActResNet18 as PreActResNet18, ResNet18 as ResNet18, ResNet34 as ResNet34,
     )
@@ -56,11 +60,12 @@ if TYPE_CHECKING:
         MIXES as MIXES, Chosen as Chosen, Ema as Ema, Fisher as Fisher, MixRule as MixRule, Outer as Outer,
         Uniform as Uniform,
     )
+    from allrounder.nn.mixture import mix_weights as mix_weights
     from allrounder.objectives import (
         OBJECTIVES as OBJECTIVES, Adversarial as Adversarial, Average as Average, Eat as Eat, Fat as Fat,
         HalfHalf as HalfHalf, Iat as Iat, LogitPairing as LogitPairing, Mart as Mart, Natural as Natural,
         Objective as Objective, Part as Part, RobustSelfTraining as RobustSelfTraining, Score as Score,
-        Trades as Trades,
+        Taught as Taught, Teacher as Teacher, Trades as Trades,
     )
     from allrounder.optim import (
         UPDATES as UPDATES, Agr as Agr, Awp as Awp,
@@ -78,6 +83,7 @@ if TYPE_CHECKING:
     from allrounder.recipe.recipe import Recipe as Recipe
     from allrounder.recipe.task import Task as Task
     from allrounder.recipe.validation import Validation as Validation
+    from allrounder.report.dial import DialPoint as DialPoint, pick_point as pick_point
     from allrounder.report.outcome import Outcome as Outcome
     from allrounder.report.render import render as render
     from allrounder.rng import Rng as Rng
@@ -108,7 +114,7 @@ _MODULES = {
     # Objectives, updates and optimisers
     "objectives": (
         "Adversarial Average Eat Fat HalfHalf Iat LogitPairing Mart Natural OBJECTIVES Objective "
-        "Part RobustSelfTraining Score Trades"
+        "Part RobustSelfTraining Score Taught Teacher Trades"
     ),
     "optim": "Agr Awp CatastrophicOverfittingGuard Descend GradientProjection ModeCurve UPDATES Update",
     "optim.optimizers": "Adam AdamW Sgd",
@@ -124,9 +130,16 @@ _MODULES = {
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
     "experiments.collect": "read_results",
+    "experiments.theory": "Theory measure_theory",
     "report.outcome": "Outcome",
     "report.render": "render",
     "nn.gradcam": "grad_cam",
+    # Networks combined after training
+    "experiments.dial": "Dial dial",
+    "experiments.ensemble": "FittedEnsemble fit_ensemble",
+    "models.ensemble": "Ensemble OutputMix",
+    "nn.mixture": "mix_weights",
+    "report.dial": "DialPoint pick_point",
     # Data and networks
     "data": "Cifar10 Cifar100 DATASETS Embedded FashionMnist Folder ImageNet Mnist Npz Svhn TinyImageNet",
     "data.augment": "Chain ColorJitter CropFlip CutMix Cutout Mixup NoAugment ResizedCrop",

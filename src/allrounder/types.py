@@ -32,6 +32,9 @@ NamedTensors: TypeAlias = Mapping[str, Tensor]
 Classifier: TypeAlias = Callable[[Tensor], Tensor]
 """A function from images in [0, 1] to logits."""
 
+ImageKind: TypeAlias = Literal["natural", "adversarial"]
+"""The images of a step: those of the batch, or the crafted ones."""
+
 BatchNormMode: TypeAlias = Literal["eval", "train", "train_frozen"]
 """Batch-norm during crafting: "eval" uses running statistics, "train" uses batch statistics and updates the
 running ones, "train_frozen" uses batch statistics and keeps the running ones."""
@@ -90,6 +93,8 @@ class Loss:
 
     total: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    logits: Mapping[ImageKind, Tensor] = field(default_factory=dict[ImageKind, Tensor])
+    """The network's logits on all images of a kind, with gradient, if the loss needed them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +106,8 @@ class Context:
     rng: Rng
     memory: dict[str, Tensor]
     """The method's state. Tensors may be changed in place, or replaced by others of equal shape and type."""
+    teachers: Mapping[str, Classifier] = field(default_factory=dict[str, Classifier])
+    """The networks that the objective names as its teachers, in eval mode and without gradients."""
 
     @property
     def epoch(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from dataclasses import replace
@@ -22,13 +23,14 @@ from allrounder.config.time import Clock, Time
 from allrounder.data import Embedded
 from allrounder.data.augment import NoAugment
 from allrounder.models.small_cnn import SmallCnn
-from allrounder.objectives import OBJECTIVES, Adversarial, Natural, Objective
+from allrounder.objectives import OBJECTIVES, Adversarial, Average, Natural, Objective, Taught, Teacher
 from allrounder.recipe.mix import Exchange, Mix, Shares
 from allrounder.recipe.recipe import Recipe, Validation
 from allrounder.recipe.task import Task
 from allrounder.recipe.validation import HeldOut
 from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
+from allrounder.training.learner import frozen_copy
 from allrounder.training.trainer import train
 from allrounder.types import Batch, Context, Loss, Passes
 from tests.support.networks import Counting, Tiny, blobs, same, tiny
@@ -38,8 +40,10 @@ DATA = blobs(train=12, test=6)
 FILLED: dict[str, Any] = {
     **{"threat": "Linf:0.1", "against": ["Linf:0.1", "L2:0.5"]},
     **{"source": "Linf:0.1", "target": "L2:0.5"},
+    **{"base": {"kind": "half-half", "threat": "Linf:0.1"}, "natural": {"teacher": "natural"}},
+    "adversarial": {"teacher": "global"},
 }
-"""Values of the fields that have no default."""
+"""Values of the fields that have no default, and of teachers."""
 UNION = AnyOf((Threat.parse("Linf:0.1"), Threat.parse("L2:0.5")))
 FURTHER: dict[str, Objective] = {
     "fast-at": Adversarial(
@@ -47,20 +51,21 @@ FURTHER: dict[str, Objective] = {
     ),
     "max": Adversarial(threat=UNION, attack=WorstOf(attack=Pgd(steps=10, step=0.25))),
     "msd": Adversarial(threat=UNION, attack=Msd(), norm_layers="train"),
+    "taught avg": Taught(
+        base=Average(against=UNION.threats),
+        natural=Teacher(teacher="natural"),
+        adversarial=Teacher(teacher="natural", temperature=2.0),
+    ),
 }
-"""Other published methods that an objective of the table is with other fields."""
+"""Other methods that an objective of the table is with other fields."""
 
 
 def example(kind: str) -> Objective:
     if kind in FURTHER:
         return FURTHER[kind]
     cls: Any = OBJECTIVES[kind]
-    open_ = [
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    return adapter(cls).validate_python({name: FILLED[name] for name in open_})
+    names = [field.name for field in dataclasses.fields(cls) if field.name in FILLED]
+    return adapter(cls).validate_python({name: FILLED[name] for name in names})
 
 
 @pytest.fixture(params=[*OBJECTIVES, *FURTHER])
@@ -78,12 +83,20 @@ def batch(dtype: torch.dtype = torch.float32, smoothing: float = 0.0) -> Batch:
     return Batch(DATA.train.fetch(index).to(dtype), DATA.train.labels[index], index, smoothing)
 
 
+def context(
+    objective: Objective, model: nn.Module, t: int, memory: dict[str, Tensor] | None = None
+) -> Context:
+    """What a learner passes to its objective in step t; teachers are copies of its network."""
+    teachers = {name: frozen_copy(model) for name in objective.teachers().values()}
+    state = objective.memory() if memory is None else memory
+    return Context(t, CLOCK, Rng(0).fold_in("task", t), state, teachers)
+
+
 def step(
     objective: Objective, model: nn.Module, given: Batch, memory: dict[str, Tensor] | None = None, t: int = 1
 ) -> tuple[Loss, dict[str, Tensor]]:
     """One evaluation of the loss and its gradients, as an update makes it."""
-    state = objective.memory() if memory is None else memory
-    ctx = Context(t, CLOCK, Rng(0).fold_in("task", t), state)
+    ctx = context(objective, model, t, memory)
     crafted: AttackResult | None = objective.craft(model, given, ctx)
     model.train()
     loss = objective.loss(model, given, crafted, ctx)
@@ -127,13 +140,28 @@ def test_the_declared_passes_are_the_counted_ones(objective: Objective):
     model.linear.weight.data.mul_(1e-3)
     model.linear.bias.data.copy_(torch.tensor([50.0, 0.0, 0.0]))
     t, tally = CLOCK.total_steps, model.tally
-    objective.craft(model, given, Context(t, CLOCK, Rng(0).fold_in("task", t), objective.memory()))
+    objective.craft(model, given, context(objective, model, t))
     crafting = (tally.forwards, tally.backwards)
     assert Passes(*(count // 12 for count in crafting)) == objective.craft_passes()
     step(objective, model, given, t=t)
     total = (tally.forwards - crafting[0], tally.backwards - crafting[1])
     assert Passes(*(count // 12 for count in total)) == objective.passes()
     assert all(count % 12 == 0 for count in total)
+
+
+def test_the_declared_crafted_images_and_logits_are_the_returned_ones(objective: Objective):
+    """Logits of natural and crafted images, at the weights before the step and with their gradient."""
+    model, given = network(), batch()
+    ctx = context(objective, model, CLOCK.total_steps)
+    crafted = objective.craft(model, given, ctx)
+    assert (0 if crafted is None else len(crafted.x)) == objective.num_crafted * len(given)
+    twin = copy.deepcopy(model).train()
+    loss = objective.loss(model.train(), given, crafted, ctx)
+    assert objective.logit_kinds() <= loss.logits.keys()
+    for kind in objective.logit_kinds():
+        x = given.x if kind == "natural" or crafted is None else crafted.x
+        assert torch.allclose(loss.logits[kind], twin(x), atol=1e-6)
+        assert loss.logits[kind].requires_grad
 
 
 def test_it_declares_a_reference_and_its_norms(objective: Objective):

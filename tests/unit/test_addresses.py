@@ -29,6 +29,7 @@ LITERALS = """
 'direction'
 'doctor'
 'doctor', *
+'ensemble', *, *
 'evaluate', *
 'evaluate', *, *
 'extra order'
@@ -68,6 +69,11 @@ LITERALS = """
 'step', *
 'step', 0
 'subset'
+'task images', *
+'task order', *
+'theory'
+'theory', *
+'theory', *, *
 'threat'
 'threat', *
 'validation'

@@ -34,6 +34,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     [
         ("adaptive.md", 5),
         ("data.md", 3),
+        ("dial.md", 1),
         ("reproduce.md", 1),
         pytest.param("evaluation.md", 2, marks=pytest.mark.slow),
     ],
@@ -124,6 +125,16 @@ def test_the_commands_of_the_cifar10_page_run(tmp_path: Path, monkeypatch: pytes
     assert len(commands) == 13
     for line in commands:
         run_command(line.replace("FOLDER", str(tmp_path / "given")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_page_on_the_dial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    commands = shell_commands("dial.md")
+    assert len(commands) == 10
+    for line in commands:
+        run_command(line)
 
 
 @pytest.mark.slow

@@ -180,8 +180,9 @@ def _describe_recipe(recipe: Recipe) -> RecipeFacts:
     if recipe.pipeline is not None:
         methods.append(kind_of(recipe.pipeline, PIPELINES))
     for task in recipe.tasks:
-        objective = kind_of(task.objective, OBJECTIVES)
-        attack = getattr(task.objective, "attack", None)
+        objective = kind_of(task.objective.core, OBJECTIVES)
+        attack = getattr(task.objective.core, "attack", None)
+        methods += ["taught"] if task.objective.teachers() else []
         methods += [objective, kind_of(task.update, UPDATES)]
         if objective == "adversarial":  # other objectives have their own attacks
             methods.append(kind_of(attack, ATTACKS))

@@ -188,6 +188,8 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     times = f"{plan.exchanges} exchanges and {plan.validations} validations"
     comm = format_bytes(plan.comm_bytes)
     yield f"communication (one process per learner): {comm} per exchange or validation, {times}"
+    if plan.refreshes:
+        yield f"  and the weights of the teachers {plan.refreshes} times"
     yield f"evaluation: {_describe_suite(plan.evaluation)}"
 
 

@@ -15,7 +15,7 @@ from allrounder.data.splits import ConcatSplit
 from allrounder.data.views import View, fetch_views, prefetch_views
 from allrounder.errors import DataError
 from allrounder.rng import Rng
-from allrounder.types import Batch, PerExampleBool
+from allrounder.types import Batch, Labels, PerExampleBool
 
 PREFETCH_BATCHES = 2
 """Batches that a split is asked to prepare ahead of the current one."""
@@ -142,6 +142,33 @@ class ExtraBatches(BatchSource):
     @override
     def _is_extra(self, index: Tensor) -> PerExampleBool:
         return index >= self._original.total
+
+
+@final
+class OwnBatches(BatchSource):
+    """The batches of a learner with its own images or batch size, one for every step of the run.
+
+    The images at `rows` of a split are drawn in passes, every pass in its own random order. A pass ends when
+    too few images are left for another batch, so no image occurs twice in a batch, and passes need not end
+    with the epochs of the run, which have `steps` steps.
+    """
+
+    def __init__(self, split: Split, rows: Labels, batch_size: int, steps: int, rng: Rng) -> None:
+        if not 1 <= batch_size <= len(rows):
+            expected = f"expected at most {len(rows)}, the number of its images"
+            raise DataError(f"got {batch_size}, {expected}; choose smaller batches, or more images")
+        super().__init__(split, steps)
+        self.rows = rows
+        self.batch_size = batch_size
+        self._passes = _ShuffledPasses(len(rows), batch_size, rng)
+
+    @override
+    def _index(self, t: int) -> Tensor:
+        return self.rows[self._passes.at(t)]
+
+    @override
+    def _forget_orders(self, t: int) -> None:
+        self._passes.forget_orders(t)
 
 
 @final

@@ -79,7 +79,12 @@ def stratified_indices(split: Split, count: int, seed: int) -> Labels:
     """Sample `count` positions with the class proportions of the split; a prefix of every larger sample."""
     if not 1 <= count <= len(split):
         raise DataError(f"subset: got {count} of {len(split)} images, expected 1 to {len(split)}")
-    return stratified_order(split.labels, Rng(seed).fold_in("subset").permutation(len(split)))[:count]
+    return sample_stratified(split, count, Rng(seed).fold_in("subset"))
+
+
+def sample_stratified(split: Split, count: int, rng: Rng) -> Labels:
+    """Sample `count` positions of a split by class; with the same `rng`, a prefix of every larger sample."""
+    return stratified_order(split.labels, rng.permutation(len(split)))[:count]
 
 
 def hold_out(train: Split, count: int, rng: Rng) -> tuple[Split, Split]:

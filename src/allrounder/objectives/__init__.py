@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from allrounder.config.fields import adapter
@@ -19,6 +19,8 @@ from allrounder.objectives.natural import Natural as Natural
 from allrounder.objectives.part import Part as Part
 from allrounder.objectives.robust_self_training import RobustSelfTraining as RobustSelfTraining
 from allrounder.objectives.score import Score as Score
+from allrounder.objectives.taught import Taught as Taught
+from allrounder.objectives.taught import Teacher as Teacher
 from allrounder.objectives.trades import Trades as Trades
 from allrounder.threats.norms import NORMS
 
@@ -36,22 +38,26 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "avg": Average,
     "e-at": Eat,
     "ramp": LogitPairing,
+    "taught": Taught,
 }
 
-EXAMPLE_THREATS: dict[str, Any] = {
+EXAMPLE_FIELDS: dict[str, Any] = {
     "threat": "Linf:8/255",
     "against": ["Linf:8/255", "L2:128/255"],
     "source": "Linf:8/255",
     "target": "L2:128/255",
+    "base": {"kind": "half-half", "threat": "Linf:8/255"},
+    "natural": {"teacher": "natural"},
+    "adversarial": {"teacher": "global"},
 }
-"""Values of required fields with which objectives are listed: the threats of the papers on CIFAR-10."""
+"""Values of fields with which objectives are listed, such as the threats of the papers on CIFAR-10."""
 
 
 def describe_objective(kind: str) -> str:
     """The reference of a method, the norms it supports, and the passes of a step with default settings."""
     cls: Any = OBJECTIVES[kind]
-    required = [field.name for field in fields(cls) if field.default is field.default_factory is MISSING]
-    objective: Objective = adapter(cls).validate_python({name: EXAMPLE_THREATS[name] for name in required})
+    names = [field.name for field in fields(cls) if field.name in EXAMPLE_FIELDS]
+    objective: Objective = adapter(cls).validate_python({name: EXAMPLE_FIELDS[name] for name in names})
     norms = " ".join(name for name, norm in NORMS.items() if norm in cls.norms) or "no norm"
     parts = (cls.reference, norms, f"{objective.passes()} forward/backward passes")
     return "; ".join(part for part in parts if part)

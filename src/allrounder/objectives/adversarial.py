@@ -10,7 +10,7 @@ from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import frozen_config
 from allrounder.objectives.base import AnyAttack, SingleThreatObjective, ThreatOrUnion
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import BatchNormMode, Passes
+from allrounder.types import BatchNormMode, ImageKind, Passes
 
 
 @final
@@ -51,3 +51,7 @@ class Adversarial(SingleThreatObjective):
     @override
     def craft_passes(self) -> Passes:
         return self.attack.passes_under(self.threats())
+
+    @override
+    def logit_kinds(self) -> frozenset[ImageKind]:
+        return frozenset({"adversarial"})

@@ -39,6 +39,11 @@ class Average(AttackObjective):
     def threats(self) -> tuple[Threat, ...]:
         return self.against
 
+    @property
+    @override
+    def num_crafted(self) -> int:
+        return len(self.against)
+
     def craft_passes(self) -> Passes:
         """One attack for every threat."""
         return sum((self.attack.passes_under((threat,)) for threat in self.against), Passes())

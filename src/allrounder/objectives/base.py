@@ -13,10 +13,11 @@ from typing_extensions import override
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult, perturb
 from allrounder.config.fields import OneOf
+from allrounder.config.time import Clock
 from allrounder.rng import Rng
 from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import Batch, BatchNormMode, Context, Labels, Logits, Loss, Passes
+from allrounder.types import Batch, BatchNormMode, Context, ImageKind, Labels, Logits, Loss, Passes
 
 
 def _check_distinct(threats: tuple[Threat, ...]) -> tuple[Threat, ...]:
@@ -64,6 +65,16 @@ class Objective(ABC):
     whole_batch: ClassVar[bool] = False
     """Whether the loss is more than a mean over images, so that ranks cannot split a batch."""
 
+    @property
+    def core(self) -> Objective:
+        """The objective itself, or the one that it wraps."""
+        return self
+
+    @property
+    def num_crafted(self) -> int:
+        """The images that `craft` returns for every image of a batch; 0 if it returns None."""
+        return 0
+
     def threats(self) -> tuple[Threat, ...]:
         """The threats it trains robustness against; none by default."""
         return ()
@@ -86,6 +97,22 @@ class Objective(ABC):
 
     def problem_without_extra(self) -> tuple[str, str] | None:
         """A field that is invalid without extra images, with a message; None by default."""
+        return None
+
+    def needs_whole_batch(self) -> bool:
+        """Whether ranks cannot split a batch; by default `whole_batch`."""
+        return self.whole_batch
+
+    def logit_kinds(self) -> frozenset[ImageKind]:
+        """The kinds of images whose logits `loss` returns, so that others need not compute them again."""
+        return frozenset()
+
+    def teachers(self) -> dict[str, str]:
+        """The learners whose weights the loss needs, or "global" for the global weights, by field."""
+        return {}
+
+    def refresh_period(self, clock: Clock) -> int | None:
+        """The steps after which the teachers get new weights; None without teachers."""
         return None
 
     def memory(self) -> dict[str, Tensor]:
@@ -123,6 +150,11 @@ class AttackObjective(Objective):
         """The mode of batch-norm while crafting, or the default of the variant."""
         return self.norm_layers
 
+    @property
+    @override
+    def num_crafted(self) -> int:
+        return 1
+
     @override
     def craft_passes(self) -> Passes:
         return self.effective_attack.passes()
@@ -137,7 +169,7 @@ class AttackObjective(Objective):
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """Cross-entropy on the crafted images by default."""
         assert crafted is not None
-        return cross_entropy_loss(model(crafted.x), batch)
+        return cross_entropy_loss(model(crafted.x), batch, "adversarial")
 
 
 class SingleThreatObjective(AttackObjective):
@@ -150,6 +182,11 @@ class SingleThreatObjective(AttackObjective):
     def uses_crafted(self) -> bool:
         """Whether it crafts images at all; False where their weight in the loss is zero."""
         return True
+
+    @property
+    @override
+    def num_crafted(self) -> int:
+        return int(self.uses_crafted)
 
     @override
     def threats(self) -> tuple[Threat, ...]:
@@ -183,6 +220,8 @@ def accuracy(logits: Logits, labels: Labels) -> Tensor:
     return (logits.detach().argmax(1) == labels).float().mean()
 
 
-def cross_entropy_loss(logits: Logits, batch: Batch) -> Loss:
-    """Mean cross-entropy, and the accuracy, which counts the label with the larger weight."""
-    return Loss(cross_entropy(logits, batch), {"accuracy": accuracy(logits, batch.y)})
+def cross_entropy_loss(logits: Logits, batch: Batch, kind: ImageKind | None = None) -> Loss:
+    """Mean cross-entropy, and the accuracy, which counts the label with the larger weight. Logits of all
+    images of a kind are returned under its name."""
+    parts = {"accuracy": accuracy(logits, batch.y)}
+    return Loss(cross_entropy(logits, batch), parts, {} if kind is None else {kind: logits})

@@ -14,7 +14,7 @@ from allrounder.attacks.base import AttackResult
 from allrounder.config.fields import OneOf, frozen_config
 from allrounder.objectives.base import AttackObjective, Threats
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, BatchNormMode, Context
+from allrounder.types import Batch, BatchNormMode, Context, ImageKind
 
 PerThreat = Int[Tensor, " p"]
 
@@ -43,6 +43,10 @@ class Eat(AttackObjective):
     @override
     def threats(self) -> tuple[Threat, ...]:
         return self.against
+
+    @override
+    def logit_kinds(self) -> frozenset[ImageKind]:
+        return frozenset({"adversarial"})
 
     def memory(self) -> dict[str, Tensor]:
         """The number of training images per threat, and how many of them were not fooled."""

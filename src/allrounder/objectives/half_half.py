@@ -13,7 +13,7 @@ from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import Share, frozen_config
 from allrounder.objectives.base import AnyAttack, SingleThreatObjective, cross_entropy_loss
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, BatchNormMode, Context, Loss, Passes
+from allrounder.types import Batch, BatchNormMode, Context, ImageKind, Loss, Passes
 
 
 @final
@@ -46,17 +46,23 @@ class HalfHalf(SingleThreatObjective):
         """Two forwards and backwards; one if one of the weights is zero."""
         return Passes(1, 1) * (1 if self.beta in (0, 1) else 2)
 
+    @override
+    def logit_kinds(self) -> frozenset[ImageKind]:
+        weights: dict[ImageKind, float] = {"natural": 1 - self.beta, "adversarial": self.beta}
+        return frozenset(kind for kind, weight in weights.items() if weight)
+
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """The weighted mean; the accuracy is that of natural images, if there are any."""
         if crafted is None:
-            return cross_entropy_loss(model(batch.x), batch)
+            return cross_entropy_loss(model(batch.x), batch, "natural")
         if self.beta == 1:
-            return cross_entropy_loss(model(crafted.x), batch)
+            return cross_entropy_loss(model(crafted.x), batch, "adversarial")
         if self.forward == "joint":
-            joint_logits = model(torch.cat([crafted.x, batch.x]))
-            robust, natural = (cross_entropy_loss(logits, batch) for logits in joint_logits.split(len(batch)))
+            robust_logits, natural_logits = model(torch.cat([crafted.x, batch.x])).split(len(batch))
         else:
-            robust = cross_entropy_loss(model(crafted.x), batch)
-            natural = cross_entropy_loss(model(batch.x), batch)
+            robust_logits, natural_logits = model(crafted.x), model(batch.x)
+        robust = cross_entropy_loss(robust_logits, batch, "adversarial")
+        natural = cross_entropy_loss(natural_logits, batch, "natural")
         total = (1 - self.beta) * natural.total + self.beta * robust.total
-        return Loss(total, {**natural.parts, "robust": robust.parts["accuracy"]})
+        parts = {**natural.parts, "robust": robust.parts["accuracy"]}
+        return Loss(total, parts, {**natural.logits, **robust.logits})

@@ -58,6 +58,11 @@ class LogitPairing(AttackObjective):
     def threats(self) -> tuple[Threat, ...]:
         return (self.source, self.target)
 
+    @property
+    @override
+    def num_crafted(self) -> int:
+        return 3
+
     @override
     def craft_passes(self) -> Passes:
         return self.attack.passes() * 2

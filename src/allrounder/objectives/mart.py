@@ -6,13 +6,14 @@ from typing import ClassVar, final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import NonNegativeFloat, frozen_config
 from allrounder.objectives.base import AnyAttack, SingleThreatObjective, cross_entropy_loss
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, BatchNormMode, Context, Labels, Logits, Loss, Passes
+from allrounder.types import Batch, BatchNormMode, Context, ImageKind, Labels, Logits, Loss, Passes
 
 LOG_EPSILON = 1e-12
 """Keeps logarithms finite; this and the two constants just above 1 below are those of the released code."""
@@ -42,6 +43,10 @@ class Mart(SingleThreatObjective):
         """Two forwards and backwards; one at lam = 0."""
         return Passes(1, 1) * (1 if self.lam == 0 else 2)
 
+    @override
+    def logit_kinds(self) -> frozenset[ImageKind]:
+        return frozenset({"adversarial"} if self.lam == 0 else {"natural", "adversarial"})
+
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """Both terms, natural images first; the accuracy is that of crafted images."""
         assert crafted is not None
@@ -51,11 +56,12 @@ class Mart(SingleThreatObjective):
 
 def mart_loss(natural: Logits | None, robust: Logits, batch: Batch, lam: float) -> Loss:
     """BCE plus, if there are natural logits, lam times the divergence; the accuracy is of crafted images."""
-    cross_entropy = cross_entropy_loss(robust, batch)
-    total = cross_entropy.total + margin_term(robust, batch.y)
-    if natural is not None:
-        total = total + lam * weighted_kl(natural, robust, batch.y)
-    return Loss(total, cross_entropy.parts)
+    fit = cross_entropy_loss(robust, batch, "adversarial")
+    total = fit.total + margin_term(robust, batch.y)
+    if natural is None:
+        return Loss(total, fit.parts, fit.logits)
+    total = total + lam * weighted_kl(natural, robust, batch.y)
+    return Loss(total, fit.parts, {**fit.logits, "natural": natural})
 
 
 def margin_term(robust: Logits, y: Labels) -> Tensor:

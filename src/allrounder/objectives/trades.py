@@ -13,7 +13,7 @@ from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import NonNegativeFloat, frozen_config
 from allrounder.objectives.base import AnyAttack, SingleThreatObjective, cross_entropy_loss
 from allrounder.threats.threat import Threat
-from allrounder.types import Batch, BatchNormMode, Context, Logits, Loss, Passes
+from allrounder.types import Batch, BatchNormMode, Context, ImageKind, Logits, Loss, Passes
 
 
 @final
@@ -44,17 +44,22 @@ class Trades(SingleThreatObjective):
         """Two forwards and backwards; one at beta = 0."""
         return Passes(1, 1) * (1 if self.beta == 0 else 2)
 
+    @override
+    def logit_kinds(self) -> frozenset[ImageKind]:
+        return frozenset({"natural", "adversarial"} if self.uses_crafted else {"natural"})
+
     def loss(self, model: nn.Module, batch: Batch, crafted: AttackResult | None, ctx: Context) -> Loss:
         """Natural cross-entropy, and the weighted divergence of the crafted images."""
         # Differs: released code passes the natural images a second time for the divergence, which updates
         # the running statistics once more and changes nothing else (ADR 0021).
         natural = model(batch.x)
         if crafted is None:
-            return cross_entropy_loss(natural, batch)
+            return cross_entropy_loss(natural, batch, "natural")
         return trades_loss(natural, model(crafted.x), batch, self.beta)
 
 
 def trades_loss(natural: Logits, robust: Logits, batch: Batch, beta: float) -> Loss:
     """CE(natural, targets) + beta KL(natural || robust); the accuracy is that of natural images."""
-    fit, divergence = cross_entropy_loss(natural, batch), kl(natural, robust).mean()
-    return Loss(fit.total + beta * divergence, {**fit.parts, "divergence": divergence.detach()})
+    fit, divergence = cross_entropy_loss(natural, batch, "natural"), kl(natural, robust).mean()
+    parts = {**fit.parts, "divergence": divergence.detach()}
+    return Loss(fit.total + beta * divergence, parts, {**fit.logits, "adversarial": robust})

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 
 from allrounder.attacks.base import Attack
 from allrounder.evaluation.probes import Probe
+from allrounder.objectives import Objective
 from allrounder.recipe.task import Task
 from allrounder.recipe.validation import Validation
 from allrounder.threats.threat import AnyOf, Threat
@@ -36,7 +37,7 @@ def budget_problems(
 
 
 def _find_problems(item: object, path: FieldPath, shape: Sequence[int] | None) -> Iterator[Problem]:
-    """Yield the problems of the threats and attacks in the fields of a value."""
+    """Yield the problems of the threats and attacks in the fields of a value, also of a wrapped objective."""
     for field in fields(cast(Any, item)):
         value: object = getattr(item, field.name)
         place = (*path, field.name)
@@ -49,7 +50,7 @@ def _find_problems(item: object, path: FieldPath, shape: Sequence[int] | None) -
             yield place, f"got {value:g}, {expected}, so that 0.25 is 2/255 of a budget of 8/255"
         members = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
         for member in members:
-            if isinstance(member, Attack):
+            if isinstance(member, Attack | Objective):
                 yield from _find_problems(member, place, shape)
 
 

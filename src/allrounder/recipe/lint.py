@@ -60,7 +60,7 @@ def _attack_warnings(recipe: Recipe) -> list[str]:
     """Return warnings about steps that are probably written as pixel values, such as 2/255."""
     warnings: list[str] = []
     for task in recipe.tasks:
-        attack = getattr(task.objective, "attack", None)
+        attack = getattr(task.objective.core, "attack", None)
         steps, step = (getattr(attack, name, None) for name in ("steps", "step"))
         if isinstance(attack, Attack) and steps is not None and step is not None and steps * step < MIN_REACH:
             warnings.append(

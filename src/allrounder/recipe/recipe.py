@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Annotated, cast, final
 
@@ -49,7 +51,8 @@ from allrounder.recipe.library import shipped_recipes as shipped_recipes
 from allrounder.recipe.mix import Mix
 from allrounder.recipe.overrides import apply_overrides, overrides_field
 from allrounder.recipe.pipeline import PIPELINES, Pipeline
-from allrounder.recipe.task import Task
+from allrounder.recipe.task import BatchSize, Task
+from allrounder.recipe.teachers import teacher_problems
 from allrounder.recipe.validation import Validation as Validation
 from allrounder.system.summary import HasSummary, Summary
 from allrounder.threats.threat import Threat
@@ -73,7 +76,7 @@ class Recipe(HasSummary):
     train_images: PositiveInt | None = None
     """Training images to use: a class-balanced part of the dataset; by default all of them. Held-out images
     are taken from it; an inherited `validation.images` does not apply, but the default, 10%."""
-    batch_size: Annotated[PositiveInt, Field(ge=2)] = 128
+    batch_size: BatchSize = 128
     seed: NonNegativeInt = 0
     pace: Pace = "epoch"
     """Whether learning rates and shares change once per epoch, as released, or at every step."""
@@ -101,8 +104,9 @@ class Recipe(HasSummary):
             *self._name_problems(),
             *self._mix_problems(),
             *self._time_order_problems(),
-            *self._extra_share_problems(),
+            *self._extra_problems(),
             *self._task_problems(),
+            *teacher_problems(self.tasks, self.effective_mix),
             *budget_problems(self.tasks, self.validation, self.probes, dataset_shape(self.data)),
         ]
         raise_field_errors(self, problems or self._pipeline_problems())
@@ -144,12 +148,17 @@ class Recipe(HasSummary):
             if message := order_problem(pairwise(schedule.knot_times()), self.epochs):
                 yield path, f"{message}, of {self.epochs} epochs"
 
-    def _extra_share_problems(self) -> Iterator[Problem]:
+    def _extra_problems(self) -> Iterator[Problem]:
         count = None if self.extra is None else self.extra.num_in_batch(self.batch_size)
         if count is not None and not 0 < count < self.batch_size:
             got = f"gives {count} extra images per batch of {self.batch_size}"
             message = f"{got}, expected at least one of each kind; change the share or batch_size"
             yield ("extra", "share"), message
+        for i, task in enumerate(self.tasks):
+            if self.extra is not None and task.has_own_batches:
+                key = "batch_size" if task.train_images is None else "train_images"
+                hint = "remove it, or extra"
+                yield ("task", i, key), f"a learner with its own batches cannot use extra images; {hint}"
 
     def _task_problems(self) -> Iterator[Problem]:
         """Yield what methods need and the recipe does not give: epochs, earlier runs, or extra images."""
@@ -198,8 +207,18 @@ class Recipe(HasSummary):
         return sum((task.passes() for task in self.tasks), Passes())
 
     def total_passes(self) -> Passes:
-        """Return an upper bound on the passes per training image over the whole run, in all stages."""
-        return sum((stage.passes() * stage.epochs for stage in self.stage_recipes().values()), Passes())
+        """Return an upper bound on the passes per training image over the whole run, in all stages. A learner
+        with another batch size than the recipe has more or fewer of them, rounded up."""
+        total = Passes()
+        for stage in self.stage_recipes().values():
+            for task in stage.tasks:
+                passes, share = task.passes() * stage.epochs, stage.batch_share(task)
+                total += Passes(ceil(passes.forwards * share), ceil(passes.backwards * share))
+        return total
+
+    def batch_share(self, task: Task) -> Fraction:
+        """Return the size of a learner's batches relative to those of the recipe."""
+        return Fraction(task.batch_size or self.batch_size, self.batch_size)
 
     __repr__ = HasSummary.__repr__  # else the dataclass would write its own
 
@@ -211,8 +230,10 @@ class Recipe(HasSummary):
         rows += [] if self.pipeline is None else [("pipeline", kind_of(self.pipeline, PIPELINES))]
         for task in self.tasks:
             threats = " and ".join(map(str, task.objective.threats()))
-            objective = kind_of(task.objective, OBJECTIVES)
-            rows.append((f"task {task.name}", f"{objective} under {threats}" if threats else objective))
+            objective = kind_of(task.objective.core, OBJECTIVES)
+            teachers = " and ".join(dict.fromkeys(task.objective.teachers().values()))
+            text = f"{objective} under {threats}" if threats else objective
+            rows.append((f"task {task.name}", f"{text}, taught by {teachers}" if teachers else text))
         return Summary(f"Recipe {self.name}".strip(), rows)
 
     @property

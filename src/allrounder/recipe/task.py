@@ -6,7 +6,7 @@ from typing import Annotated, final
 
 from pydantic import AfterValidator, Field
 
-from allrounder.config.fields import FiniteFloat, OneOf, frozen_config
+from allrounder.config.fields import FiniteFloat, OneOf, PositiveInt, frozen_config
 from allrounder.config.schedules import LearningRate, OptionalDecay
 from allrounder.data.augment import AUGMENTS, Augment, CropFlip
 from allrounder.objectives import OBJECTIVES, Objective
@@ -14,10 +14,14 @@ from allrounder.optim import UPDATES, Descend, Update
 from allrounder.optim.optimizers import AnyOptimizer, Sgd
 from allrounder.types import Passes
 
-RESERVED_NAMES = ("global", "best", "last", "live")
+GLOBAL = "global"
+"""The name of the global weights among those of the learners."""
+RESERVED_NAMES = (GLOBAL, "best", "last", "live")
 MAX_NAME = 100
 """Characters of the name of a learner, which is part of the names of files."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+BatchSize = Annotated[PositiveInt, Field(ge=2)]
+"""A number of images that batch-norm can compute a variance of."""
 
 
 def _check_not_reserved(name: str) -> str:
@@ -47,6 +51,16 @@ class Task:
     """Soft targets for the loss; attacks use the hard labels."""
     average: OptionalDecay = None
     """The decay of this learner's own weight average, which it then gives to the mix; false for none."""
+    train_images: PositiveInt | None = None
+    """Training images of this learner: its own class-balanced part of those of the recipe; by default all."""
+    batch_size: BatchSize | None = None
+    """Images of this learner's batches; by default those of the recipe. With this or train_images, the
+    learner draws its own batches, one for each of the recipe's steps, in passes over its images."""
+
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether it draws its own batches, and does not train on those of the recipe."""
+        return self.train_images is not None or self.batch_size is not None
 
     def passes(self) -> Passes:
         """Return an upper bound on the passes of one step."""
@@ -55,7 +69,7 @@ class Task:
     def shardable(self) -> bool:
         """Whether several ranks can share a batch: not if the method needs the whole batch or has a state
         that could differ between ranks."""
-        needs_whole_batch = self.objective.whole_batch or self.update.whole_batch
+        needs_whole_batch = self.objective.needs_whole_batch() or self.update.whole_batch
         return not needs_whole_batch and not self.objective.memory()
 
     def problems(self, epochs: int) -> list[tuple[tuple[str, str], str]]:

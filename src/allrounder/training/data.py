@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from allrounder.config.time import Clock
 from allrounder.data.base import Data, Split, Subset
-from allrounder.data.batches import Batches, ExtraBatches
+from allrounder.data.batches import Batches, ExtraBatches, OwnBatches
 from allrounder.data.extra import check_compatible
-from allrounder.data.splits import hold_out, stratified_indices
+from allrounder.data.splits import hold_out, sample_stratified, stratified_indices
 from allrounder.errors import RecipeError
 from allrounder.recipe.budgets import budget_problems
 from allrounder.recipe.recipe import Recipe
@@ -33,6 +33,8 @@ class TrainingData:
     """The images to select the best weights on: held-out ones, the test set, or None."""
     batches: Batches | ExtraBatches
     clock: Clock
+    own_batches: Mapping[str, OwnBatches] = field(default_factory=dict[str, OwnBatches])
+    """The batches of learners that have their own, by name."""
 
     @classmethod
     def load(cls, recipe: Recipe, data: Data | None = None) -> TrainingData:
@@ -46,7 +48,9 @@ class TrainingData:
         train, held_out = train_val_split(recipe, data)
         validation = data.test if recipe.validation.on == "test" else held_out
         batches = make_batches(recipe, train, data.extra)
-        return cls(data, train, validation, batches, Clock(recipe.epochs, batches.steps, recipe.pace))
+        own_batches = make_own_batches(recipe, train, batches.steps)
+        clock = Clock(recipe.epochs, batches.steps, recipe.pace)
+        return cls(data, train, validation, batches, clock, own_batches)
 
     def describe(self, recipe: Recipe) -> list[str]:
         """Describe how the images are used, and what may surprise about them, one line each."""
@@ -58,6 +62,9 @@ class TrainingData:
         lines = [f"{count} training images in {steps} steps per epoch; {selecting} the best weights"]
         if recipe.batch_size > count:
             lines.append(f"batch_size is {recipe.batch_size}: every step uses all {count} training images")
+        for name, own in self.own_batches.items():
+            images = f"{len(own.rows)} of them" if len(own.rows) < count else "all of them"
+            lines.append(f"{name} draws its own batches of {own.batch_size} from {images}")
         present = self.train.labels.bincount(minlength=len(self.dataset.classes)) > 0
         if absent := [name for name, some in zip(self.dataset.classes, present, strict=True) if not some]:
             names = ", ".join(absent[:MAX_LISTED]) + (", ..." if len(absent) > MAX_LISTED else "")
@@ -134,3 +141,22 @@ def make_batches(recipe: Recipe, split: Split, extra: Split | None) -> Batches |
     extra_per_batch = recipe.extra.num_in_batch(recipe.batch_size)
     with blame_field("extra", (ValueError,)):
         return ExtraBatches(split, extra, extra_per_batch, recipe.batch_size, Rng(recipe.seed))
+
+
+def make_own_batches(recipe: Recipe, split: Split, steps: int) -> dict[str, OwnBatches]:
+    """Return the batches of the learners that draw their own, in epochs of `steps` steps, by name."""
+    rng = Rng(recipe.seed)
+    batches: dict[str, OwnBatches] = {}
+    for task in recipe.tasks:
+        if not task.has_own_batches:
+            continue
+        count = len(split) if task.train_images is None else task.train_images
+        if count > len(split):
+            expected = f"expected at most {len(split)}, the number of images that are trained on"
+            raise RecipeError(f"task.{task.name}.train_images: got {count}, {expected}")
+        rows = sample_stratified(split, count, rng.fold_in("task images", task.name)).sort().values
+        batch_size = task.batch_size or recipe.batch_size
+        with blame_field(f"task.{task.name}.batch_size", (ValueError,)):
+            order_rng = rng.fold_in("task order", task.name)
+            batches[task.name] = OwnBatches(split, rows, batch_size, steps, order_rng)
+    return batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from allrounder.data.augment.base import Size
 from allrounder.data.views import View
 from allrounder.distributed import BatchShard
 from allrounder.errors import Diverged, ThreatError
-from allrounder.nn.amp import allow_tf32, with_autocast
+from allrounder.nn.amp import allow_tf32, unwrap, with_autocast
 from allrounder.nn.nonfinite import ADVICE, NonFiniteGuard
 from allrounder.nn.state import EmaUpdate, clone, copy_, strip_prefix, weights_of
 from allrounder.optim.base import TrainingStep
@@ -26,8 +27,9 @@ from allrounder.recipe.task import Task
 from allrounder.rng import Rng
 from allrounder.types import Batch, Context, Loss, Weights, device_and_dtype
 
-AugmentKey: TypeAlias = tuple[Augment, str]
-"""An augmentation and the random stream it draws from; learners with equal keys see the same images."""
+AugmentKey: TypeAlias = tuple[Augment, str, str]
+"""An augmentation, the random stream it draws from, and the name of a learner that draws its own batches, or
+"" for the batches of the recipe; learners with equal keys see the same images."""
 AugmentCache: TypeAlias = dict[AugmentKey, tuple[Batch, int]]
 """Augmented batches, each with the version counter that its image tensor had then."""
 
@@ -55,6 +57,10 @@ class Learner:
         self.device, self.dtype = device_and_dtype(model)
         self.optimizer = task.optimizer.build(model.parameters())
         self.network = with_autocast(self.model, compute.autocast_dtype)
+        self.teachers = {
+            name: with_autocast(frozen_copy(self.model), compute.autocast_dtype)
+            for name in task.objective.teachers().values()
+        }
         memory = task.objective.memory() | task.update.memory(self.model)
         self.memory = {name: tensor.to(self.device) for name, tensor in memory.items()}
         is_cuda = self.device.type == "cuda"
@@ -83,7 +89,7 @@ class Learner:
         shard.sync_batchnorm_(self.model)
         if shard.num_shards > 1:
             rng = rng.for_shard(shard.indices(len(batch)), len(batch))
-        ctx = Context(t, self.clock, rng, self.memory)
+        ctx = Context(t, self.clock, rng, self.memory, self.teachers)
         try:
             with rng.fold_in("ambient").seed_global(), allow_tf32(self.compute.tf32):
                 local_batch = shard.select(self.prepare_batch(batch, t, augmented))
@@ -114,8 +120,9 @@ class Learner:
 
     @property
     def augment_key(self) -> AugmentKey:
-        """The augmentation and its random stream."""
-        return self.task.augment, self.task.augment_stream
+        """The augmentation, its random stream, and the source of the batches."""
+        task = self.task
+        return task.augment, task.augment_stream, task.name if task.has_own_batches else ""
 
     def draw_view(self, t: int, count: int, size: Size, has_whole_images: bool) -> View:
         """Return the random crops that the augmentation of step t begins with, if there are whole images to
@@ -147,6 +154,17 @@ class Learner:
             self.optimizer.state.clear()
             self.task.update.reset_momentum_(self.memory)
 
+    def teacher_weights(self) -> Weights:
+        """Return the weights of all teachers, each name after that of the teacher and a dot."""
+        networks = {name: weights_of(unwrap(network)) for name, network in self.teachers.items()}
+        return {
+            f"{name}.{key}": tensor for name, weights in networks.items() for key, tensor in weights.items()
+        }
+
+    def load_teacher(self, name: str, weights: Mapping[str, Tensor]) -> None:
+        """Copy new weights into a teacher."""
+        copy_(weights_of(unwrap(self.teachers[name])), weights)
+
     def raise_if_nonfinite(self) -> None:
         """Raise Diverged if an earlier step was not finite and its check was deferred (on CUDA)."""
         if (t := self.nonfinite_guard.first_bad_step()) is not None:
@@ -161,6 +179,7 @@ class Learner:
         state = {f"model.{name}": tensor for name, tensor in self.params.items()}
         state |= {f"average.{name}": tensor for name, tensor in (self.average or {}).items()}
         state |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
+        state |= {f"teacher.{name}": tensor for name, tensor in self.teacher_weights().items()}
         moments = cast(dict[int, dict[str, Any]], self.optimizer.state_dict()["state"])
         for number, entries in moments.items():
             for name, tensor in entries.items():
@@ -174,6 +193,8 @@ class Learner:
         if self.average is not None:
             copy_(self.average, strip_prefix("average.", state))
         copy_(self.memory, strip_prefix("memory.", state))
+        for name in self.teachers:
+            self.load_teacher(name, strip_prefix(f"teacher.{name}.", state))
         parameters = [p for group in self.optimizer.param_groups for p in cast(list[Tensor], group["params"])]
         moments: dict[int, dict[str, Tensor]] = {}
         for path, tensor in strip_prefix("optimizer.", state).items():
@@ -185,3 +206,8 @@ class Learner:
             )
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def frozen_copy(model: nn.Module) -> nn.Module:
+    """A copy of a network in eval mode, without gradients of its parameters."""
+    return copy.deepcopy(model).eval().requires_grad_(False)

@@ -53,7 +53,8 @@ class LearnerCost:
     seconds: float
     held: Mapping[str, int]
     """Bytes of its weights, momentum, average, memory, and of its mix state: what the mixer keeps for it, and
-    what it sends when global weights are needed. Momentum exists only after a step."""
+    what it sends when global weights are needed; of its teachers, if any. Momentum exists only after a
+    step."""
     epoch_end_seconds: float = 0.0
     """An upper bound on the additional seconds of the last step of an epoch."""
     measured: bool = True
@@ -90,6 +91,8 @@ class Plan:
     remarks: tuple[str, ...] = ()
     choice: SuiteCost | None = None
     """An upper bound on the cost of choosing shares at one exchange, if the mix rule does that."""
+    refreshes: int = 0
+    """The number of steps after which teachers get new weights."""
 
     @property
     def step_seconds(self) -> float:
@@ -119,7 +122,8 @@ class Plan:
 
     @property
     def comm_bytes(self) -> int:
-        """Bytes sent for one exchange or validation if every learner has its own process."""
+        """Bytes of the partial sums that one exchange or validation sends if every learner has its own
+        process."""
         return sum(learner.held["mix state"] for learner in self.learners)
 
 
@@ -279,6 +283,7 @@ class _Measurement:
             checkpoint_seconds=0.0,
             checkpoints=_count_events(clock.total_steps, trainer.recipe.checkpoint.to_steps(clock)),
             exchanges=trainer.mix.count_exchanges(clock),
+            refreshes=trainer.teaching.count_refreshes(),
             evaluation=times.suite_cost(trainer.recipe.probes, len(dataset.test), len(dataset.classes)),
             pass_times=times,
             remarks=remarks,
@@ -295,7 +300,8 @@ class _Measurement:
         return SuiteCost(one.images, one.passes * count, one.seconds * count)
 
     def _learner_cost(self, learner: Learner) -> LearnerCost:
-        task, batch_size = learner.task, self.trainer.recipe.batch_size
+        task = learner.task
+        batch_size = task.batch_size or self.trainer.recipe.batch_size
         moments = [cast(dict[str, Any], entry).values() for entry in learner.optimizer.state.values()]
         tensors = {
             "weights": learner.params.values(),
@@ -304,6 +310,8 @@ class _Measurement:
             "memory": learner.memory.values(),
             "mix state": self.trainer.mixer.state_dict(task.name).values(),
         }
+        if learner.teachers:
+            tensors["teachers"] = learner.teacher_weights().values()
         held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
         at_epoch_end = self.pass_times.seconds(task.update.epoch_passes(task.objective), batch_size)
         measured = [seconds[task.name] for seconds in self.step_seconds]

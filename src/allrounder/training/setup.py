@@ -150,6 +150,8 @@ def build_initial_model(
         else:
             with blame_field("model", (ValueError,)):
                 network = recipe.model.build(len(data.classes), data.shape)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise RecipeError("model: has no parameter that can be trained; choose another one")
     _check_accepts_crops(recipe, network, data.shape[0])
     if init_weights is None:
         init_weights = load_init_weights(recipe.init)
@@ -189,8 +191,8 @@ def place_learners(recipe: Recipe, network: nn.Module, batch_size: int, num_rank
     """
     has_noise = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in network.modules())
     unshardable = [task.name for task in recipe.tasks if has_noise or not task.shardable()]
-    work = dict.fromkeys(recipe.names, DEFAULT_WORK)
+    work: dict[str, float] = dict.fromkeys(recipe.names, DEFAULT_WORK)
     for task in recipe.tasks:
         with suppress(ValueError):
-            work[task.name] = task.passes().work
+            work[task.name] = float(task.passes().work * recipe.batch_share(task))
     return assign_ranks(recipe.names, num_ranks, work, unshardable, max_ranks=max(batch_size // 2, 1))

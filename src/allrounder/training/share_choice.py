@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ def choose_shares(
     chosen = {group: shares_of(states, position) for group, position in groups.items()}
     counts = {"forwards": passes.forwards, "backwards": passes.backwards}
     return {"shares": chosen, "score": best, "networks": count, **counts}
+
+
+def average_shares(chosen: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the share of every learner, averaged over groups."""
+    names = next(iter(chosen.values()))
+    return {name: fmean(shares[name] for shares in chosen.values()) for name in names}
 
 
 def _set_shares(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from allrounder.data.base import Data
+from allrounder.data.batches import BatchSource
 from allrounder.data.fingerprint import fingerprint_data
 from allrounder.data.views import View, has_whole_images
 from allrounder.distributed import World
@@ -26,6 +28,7 @@ from allrounder.system.signals import StopRequest, stop_on_signals
 from allrounder.training import setup
 from allrounder.training.checkpoint import Checkpointer, EpochMetrics
 from allrounder.training.data import TrainingData
+from allrounder.training.exchange_log import log_exchange
 from allrounder.training.learner import AugmentCache, AugmentKey, Learner
 from allrounder.training.mixer import Mixer
 from allrounder.training.model_selection import ModelSelector
@@ -33,7 +36,8 @@ from allrounder.training.pipelines import PipelineContext, check_pipeline, run_p
 from allrounder.training.recalibration import set_statistics
 from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
-from allrounder.training.share_choice import choose_shares
+from allrounder.training.share_choice import average_shares, choose_shares
+from allrounder.training.teaching import Teaching
 from allrounder.training.tensorboard import check_tensorboard, write_events
 from allrounder.types import Batch, Weights
 
@@ -73,7 +77,8 @@ class Trainer:
         network = network.to(world.device)
         world.broadcast_(weights_of(network), src=0)
         self.scratch_model = copy_sharing_fold(network)  # its weights may be overwritten
-        batch_size = min(recipe.batch_size, len(self.data.train))
+        own_sizes = [own.batch_size for own in self.data.own_batches.values()]
+        batch_size = min(recipe.batch_size, len(self.data.train), *own_sizes)
         self.placement = setup.place_learners(recipe, network, batch_size, world.size)
         shards = world.shards(self.placement)
         self.learners = [
@@ -93,6 +98,8 @@ class Trainer:
         self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
         self.metrics = EpochMetrics(recipe.names, lazy=world.device.type == "cuda")
         self.checkpoints = Checkpointer(run, world, self.placement, self.clock, self.metrics)
+        template = weights_of(self.scratch_model)
+        self.teaching = Teaching(recipe.tasks, self.learners, self.checkpoints, template)
         self.last_validation: dict[str, Any] = {}
         self.t = 0
         """The last step that was taken."""
@@ -110,6 +117,7 @@ class Trainer:
                 self.log_epoch(t)
             if self.selection.is_due(t):
                 self.select_best(t)
+            self.teaching.refresh(t, self.global_weights)  # before an exchange makes all learners equal
             # No exchange follows the last step: the learners' final weights are saved.
             if self.mix.exchange_due(t, self.clock) and t < self.clock.total_steps:
                 self.exchange(t)
@@ -136,13 +144,21 @@ class Trainer:
     def fetch_batches(self, t: int) -> dict[AugmentKey, Batch]:
         """Return the images of step t as the augmentations of this rank's learners begin with them: cropped
         from whole images, or as the dataset prepares them."""
-        learners = {learner.augment_key: learner for learner in self.learners}
+        by_source: dict[BatchSource, dict[AugmentKey, Learner]] = {}
+        for learner in self.learners:
+            source = self.data.own_batches.get(learner.task.name, self.batches)
+            by_source.setdefault(source, {})[learner.augment_key] = learner
+        fetched: dict[AugmentKey, Batch] = {}
+        for source, learners in by_source.items():
+            draw_views = partial(self._draw_views, learners)
+            fetched |= source.views_at(self.clock.epoch(t), self.clock.step_in_epoch(t), draw_views)
+        return fetched
 
-        def draw_views(t: int, count: int) -> dict[AugmentKey, View]:
-            facts = count, self.image_size, self.has_whole_images
-            return {key: learner.draw_view(t, *facts) for key, learner in learners.items()}
-
-        return self.batches.views_at(self.clock.epoch(t), self.clock.step_in_epoch(t), draw_views)
+    def _draw_views(
+        self, learners: Mapping[AugmentKey, Learner], t: int, count: int
+    ) -> dict[AugmentKey, View]:
+        facts = count, self.image_size, self.has_whole_images
+        return {key: learner.draw_view(t, *facts) for key, learner in learners.items()}
 
     def status(self) -> TrainingStatus:
         """Return what a progress bar shows beside the steps; nothing is measured for it."""
@@ -167,12 +183,20 @@ class Trainer:
     def exchange(self, t: int) -> None:
         """Let every learner continue from the global weights after step t. All ranks call it together."""
         self.checkpoints.gather_notes(f"the exchange after step {t}")
+        shares = self.mix.shares_at(t, self.clock, self.recipe.names)
         if isinstance(self.mix.rule, Chosen):
             facts = choose_shares(self.mix.rule, self.mixer, self.selection, self._set_statistics)
+            shares = average_shares(facts["shares"])
             if self.world.is_main:
                 seconds = self.metrics.lap_seconds()
                 self.run.log("shares", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
-        self.restart_learners(self._set_statistics(self.mixer.exchange()))
+        theta = self._set_statistics(self.mixer.exchange())
+        led = {name: learner.averaged_weights() for name, learner in self._led_learners().items()}
+        # Batch-norm statistics are not learned, and recalibrated ones are no mixture.
+        parameters = {name: theta[name] for name, _ in self.scratch_model.named_parameters()}
+        assert self.mix.exchange is not None
+        log_exchange(self.checkpoints, self.mix.exchange, t, led, shares, parameters)
+        self.restart_learners(theta)
 
     def _set_statistics(self, theta: Weights) -> Weights:
         return set_statistics(theta, self.scratch_model, self.recipe, self.data.train, self.world.heartbeat)

@@ -52,19 +52,23 @@ def test_the_same_recipe_gives_identical_weights_and_another_seed_does_not(tmp_p
     assert other[last] != one[last]
 
 
-def test_the_log_has_every_epoch_of_every_learner_and_every_validation(tmp_path: Path):
+def test_the_log_has_every_epoch_of_every_learner_and_every_validation_and_exchange(tmp_path: Path):
     run = go(recipe(), tmp_path / "run")
     events = [without(event, "seconds") for event in run.metrics()]
     logged = [(e["event"], e["t"], e["epoch"], e.get("learner")) for e in events]
-    assert logged == [
-        entry
-        for epoch in (1, 2, 3)
-        for entry in (
-            ("epoch", 3 * epoch, epoch, "linf"),
-            ("epoch", 3 * epoch, epoch, "natural"),
-            ("validation", 3 * epoch, epoch, None),
-        )
-    ]
+    assert (
+        logged
+        == [
+            entry
+            for epoch in (1, 2, 3)
+            for entry in (
+                ("epoch", 3 * epoch, epoch, "linf"),
+                ("epoch", 3 * epoch, epoch, "natural"),
+                ("validation", 3 * epoch, epoch, None),
+                ("exchange", 3 * epoch, epoch, None),
+            )
+        ][:-1]
+    ), "no exchange follows the last step"
     assert {e["share"] for e in events if e.get("learner") == "linf"} == {0.6}
     assert [e["lr"] for e in events if e.get("learner") == "natural"] == pytest.approx(
         [0.1 - 0.08 / 3, 0.1 - 0.16 / 3, 0.02]
