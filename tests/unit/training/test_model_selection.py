@@ -52,7 +52,7 @@ def test_the_first_of_the_largest_scores_is_the_best(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         ModelSelector,
         "_accuracies",
-        lambda self, split: {"natural": next(scores), "robust": {"Linf:0.1": 0.0}},
+        lambda self, split, probes: {"natural": next(scores), "robust": {"Linf:0.1": 0.0}},
     )
     selection.train_slice = None
     result = [selection.measure(weights_of(selection.scratch_model), t)["best"] for t in (3, 6, 9, 12, 15)]
