@@ -44,7 +44,11 @@ if TYPE_CHECKING:
     from allrounder.evaluation.preflight import Diagnosis as Diagnosis, doctor as doctor
     from allrounder.evaluation.probes import Probe as Probe, suite as suite
     from allrounder.experiments.collect import read_results as read_results
+    from allrounder.experiments.dial import Dial as Dial, dial as dial
+    from allrounder.experiments.ensemble import FittedEnsemble as FittedEnsemble, fit_ensemble as fit_ensemble
+    from allrounder.experiments.theory import Theory as Theory, measure_theory as measure_theory
     from allrounder.models import MODELS as MODELS
+    from allrounder.models.ensemble import Ensemble as Ensemble, OutputMix as OutputMix
     from allrounder.models.resnet import (
         PreActResNet18 as PreActResNet18, ResNet18 as ResNet18, ResNet34 as ResNet34,
     )
@@ -52,7 +56,11 @@ if TYPE_CHECKING:
     from allrounder.models.small_cnn import SmallCnn as SmallCnn
     from allrounder.models.wide_resnet import WideResNet as WideResNet
     from allrounder.nn.gradcam import grad_cam as grad_cam
-    from allrounder.nn.mixing import MIXES as MIXES, Ema as Ema, MixRule as MixRule, Uniform as Uniform
+    from allrounder.nn.mixing import (
+        MIXES as MIXES, Chosen as Chosen, Ema as Ema, Fisher as Fisher, MixRule as MixRule, Outer as Outer,
+        Uniform as Uniform,
+    )
+    from allrounder.nn.mixture import mix_weights as mix_weights
     from allrounder.objectives import (
         OBJECTIVES as OBJECTIVES, Adversarial as Adversarial, Average as Average, Eat as Eat, Fat as Fat,
         HalfHalf as HalfHalf, Iat as Iat, LogitPairing as LogitPairing, Mart as Mart, Natural as Natural,
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
     from allrounder.recipe.recipe import Recipe as Recipe
     from allrounder.recipe.task import Task as Task
     from allrounder.recipe.validation import Validation as Validation
+    from allrounder.report.dial import DialPoint as DialPoint, pick_point as pick_point
     from allrounder.report.outcome import Outcome as Outcome
     from allrounder.report.render import render as render
     from allrounder.rng import Rng as Rng
@@ -94,7 +103,7 @@ _MODULES = {
     "recipe.task": "Task",
     "recipe.validation": "Validation",
     "recipe.mix": "Exchange Mix Shares",
-    "nn.mixing": "Ema MIXES MixRule Uniform",
+    "nn.mixing": "Chosen Ema Fisher MIXES MixRule Outer Uniform",
     "recipe.init": "FromRun Random Soup",
     "recipe.pipeline": "ModeConnectivity PIPELINES SelfTraining Stage WeightSoup",
     "recipe.compute": "Compute",
@@ -121,9 +130,16 @@ _MODULES = {
     "evaluation.preflight": "Diagnosis doctor",
     "evaluation.probes": "Probe suite",
     "experiments.collect": "read_results",
+    "experiments.theory": "Theory measure_theory",
     "report.outcome": "Outcome",
     "report.render": "render",
     "nn.gradcam": "grad_cam",
+    # Networks combined after training
+    "experiments.dial": "Dial dial",
+    "experiments.ensemble": "FittedEnsemble fit_ensemble",
+    "models.ensemble": "Ensemble OutputMix",
+    "nn.mixture": "mix_weights",
+    "report.dial": "DialPoint pick_point",
     # Data and networks
     "data": "Cifar10 Cifar100 DATASETS Embedded FashionMnist Folder ImageNet Mnist Npz Svhn TinyImageNet",
     "data.augment": "Chain ColorJitter CropFlip CutMix Cutout Mixup NoAugment ResizedCrop",

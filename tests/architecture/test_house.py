@@ -139,7 +139,7 @@ def test_unit_tests_mirror_the_packages():
     tests = {path.parent.relative_to(unit).as_posix() for path in unit.rglob("test_*.py")}
     packages = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py")}
     assert not tests - packages, "tests of a package that does not exist"
-    assert packages - tests == {"nn/mixing"}, "a package without unit tests"  # tests/contract/test_mixers.py
+    assert not packages - tests, "a package without unit tests"
 
 
 def test_nothing_is_left_undone():

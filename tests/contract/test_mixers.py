@@ -13,20 +13,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from allrounder.config.fields import OneOf
 from allrounder.config.schedules import Constant
-from allrounder.config.time import Clock
+from allrounder.config.time import Clock, Time
 from allrounder.distributed import Placement, World
 from allrounder.nn.mixing import MIXES, MixRule
 from allrounder.nn.state import average_weights, clone
-from allrounder.recipe.mix import Mix, Shares
+from allrounder.recipe.mix import Exchange, Mix, Shares
 from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.training.mixer import Mixer
 from allrounder.types import Weights
-from tests.distributed.mixer_scenario import trio
+from tests.distributed.mixer_scenario import RESUMED, trio
 from tests.distributed.ranks import RankResults
 from tests.support.paths import PROJECT
 from tests.support.trainings import EndsAfter, go, remains
@@ -51,6 +51,8 @@ def mix_of(rule: MixRule, decay: float = 0.7, share: float = 0.6) -> Mix:
         fields["decay"] = Constant(value=decay)
     if rule.uses_shares:
         fields["shares"] = Shares(lead="a", curve=Constant(value=share), rest={"b": 0.25, "c": 0.75})
+    if rule.needs_exchange:
+        fields["exchange"] = Exchange(start=Time.parse(0), every=Time.parse(1))
     return Mix(**fields)
 
 
@@ -121,9 +123,9 @@ def test_the_result_lies_in_the_hull_where_the_rule_claims_it(path: Values, star
 def test_states_are_combined_in_the_order_of_the_learners(rule: MixRule, names: tuple[str, ...]):
     mixed = mixer(rule, random_weights(0), names)
     take_steps(mixed, 1, 3)
-    states = [mixed.state_dict(name) for name in names]
+    states = [mixed.states[name] for name in names]
     theta = mixed.global_weights()
-    assert equal(theta, rule.combine(iter(states)))
+    assert equal(theta, rule.step(rule.combine(iter(states)), mixed.memory)[0])
     assert theta["count"] != rule.combine(states[::-1])["count"], "integer buffers show the order"
 
 
@@ -154,20 +156,43 @@ def test_a_rule_does_not_keep_references_to_weights(rule: MixRule):
 def test_states_of_half_precision_are_float32(rule: MixRule):
     mixed = mixer(rule, weights(1.0, torch.bfloat16))
     mixed.update("a", weights(1.0, torch.bfloat16), 1)
-    assert mixed.state_dict("a")["w"].dtype == mixed.global_weights()["w"].dtype == torch.float32
+    assert mixed.global_weights()["w"].dtype == torch.float32
+    assert not [name for name, tensor in mixed.state_dict("a").items() if tensor.dtype == torch.bfloat16]
 
 
 def test_states_survive_a_round_trip_through_a_file(rule: MixRule):
     old, new = mixer(rule, random_weights(0)), mixer(rule, random_weights(1))
     take_steps(old, 1, 3)
     for name in NAMES:
-        memory = new.state_dict(name)["w"].data_ptr()
+        places = {key: tensor.data_ptr() for key, tensor in new.state_dict(name).items()}
         new.load_state_dict(name, load(save(old.state_dict(name))))
-        assert new.state_dict(name)["w"].data_ptr() == memory, "restored in place"
+        restored = {key: tensor.data_ptr() for key, tensor in new.state_dict(name).items()}
+        assert restored == places, "restored in place"
     assert equal(old.global_weights(), new.global_weights())
     for mixed in (old, new):
         take_steps(mixed, 4, 6)
     assert equal(old.global_weights(), new.global_weights())
+
+
+def test_global_weights_between_exchanges_do_not_change_later_ones(rule: MixRule):
+    plain, measured = mixer(rule, random_weights(0)), mixer(rule, random_weights(0))
+    for first in (1, 3, 5):
+        for mixed in (plain, measured):
+            take_steps(mixed, first, first + 1)
+        expected = measured.global_weights()
+        assert equal(measured.exchange(), expected) and equal(plain.exchange(), expected)
+    assert equal(plain.state_dict("a"), measured.state_dict("a"))
+
+
+def test_states_and_memory_survive_a_round_trip_after_an_exchange(rule: MixRule):
+    old, new = mixer(rule, random_weights(0)), mixer(rule, random_weights(1))
+    take_steps(old, 1, 2)
+    old.exchange()["w"].zero_()  # the caller may change the global weights
+    for name in NAMES:
+        new.load_state_dict(name, load(save(old.state_dict(name))))
+    for mixed in (old, new):
+        take_steps(mixed, 3, 4)
+    assert equal(old.exchange(), new.exchange()) and equal(old.state_dict("a"), new.state_dict("a"))
 
 
 def test_the_moving_average_keeps_its_bits():
@@ -234,3 +259,28 @@ def test_two_processes_give_the_bits_of_one(kind: str, distributed: tuple[Path, 
     out, results = distributed
     assert results[kind][0] == [0, 0], results[kind]
     assert without_communication(out / kind) == without_communication(out / f"{kind} serial")
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_two_processes_resume_what_one_process_began(
+    kind: str, distributed: tuple[Path, dict[str, RankResults]]
+):
+    out, results = distributed
+    name = f"{kind} resumed"
+    assert results[name][0] == [0, 0], results[name]
+    assert without_communication(out / name) == without_communication(out / f"{kind} serial")
+
+
+def test_ranks_that_share_a_learner_square_the_gradient_of_the_whole_batch(
+    distributed: tuple[Path, dict[str, RankResults]],
+):
+    out, results = distributed
+    assert results["fisher shared"][0] == [0, 0], results["fisher shared"]
+    serial, shared = (
+        load_file(next((out / name / "checkpoints").glob("*9")) / "linf.safetensors")
+        for name in ("fisher serial", "fisher shared")
+    )
+    squares = [name for name in serial if name.startswith("mix.square.") and serial[name].any()]
+    assert len(squares) == 5, "one for each parameter"
+    for name in squares:
+        assert torch.allclose(shared[name], serial[name], rtol=1e-3, atol=1e-9)

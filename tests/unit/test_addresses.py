@@ -29,6 +29,7 @@ LITERALS = """
 'direction'
 'doctor'
 'doctor', *
+'ensemble', *, *
 'evaluate', *
 'evaluate', *, *
 'extra order'
@@ -55,6 +56,7 @@ LITERALS = """
 'quick'
 'radius'
 'recalibrate'
+'recalibrate', *, *
 'restart', *
 'round', *
 'row', *
@@ -69,6 +71,9 @@ LITERALS = """
 'subset'
 'task images', *
 'task order', *
+'theory'
+'theory', *
+'theory', *, *
 'threat'
 'threat', *
 'validation'

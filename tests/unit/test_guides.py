@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 from allrounder.data.files.cache import CACHE_VARIABLE
+from allrounder.nn.mixing import MIXES
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.trainer import train
 from tests.support.formats import cifar10_binary, random_images, shared_data_folder
@@ -32,6 +34,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     [
         ("adaptive.md", 5),
         ("data.md", 3),
+        ("dial.md", 1),
         ("reproduce.md", 1),
         pytest.param("evaluation.md", 2, marks=pytest.mark.slow),
     ],
@@ -78,6 +81,30 @@ def run_command(line: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_example_of_the_page_on_mixing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = (GUIDE / "mixing.md").read_text(encoding="utf-8")
+    _, example = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    Path("mine.toml").write_text(example, encoding="utf-8")
+    commands = shell_commands("mixing.md")
+    assert len(commands) == 3
+    for line in commands:
+        run_command(line)
+
+
+def test_the_page_on_mixing_has_every_rule():
+    text = (GUIDE / "mixing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|.*\| `(embedded/[\w-]+)` \|$", text, re.MULTILINE)
+    rules = {kind: type(Recipe.load(name).effective_mix.rule) for kind, name in rows}
+    assert rules == MIXES
+    forms, _ = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    base = Recipe.load("embedded/generalist-t")
+    assert base.mix is not None
+    for line in forms.splitlines():
+        assert replace(base, mix=replace(base.mix, shares=tomllib.loads(line)["shares"])).mix is not None
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_commands_of_the_cifar10_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shared = shared_data_folder(PROJECT)
@@ -98,6 +125,16 @@ def test_the_commands_of_the_cifar10_page_run(tmp_path: Path, monkeypatch: pytes
     assert len(commands) == 13
     for line in commands:
         run_command(line.replace("FOLDER", str(tmp_path / "given")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_page_on_the_dial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    commands = shell_commands("dial.md")
+    assert len(commands) == 10
+    for line in commands:
+        run_command(line)
 
 
 @pytest.mark.slow

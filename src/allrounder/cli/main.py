@@ -13,6 +13,7 @@ from typing import Annotated, cast
 from typer import Exit, Option, Typer
 
 from allrounder.cli.data import app as data_app
+from allrounder.cli.dial import dial
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
 from allrounder.cli.failures import describe_os_error, explain
@@ -23,6 +24,7 @@ from allrounder.cli.new import new
 from allrounder.cli.report import report
 from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, sweep, table
+from allrounder.cli.theory import theory
 from allrounder.cli.train import plan, show, train
 from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
 from allrounder.cli.watch import watch
@@ -70,6 +72,8 @@ app.command()(log)
 app.command()(watch)
 app.command("eval")(eval_)
 app.command("doctor")(doctor_)
+app.command()(dial)
+app.command()(theory)
 app.command()(sweep)
 app.command()(compare)
 app.command()(table)

@@ -50,7 +50,7 @@ def print_log(run: Path, max_rows: int) -> None:
     stages = sorted((run / "stages").glob(f"*/{RECIPE_FILE}"), key=lambda file: file.stat().st_mtime)
     if record.epoch:
         _print_curves(record, max_rows)
-    elif not stages:
+    elif not stages and not record.finished:  # a finished run without epochs is a mixture of others
         echo_note("no epoch is finished yet")
     for file in stages:
         stage = RunRecord.read(file.parent)

@@ -176,6 +176,8 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
     duration = format_duration(plan.seconds)
     yield f"training: {duration} for {plan.epochs} epochs, {validations}, {plan.checkpoints} checkpoints"
     yield f"  started now, it would finish {_describe_end(now, plan.seconds)}"
+    if plan.choice is not None:
+        yield f"shares: chosen at {plan.exchanges} exchanges, each {_describe_suite(plan.choice)}"
     if plan.memory is not None and plan.activations is not None:
         activations = format_bytes(plan.activations)
         peak = format_bytes(plan.memory)

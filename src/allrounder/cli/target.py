@@ -134,6 +134,7 @@ def _load_run(folder: Path, which: str, data: str | None) -> EvalTarget:
     about: dict[str, Any] = {"weights": which, "recipe": recipe.fingerprint(), "name": recipe.name}
     if "best" in which:
         about["selected_on"] = recipe.validation.on
+    about |= {key: facts[key] for key in ("mixture", "networks") if key in facts}
     if recipe.extra is not None:
         about["extra"] = str(recipe.extra)
     if data is not None:

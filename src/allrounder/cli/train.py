@@ -27,6 +27,10 @@ Threads = Annotated[
 ]
 WORKERS_HELP = "Local processes to spread the learners over (like torchrun --nproc-per-node)."
 Workers = Annotated[int, Option(min=1, help=WORKERS_HELP)]
+TensorBoard = Annotated[
+    bool,
+    Option("--tensorboard", help="Write events for TensorBoard in the run folder: --set tensorboard=true."),
+]
 STEPS_HELP = "Steps to measure, after one warm-up step. Default: 3, or a single one if it takes above 10 s."
 Steps = Annotated[int | None, Option(min=1, help=STEPS_HELP)]
 
@@ -38,6 +42,7 @@ def train(
     resume: Resume = False,
     threads: Threads = None,
     workers: Workers = 1,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Train a recipe, or continue an interrupted run.
 
@@ -47,7 +52,8 @@ def train(
     """
     from allrounder.cli.run_train import run_train
 
-    if code := run_train(recipe, tuple(sets or ()), folder, resume, threads, workers):
+    overrides = (*(sets or ()), *(["tensorboard=true"] if tensorboard else ()))
+    if code := run_train(recipe, overrides, folder, resume, threads, workers):
         raise Exit(code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allrounder.models.base import CustomModel, ModelSpec
+from allrounder.models.ensemble import EnsembleModel
 from allrounder.models.resnet import PreActResNet18, ResNet18, ResNet34
 from allrounder.models.resnet_imagenet import ResNet50, WideResNet50
 from allrounder.models.small_cnn import SmallCnn
@@ -16,6 +17,7 @@ MODELS: dict[str, type[ModelSpec]] = {
     "wrn": WideResNet,
     "resnet50": ResNet50,
     "wrn-50-2": WideResNet50,
+    "ensemble": EnsembleModel,
     "python": CustomModel,
 }
 

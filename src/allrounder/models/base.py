@@ -24,6 +24,11 @@ class ModelSpec(ABC):
     def build(self, classes: int, shape: Shape) -> nn.Module:
         """Build a network from images in [0, 1] to logits (n, k), initialised by the global generator."""
 
+    @property
+    def num_networks(self) -> int:
+        """The number of networks that a prediction needs: one, except for ensembles."""
+        return 1
+
 
 @frozen_config
 class Architecture(ModelSpec):

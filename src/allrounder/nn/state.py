@@ -69,6 +69,17 @@ def add_(target: NamedTensors, source: NamedTensors) -> None:
     torch._foreach_add_(targets, _convert(sources, targets))  # pyright: ignore[reportPrivateImportUsage]
 
 
+def sum_weights(members: Iterable[NamedTensors]) -> Weights:
+    """The sum of several networks' weights, added in order; integer buffers are those of the first member."""
+    total: Weights = {}
+    for member in members:
+        if total:
+            add_(total, member)
+        else:
+            total = clone(member)
+    return total
+
+
 def average_weights(members: Iterable[NamedTensors], shares: Sequence[float] | None = None) -> Weights:
     """The average of several networks' weights: equal, or weighted by positive shares. Only the average and
     one member are held at a time. Integer buffers are those of the last member."""
@@ -80,6 +91,17 @@ def average_weights(members: Iterable[NamedTensors], shares: Sequence[float] | N
         total += share
         ema_update_(average, member, decay=1 - share / total)
     return average
+
+
+def interpolate(s: float, first: NamedTensors, second: NamedTensors) -> Weights:
+    """(1 - s) first + s second; integer buffers, and everything for s = 1, are those of the second."""
+    _check_compatible(first, second)
+    return {
+        name: (1 - s) * first[name].to(tensor.dtype) + s * tensor
+        if tensor.is_floating_point() and s != 1
+        else tensor
+        for name, tensor in second.items()
+    }
 
 
 def bezier(s: float, first: NamedTensors, bend: NamedTensors, second: NamedTensors) -> Weights:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import takewhile
-from typing import Literal, TypeAlias, final
+from typing import Annotated, Any, Literal, TypeAlias, final
 
-from allrounder.config.fields import frozen_config
+from pydantic import Field, model_serializer
+
+from allrounder.config.fields import Share, frozen_config
 from allrounder.config.time import Clock, Duration, Time
 
 KeepOrReset: TypeAlias = Literal["keep", "reset"]
@@ -31,7 +33,19 @@ class Exchange:
     momentum: KeepOrReset = "keep"
     """The optimisers' momentum across an exchange; kept as released."""
     averages: KeepOrReset = "keep"
-    """The learners' own weight averages across an exchange; kept as released."""
+    """The learners' own weight averages across an exchange; kept as released. A reset one starts from the
+    learner's weights after the exchange."""
+    strength: Annotated[Share, Field(gt=0)] = 1.0
+    """How far a learner moves to the global weights: to (1 - strength) theta_W + strength theta_g. 1 is the
+    restart of the papers."""
+
+    @model_serializer(mode="wrap")
+    def _to_table(self, handler: Callable[[Exchange], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out the default strength, so that recipes older than it keep their fingerprints."""
+        table = handler(self)
+        if self.strength == 1:
+            del table["strength"]
+        return table
 
     def is_due(self, t: int, clock: Clock) -> bool:
         """Whether the learners restart after step t."""

@@ -8,6 +8,8 @@ from itertools import islice
 from allrounder.attacks.base import Attack
 from allrounder.config.schedules import Schedule, TimeConstant
 from allrounder.config.time import Clock
+from allrounder.nn.mixing import Outer
+from allrounder.recipe.exchange import Exchange
 from allrounder.recipe.recipe import Recipe
 
 MAX_LISTED = 4
@@ -71,7 +73,7 @@ def _attack_warnings(recipe: Recipe) -> list[str]:
 def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
     """Return warnings about exchanges that never happen, overwrite learners, or come too often."""
     mix = recipe.effective_mix
-    exchange, shares = mix.exchange, mix.shares
+    exchange = mix.exchange
     if exchange is None:
         return []
     every_step = exchange.when == "every-step"
@@ -79,18 +81,12 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
     if not due:
         times = f"it starts at {exchange.start}, every {exchange.every}, of {recipe.epochs} epochs"
         return [f"no exchange ever happens: {times}"]
-    warnings: list[str] = []
-    overwriting = [t for t in due if shares and mix.shares_at(t, clock, recipe.names)[shares.lead] == 1]
-    if shares and overwriting:
-        times = [clock.epoch(t) if every_step else t / clock.steps_per_epoch for t in overwriting]
-        epochs = list(dict.fromkeys(f"{time:g}" for time in times))
-        if len(epochs) > MAX_LISTED:
-            epochs[3:] = [f"... {epochs[-1]}"]
-        examined = f"the first {len(due)}" if exchange.count_due(clock) > len(due) else f"{len(due)}"
-        others = ", ".join(name for name in recipe.names if name != shares.lead)
+    warnings = _overwriting_warnings(recipe, clock, exchange, due)
+    if isinstance(mix.rule, Outer) and due[0] > exchange.period(clock):
+        reach = mix.rule.lr * (1 + mix.rule.momentum)
         warnings.append(
-            f"{len(overwriting)} of {examined} exchanges happen while the share of {shares.lead} is 1 "
-            f"(at epoch {', '.join(epochs)}): they overwrite {others} with {shares.lead} alone"
+            f"the first exchange follows step {due[0]}, and the rule outer then moves {reach:.3g} times the "
+            "way from the initial weights to the mixture; start exchanges earlier, for example at 0"
         )
     averages = [task.average for task in recipe.tasks if task.average is not None]
     learner_time = max((_time_constant(decay, due[0], clock) for decay in averages), default=0.0)
@@ -100,6 +96,31 @@ def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:
         warnings.append(
             f"the global average has a time constant of {total_time:.0f} steps, {total_time / period:.1f} "
             f"times the {period} steps between exchanges: each exchange sets the learners back"
+        )
+    return warnings
+
+
+def _overwriting_warnings(recipe: Recipe, clock: Clock, exchange: Exchange, due: list[int]) -> list[str]:
+    """Return warnings about exchanges at which the lead, or a learner with its own curve, has all shares."""
+    shares = recipe.effective_mix.shares
+    if shares is None or exchange.strength < 1:
+        return []
+    shares_at = {t: shares.at(t, clock, recipe.names) for t in due}
+    warnings: list[str] = []
+    for name in recipe.names if shares.lead is None else [shares.lead]:
+        overwriting = [t for t in due if shares_at[t][name] == 1]
+        if not overwriting:
+            continue
+        every_step = exchange.when == "every-step"
+        times = [clock.epoch(t) if every_step else t / clock.steps_per_epoch for t in overwriting]
+        epochs = list(dict.fromkeys(f"{time:g}" for time in times))
+        if len(epochs) > MAX_LISTED:
+            epochs[3:] = [f"... {epochs[-1]}"]
+        examined = f"the first {len(due)}" if exchange.count_due(clock) > len(due) else f"{len(due)}"
+        others = ", ".join(other for other in recipe.names if other != name)
+        warnings.append(
+            f"{len(overwriting)} of {examined} exchanges happen while the share of {name} is 1 "
+            f"(at epoch {', '.join(epochs)}): they overwrite {others} with {name} alone"
         )
     return warnings
 

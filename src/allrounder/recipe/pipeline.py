@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from itertools import combinations_with_replacement, pairwise
 from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
@@ -18,6 +17,7 @@ from allrounder.config.fields import FiniteFloat, NonEmpty, PositiveFloat, Posit
 from allrounder.config.time import Time
 from allrounder.data.datasets.npz import InMemory
 from allrounder.data.extra import Extra
+from allrounder.nn.mixing.chosen import simplex_grid
 from allrounder.optim.mode_curve import ModeCurve
 from allrounder.recipe.init import FromStages
 from allrounder.recipe.mix import Mix
@@ -133,15 +133,7 @@ class ChooseShares:
 
     def combinations(self, names: Sequence[str]) -> list[dict[str, float]]:
         """Return the shares of every combination, in a fixed order."""
-        cuts = combinations_with_replacement(range(self.parts + 1), len(names) - 1)
-        ends = ((0, *cut, self.parts) for cut in cuts)
-        return [
-            {
-                name: (right - left) / self.parts
-                for name, (left, right) in zip(names, pairwise(end), strict=True)
-            }
-            for end in ends
-        ]
+        return [dict(zip(names, point, strict=True)) for point in simplex_grid(len(names), self.parts)]
 
 
 @final

@@ -121,12 +121,20 @@ class Recipe(HasSummary):
             if len(names) > 1 and not (self.pipeline is not None and self.pipeline.merges_learners):
                 yield ("mix",), f"missing; it must define how {names} are mixed"
             return
+        if self.mix.crafts_for_statistics and not self.selection_threats:
+            yield ("mix", "buffers"), "needs a threat to craft images under; set validation.threats"
+        if self.mix.rule.needs_held_out and (self.validation.on == "test" or not self.validation.selects):
+            got = 'validation.on is "test"' if self.validation.on == "test" else "validation.images is 0"
+            hint = "hold out training images, or choose another rule"
+            yield ("mix", "rule"), f"measures held-out images, but {got}; {hint}"
         if len(names) == 1 and self.mix.exchange is not None:
             yield ("mix", "exchange"), "an exchange needs at least two learners; there is one"
         if len(names) > 1 and self.mix.shares is None and self.mix.rule.uses_shares:
             yield ("mix", "shares"), f"missing; it must give the share of each of {names}"
         if self.mix.shares is not None and (problem := self.mix.shares.find_problem(names)):
             yield ("mix", "shares", problem[0]), problem[1]
+        elif self.mix.shares is not None and (message := self.mix.shares.find_zero(self.epochs, self.pace)):
+            yield ("mix", "shares", "curves"), message
 
     def _time_order_problems(self) -> Iterator[Problem]:
         """Yield schedules whose times, some in epochs and some as shares of the run, are out of order."""
@@ -134,7 +142,8 @@ class Recipe(HasSummary):
             (("task", i, "lr"), task.lr) for i, task in enumerate(self.tasks)
         ]
         if self.mix is not None and self.mix.shares is not None:
-            schedules.append((("mix", "shares", "curve"), self.mix.shares.curve))
+            shares = self.mix.shares
+            schedules += [(("mix", "shares", *path), curve) for path, curve in shares.schedules().items()]
         for path, schedule in schedules:
             if message := order_problem(pairwise(schedule.knot_times()), self.epochs):
                 yield path, f"{message}, of {self.epochs} epochs"

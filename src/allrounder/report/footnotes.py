@@ -7,6 +7,8 @@ attacks                   the settings of every attack, as a text or by name
 ood                       the sets of corrupted images and of perturbation sequences
 weights, selected_on      which weights were evaluated, and on which images they were selected
 extra                     training images besides the dataset's own
+mixture                   how networks were mixed after training
+networks                  the number of networks that a prediction needs, if there are several
 flags                     warnings about the numbers; a warning about a threat begins with the threat
 """
 
@@ -40,6 +42,7 @@ def footnotes(outcomes: Outcomes) -> list[str]:
         _describe_shifts,
         _describe_selection,
         _describe_extra_data,
+        _describe_mixture,
     )
     lines = [line for describe in parts for line in _group_by_text(outcomes, describe)]
     first, *others = (outcome.label for outcome in outcomes.values())
@@ -119,6 +122,16 @@ def _describe_selection(outcome: Outcome) -> list[str]:
 def _describe_extra_data(outcome: Outcome) -> list[str]:
     extra = [outcome.facts["extra"]] if "extra" in outcome.facts else []
     return [f"Trained with EXTRA DATA: {format_fact(images)}" for images in extra]
+
+
+def _describe_mixture(outcome: Outcome) -> list[str]:
+    if "mixture" not in outcome.facts:
+        return []
+    networks: int = outcome.facts.get("networks", 1)
+    what, cost = "Weights", ""
+    if networks > 1:
+        what, cost = f"Outputs of {networks} networks", f"; a prediction costs that of {networks} networks"
+    return [f"{what} mixed after training: {format_fact(outcome.facts['mixture'])}{cost}"]
 
 
 def format_fact(fact: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -18,7 +18,7 @@ from allrounder.data.fingerprint import check_same_data
 from allrounder.distributed import Placement, World
 from allrounder.system.tensor_folders import read_tensors
 from allrounder.training.run import Run
-from allrounder.types import Loss, Weights
+from allrounder.types import Loss, NamedTensors, Weights
 
 Sums = dict[str, float]
 IMAGES_PREFIX = "images."
@@ -193,15 +193,20 @@ class Checkpointer:
             self.run.rewind(path, facts)
         return facts, states
 
-    def _gather_states(self, led: Mapping[str, Weights], names: Iterable[str]) -> dict[str, Weights]:
-        """Send the tensors of the learners `names` from their leaders to rank 0; empty on other ranks."""
-        gathered: dict[str, Weights] = {}
+    def receive_states(
+        self, led: Mapping[str, NamedTensors], names: Iterable[str]
+    ) -> Iterator[tuple[str, NamedTensors]]:
+        """Send the tensors of the learners `names`, one after the other, from their leaders to rank 0, which
+        yields them; other ranks yield nothing. All ranks must exhaust it."""
         for name in names:
             leader = self.placement.leader(name)
             received = self.world.send_state(led[name] if self.world.rank == leader else None, leader, 0)
             if received is not None:
-                gathered[name] = received
-        return gathered
+                yield name, received
+
+    def _gather_states(self, led: Mapping[str, Weights], names: Iterable[str]) -> dict[str, Weights]:
+        """Return the tensors of the learners `names` on rank 0; empty on other ranks."""
+        return {name: dict(state) for name, state in self.receive_states(led, names)}
 
     def _log_comm_bytes(self, t: int) -> None:
         """Log the bytes sent between processes since the last time, if there are several processes."""

@@ -88,9 +88,14 @@ class PassTimes:
 
     def suite_cost(self, probes: Sequence[Probe], images: int, classes: int) -> SuiteCost:
         """Return the cost of probes on `images` images; a stage that several probes share counts once."""
-        attacks = {stage.key(): stage.attack for probe in probes for stage in probe_stages(probe)}
-        passes = sum((attack.evaluation_passes(classes) for attack in attacks.values()), Passes(forwards=1))
+        passes = suite_passes(probes, classes)
         return SuiteCost(images, passes, self.seconds(passes, images))
+
+
+def suite_passes(probes: Sequence[Probe], classes: int) -> Passes:
+    """Return an upper bound on the passes of probes per image; a stage that several share counts once."""
+    attacks = {stage.key(): stage.attack for probe in probes for stage in probe_stages(probe)}
+    return sum((attack.evaluation_passes(classes) for attack in attacks.values()), Passes(forwards=1))
 
 
 def count_flops(model: nn.Module, x: Tensor) -> int:

@@ -24,6 +24,8 @@ from allrounder.data.synthetic import NoiseSplit, synthetic_data
 from allrounder.distributed import World
 from allrounder.errors import RecipeError
 from allrounder.models.factory import ModelFactory
+from allrounder.nn.mixing import Chosen
+from allrounder.nn.state import weights_of
 from allrounder.optim import Descend
 from allrounder.recipe.init import Random
 from allrounder.recipe.recipe import Recipe
@@ -87,6 +89,8 @@ class Plan:
     evaluation: SuiteCost
     pass_times: PassTimes
     remarks: tuple[str, ...] = ()
+    choice: SuiteCost | None = None
+    """An upper bound on the cost of choosing shares at one exchange, if the mix rule does that."""
     refreshes: int = 0
     """The number of steps after which teachers get new weights."""
 
@@ -103,9 +107,11 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole training: steps, validations and checkpoints."""
+        """Seconds of the whole training: steps, validations, checkpoints and choices of shares."""
         validations = self.validation.seconds * self.validations
-        return self.epoch_seconds * self.epochs + validations + self.checkpoint_seconds * self.checkpoints
+        choices = 0.0 if self.choice is None else self.choice.seconds * self.exchanges
+        checkpoints = self.checkpoint_seconds * self.checkpoints
+        return self.epoch_seconds * self.epochs + validations + checkpoints + choices
 
     @property
     def memory(self) -> int | None:
@@ -116,7 +122,8 @@ class Plan:
 
     @property
     def comm_bytes(self) -> int:
-        """Bytes sent for one exchange or validation if every learner has its own process."""
+        """Bytes of the partial sums that one exchange or validation sends if every learner has its own
+        process."""
         return sum(learner.held["mix state"] for learner in self.learners)
 
 
@@ -280,7 +287,17 @@ class _Measurement:
             evaluation=times.suite_cost(trainer.recipe.probes, len(dataset.test), len(dataset.classes)),
             pass_times=times,
             remarks=remarks,
+            choice=self._choice_cost(),
         )
+
+    def _choice_cost(self) -> SuiteCost | None:
+        trainer, selection = self.trainer, self.trainer.selection
+        rule = trainer.mix.rule
+        if not isinstance(rule, Chosen) or selection.split is None:
+            return None
+        count = rule.num_networks(len(trainer.recipe.names), weights_of(trainer.scratch_model))
+        one = self.pass_times.suite_cost(selection.scored_probes, len(selection.split), selection.num_classes)
+        return SuiteCost(one.images, one.passes * count, one.seconds * count)
 
     def _learner_cost(self, learner: Learner) -> LearnerCost:
         task = learner.task

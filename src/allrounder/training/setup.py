@@ -150,6 +150,8 @@ def build_initial_model(
         else:
             with blame_field("model", (ValueError,)):
                 network = recipe.model.build(len(data.classes), data.shape)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise RecipeError("model: has no parameter that can be trained; choose another one")
     _check_accepts_crops(recipe, network, data.shape[0])
     if init_weights is None:
         init_weights = load_init_weights(recipe.init)

@@ -19,7 +19,8 @@ from allrounder.distributed import World
 from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.inference.fold import copy_sharing_fold
 from allrounder.models.factory import ModelFactory, ModelLike, as_factory
-from allrounder.nn.state import strip_prefix, weights_of
+from allrounder.nn.mixing import Chosen
+from allrounder.nn.state import interpolate, weights_of
 from allrounder.recipe.lint import warnings_for
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.progress import Progress, TrainingStatus, report_status
@@ -27,18 +28,18 @@ from allrounder.system.signals import StopRequest, stop_on_signals
 from allrounder.training import setup
 from allrounder.training.checkpoint import Checkpointer, EpochMetrics
 from allrounder.training.data import TrainingData
+from allrounder.training.exchange_log import log_exchange
 from allrounder.training.learner import AugmentCache, AugmentKey, Learner
-from allrounder.training.mixer import Mixer, recalibrate
+from allrounder.training.mixer import Mixer
 from allrounder.training.model_selection import ModelSelector
 from allrounder.training.pipelines import PipelineContext, check_pipeline, run_pipeline
+from allrounder.training.recalibration import set_statistics
 from allrounder.training.run import Run
 from allrounder.training.setup import NewRunInputs
+from allrounder.training.share_choice import average_shares, choose_shares
 from allrounder.training.teaching import Teaching
 from allrounder.training.tensorboard import check_tensorboard, write_events
 from allrounder.types import Batch, Weights
-
-MIX_PREFIX = "mix."
-"""Prefix of the mixer's tensors in the checkpoint of a learner."""
 
 
 @final
@@ -89,7 +90,11 @@ class Trainer:
         ]
         for learner in self.learners:
             learner.set_init([weights for _, weights in init_weights])
-        self.mixer = Mixer(self.mix, self.placement, weights_of(self.scratch_model), world, self.clock)
+        parameters = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+        start = weights_of(self.scratch_model)
+        self.mixer = Mixer(self.mix, self.placement, start, world, self.clock, parameters)
+        for learner in self.learners:
+            self.mixer.watch(learner.task.name, learner.model, learner.optimizer)
         self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
         self.metrics = EpochMetrics(recipe.names, lazy=world.device.type == "cuda")
         self.checkpoints = Checkpointer(run, world, self.placement, self.clock, self.metrics)
@@ -115,7 +120,7 @@ class Trainer:
             self.teaching.refresh(t, self.global_weights)  # before an exchange makes all learners equal
             # No exchange follows the last step: the learners' final weights are saved.
             if self.mix.exchange_due(t, self.clock) and t < self.clock.total_steps:
-                self.restart_learners(self.global_weights(f"the exchange after step {t}"))
+                self.exchange(t)
             if self.checkpoints.is_due(t):
                 self.save(t)
             self.t = t
@@ -170,22 +175,38 @@ class Trainer:
         )
 
     def global_weights(self, what: str = "the global weights") -> Weights:
-        """Return theta_g, recalibrated if the recipe wants it. All ranks call it together; errors about a
-        missing rank mention `what`."""
+        """Return theta_g, with the batch-norm statistics that the recipe asks for. All ranks call it
+        together; errors about a missing rank mention `what`."""
         self.checkpoints.gather_notes(what)
-        theta = self.mixer.global_weights()
-        if self.mix.buffers == "average":
-            return theta
-        seed, batch_size = self.recipe.seed, self.recipe.batch_size
-        return recalibrate(theta, self.scratch_model, self.data.train, seed, batch_size)
+        return self._set_statistics(self.mixer.global_weights())
+
+    def exchange(self, t: int) -> None:
+        """Let every learner continue from the global weights after step t. All ranks call it together."""
+        self.checkpoints.gather_notes(f"the exchange after step {t}")
+        shares = self.mix.shares_at(t, self.clock, self.recipe.names)
+        if isinstance(self.mix.rule, Chosen):
+            facts = choose_shares(self.mix.rule, self.mixer, self.selection, self._set_statistics)
+            shares = average_shares(facts["shares"])
+            if self.world.is_main:
+                seconds = self.metrics.lap_seconds()
+                self.run.log("shares", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
+        theta = self._set_statistics(self.mixer.exchange())
+        led = {name: learner.averaged_weights() for name, learner in self._led_learners().items()}
+        # Batch-norm statistics are not learned, and recalibrated ones are no mixture.
+        parameters = {name: theta[name] for name, _ in self.scratch_model.named_parameters()}
+        assert self.mix.exchange is not None
+        log_exchange(self.checkpoints, self.mix.exchange, t, led, shares, parameters)
+        self.restart_learners(theta)
+
+    def _set_statistics(self, theta: Weights) -> Weights:
+        return set_statistics(theta, self.scratch_model, self.recipe, self.data.train, self.world.heartbeat)
 
     def log_epoch(self, t: int) -> None:
         """Log losses, learning rates and shares of the epoch that ends with step t."""
-        shares = self.mix.shares_at(t, self.clock, self.recipe.names)
         facts: dict[str, dict[str, float]] = {}
         for learner in self.learners:
             learner.raise_if_nonfinite()
-            facts[learner.task.name] = {"lr": learner.lr(t), "share": shares[learner.task.name]}
+            facts[learner.task.name] = {"lr": learner.lr(t), "share": self.mixer.share(learner.task.name, t)}
         self.checkpoints.record_epoch(t, facts)
 
     def select_best(self, t: int) -> None:
@@ -200,10 +221,12 @@ class Trainer:
             self.run.log("validation", t=t, epoch=self.clock.epoch(t), **facts, seconds=seconds)
 
     def restart_learners(self, theta: Weights) -> None:
-        """Exchange: let every learner continue from the global weights."""
-        assert self.mix.exchange is not None
+        """Let every learner of this rank continue from the global weights, or from a point on the way."""
+        exchange = self.mix.exchange
+        assert exchange is not None
         for learner in self.learners:
-            learner.load_global_weights(theta, self.mix.exchange.momentum, self.mix.exchange.averages)
+            weights = interpolate(exchange.strength, learner.params, theta)
+            learner.load_global_weights(weights, exchange.momentum, exchange.averages)
 
     def stop_if_signalled(self, t: int, stop: StopRequest | None) -> None:
         """Save a checkpoint and raise Interrupted if a signal reached this or another rank."""
@@ -219,8 +242,7 @@ class Trainer:
         """Save a checkpoint after step t, then delete best weights that it does not mention."""
         states: dict[str, Weights] = {}
         for name, learner in self._led_learners().items():
-            mix_state = {f"{MIX_PREFIX}{key}": tensor for key, tensor in self.mixer.state_dict(name).items()}
-            states[name] = learner.state_dict() | mix_state
+            states[name] = learner.state_dict() | self.mixer.state_dict(name)
         self.checkpoints.save_checkpoint(t, states, {"best": self.selection.best, **self.data_facts})
 
     def restore(self) -> None:
@@ -229,7 +251,8 @@ class Trainer:
         learners = {learner.task.name: learner for learner in self.learners}
         for name, state in states.items():
             learners[name].load_state_dict(state)
-            self.mixer.load_state_dict(name, strip_prefix(MIX_PREFIX, state))
+            self.mixer.load_state_dict(name, state)
+        self.mixer.broadcast_memory()
         self.selection.best = facts.get("best")
         self.t = facts["t"]
 

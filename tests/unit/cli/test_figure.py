@@ -138,6 +138,21 @@ def test_a_figure_needs_no_torch_and_prints_no_messages_of_libraries(finished: P
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, f"{tmp_path / 'x.pdf'}\n", "")
 
 
+def test_the_report_of_the_guide_is_written(
+    allrounder: Command, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished, tmp_path / "runs" / "demo")
+    page = (PROJECT / "docs" / "guide" / "report.md").read_text(encoding="utf-8")
+    first = page.partition("## Figures for papers")[0]
+    (commands,) = re.findall(r"^```sh\n(.*?)^```$", first, re.MULTILINE | re.DOTALL)
+    program, *words = commands.partition("  #")[0].split()
+    assert program == "allrounder" and allrounder(*words).code == 0
+    (code,) = re.findall(r"^```python\n(.*?)^```$", first, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"report.html", "page.html"}
+
+
 def test_the_commands_of_the_guide_run(
     allrounder: Command, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

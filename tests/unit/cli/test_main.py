@@ -102,7 +102,7 @@ COMMON = {"--debug", "--quiet", "-q"}
 """Options of every verb."""
 OPTIONS = {
     "": {"--version", "--install-completion", "--show-completion"},
-    "train": {"--out", "--set", "--resume", "--threads", "--workers"},
+    "train": {"--out", "--set", "--resume", "--threads", "--workers", "--tensorboard"},
     "new": {"--from"},
     "list": {"--method"},
     "show": {"--set"},
@@ -111,18 +111,25 @@ OPTIONS = {
     "ls": set[str](),
     "log": {"--rows"},
     "watch": {"--port", "--open"},
+    "theory": {"--solo", "--n"},
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
     "table": {"--out", "--style"},
+    "report": {"--out", "-o", "--title", "--gallery", "--no-gallery"},
     "figure": {"--out", "-o", "--chart", "--rows"},
     "eval": {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--batch-size", "--workers"),
         *("--out", "--which", "--model", "--weights", "--weights-key", "--data"),
         *("--save-examples", "--force", "--style", "--ood", "--ood-data"),
         *("--source", "--source-model", "--eot", "--no-masking-check"),
+        "--table",
     },
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data", "--threat"},
+    "dial": {
+        *("--points", "--shares", "--pick", "--by", "--attack", "--threat", "--n", "--workers", "--out"),
+        *("--outputs", "--tolerance"),
+    },
     "data": set[str](),
     "data get": {"--from"},
     "data check": set[str](),
@@ -451,6 +458,14 @@ def test_the_demonstration_without_the_libraries_of_reports_says_what_to_install
 
 def missing_library(name: str) -> None:
     raise MissingLibraryError("matplotlib is missing")
+
+
+def test_the_option_tensorboard_is_an_override(allrounder: Command, monkeypatch: pytest.MonkeyPatch):
+    calls: list[Any] = []
+    monkeypatch.setattr("allrounder.cli.run_train.run_train", lambda *values: calls.append(values))
+    assert allrounder("train", "embedded/nt", "--set", "epochs=1", "--tensorboard").code == 0
+    assert allrounder("train", "embedded/nt").code == 0
+    assert [sets for _, sets, *_ in calls] == [("epochs=1", "tensorboard=true"), ()]
 
 
 def test_the_package_runs_as_a_module():

@@ -65,11 +65,12 @@ VERBS = [
         "demo",
         "eval",
         "doctor",
+        "dial",
         "sweep",
         "compare",
         "table",
     ),
-    *("ls", "log", "watch", "report", "figure"),
+    *("ls", "log", "watch", "report", "figure", "theory"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 

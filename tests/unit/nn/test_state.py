@@ -18,6 +18,7 @@ from allrounder.nn.state import (
     distance,
     ema_update_,
     first_mismatch,
+    interpolate,
     strip_prefix,
     weights_of,
     zeros_like,
@@ -143,3 +144,13 @@ def test_tied_weights_stay_tied():
     copy_(live, {name: torch.ones(2, 2) for name in live})
     assert second.weight is first.weight
     assert torch.equal(first.weight, torch.ones(2, 2))
+
+
+def test_interpolation_moves_floats_and_copies_counters():
+    first = {"w": torch.tensor([0.0, 4.0]), "count": torch.tensor(3)}
+    second = {"w": torch.tensor([1.0, 0.0]), "count": torch.tensor(8)}
+    moved = interpolate(0.25, first, second)
+    assert moved["w"].tolist() == [0.25, 3.0] and moved["count"] == 8
+    assert interpolate(1.0, first, second)["w"] is second["w"], "no arithmetic, so every bit is kept"
+    half = interpolate(0.5, {"w": torch.tensor([1.0], dtype=torch.bfloat16)}, {"w": torch.tensor([2.0])})
+    assert half["w"].dtype == torch.float32 and half["w"].tolist() == [1.5]

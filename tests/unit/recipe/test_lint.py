@@ -130,3 +130,17 @@ def test_only_the_first_exchanges_of_a_very_long_run_are_examined(when: str):
 def test_the_first_exchange_of_a_very_long_run_is_found():
     late = "exchange = { start = '99%', every = '50%' }"
     assert answer(lambda: remarks((EXCHANGE, late), clock=Clock(10**9, 400))) == "[]"
+
+
+def test_a_first_outer_step_that_comes_late_is_noticed():
+    outer = ("decay = 0.8", 'rule = { kind = "outer", lr = 0.5, momentum = 0.8 }')
+    assert remarks(outer) == []
+    assert remarks(outer, (EXCHANGE, "exchange = { start = 5, every = 1 }")) == [
+        "the first exchange follows step 50, and the rule outer then moves 0.9 times the way from the "
+        "initial weights to the mixture; start exchanges earlier, for example at 0"
+    ]
+
+
+def test_a_soft_exchange_overwrites_no_learner():
+    curve, soft = ("curve = 0.6", LINEAR), (EXCHANGE, "exchange = { start = 5, every = 5, strength = 0.5 }")
+    assert remarks(curve, soft) == []

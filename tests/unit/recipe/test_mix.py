@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from allrounder.config.fields import adapter
 from allrounder.config.schedules import Constant, Linear
 from allrounder.config.time import Clock, Time
-from allrounder.nn.mixing import Ema, Uniform
+from allrounder.nn.mixing import Ema, Outer, Uniform
 from allrounder.recipe.mix import Exchange, Mix, Shares
 
 
@@ -127,12 +127,18 @@ def test_a_rule_without_moving_average_has_decay_zero_and_equal_shares():
     ("fields", "message"),
     [
         ({"decay": Constant(value=0.999)}, 'the rule "uniform" keeps no moving average; remove the decay'),
-        ({"shares": shares([1, 0], {})}, 'the rule "uniform" weighs all learners alike; remove the shares'),
+        ({"shares": shares([1, 0], {})}, 'the rule "uniform" does not read shares; remove them'),
     ],
 )
 def test_fields_that_a_rule_does_not_use_are_refused(fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         Mix(rule=Uniform(), **fields)
+
+
+def test_a_rule_that_steps_at_exchanges_needs_them():
+    with pytest.raises(ValueError, match='missing; the rule "outer" acts at exchanges only'):
+        Mix(rule=Outer())
+    assert Mix(rule=Outer(), exchange=exchange(1, 1)).decay == Constant(value=0.0)
 
 
 @given(

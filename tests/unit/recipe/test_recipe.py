@@ -96,8 +96,12 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ),
         ("task.natural.objective.threat", "L2:1", "unknown key (Natural has: no keys)"),
         ("task.linf.lr.form", "[1]", "unknown key (Linear has: at, to)"),
-        ("mix.exchange.evry", "1", "unknown key (Exchange has: start, every, when, momentum, averages); did"),
-        ("mix.shares.rset", "{}", 'unknown key (Shares has: lead, curve, rest); did you mean "rest"?'),
+        ("mix.exchange.evry", "1", "unknown key (Exchange has: start, every, when, momentum, averages, "),
+        (
+            "mix.shares.rset",
+            "{}",
+            'unknown key (Shares has: lead, curve, rest, curves); did you mean "rest"?',
+        ),
         ("validation.imags", "1", "unknown key (Validation has: on, images, "),
         ("tasks", "[]", "unknown key (Recipe has: data, model, epochs, task, mix, "),
         ("extends", "_base.toml", "unknown key (Recipe has: "),
@@ -153,6 +157,8 @@ KINDS_OF_CURVES = "expected a table with a kind (constant, linear, step, cyclic,
         ("task.linf.average", "-0.1", "expected a decay in [0, 1), or false, got -0.1"),
         ("mix.exchange.start", "-1", "expected a time of at least 0 and at most the whole run, got -1"),
         ("mix.exchange.every", "101%", "expected a time of at least 0 and at most the whole run, got '101%'"),
+        ("mix.exchange.strength", "0", "expected greater than 0, got 0"),
+        ("mix.exchange.strength", "1.5", "expected less than or equal to 1, got 1.5"),
         ("mix.exchange.when", "sometimes", "expected 'epoch-end' or 'every-step', got 'sometimes'"),
         # optimisers and rates
         ("task.linf.optimizer.momentum", "2", "expected less than or equal to 1, got 2"),
@@ -216,6 +222,27 @@ def test_a_mistake_is_refused_at_its_path(path: str, written: str, message: str)
         ),
         ("task.natural.lr=nan", "task.natural.lr.value: expected a finite number, got nan"),
         ("init={kind='soup', runs=[]}", "init.runs: expected at least one, got none"),
+        ("mix.shares.curves={linf=1}", "mix.shares.lead: curves give the share of every learner; remove one"),
+        (
+            "mix.shares={curves={linf=1, natrual=1}}",
+            'mix.shares.curves: no learner is called "natrual" (there are: linf, natural); did you mean',
+        ),
+        (
+            "mix.shares={curves={linf=1}}",
+            "mix.shares.curves: expected a curve for each of ['linf', 'natural'], got none for ['natural']",
+        ),
+        (
+            "mix.shares={curves={linf=1, natural=2}}",
+            "mix.shares.curves.natural: expected shares in [0, 1], got 2",
+        ),
+        (
+            "mix.shares={curves={linf=0, natural=0}}",
+            "mix.shares.curves: all are 0 in epoch 1; at every time, expected one above 0",
+        ),
+        (
+            "mix.buffers=recalibrated",
+            "mix.buffers: expected 'average', 'recalibrate', 'recalibrate-adversarial'",
+        ),
         ("probes=['pgd-20']", "probes.0: expected an attack and a threat, such as"),
         ("probes=['pgd-20@Linf:8/255', 'pdg@Linf:1']", "probes.1: unknown attack 'pdg'"),
         ("validation.threats=['L3:1']", "validation.threats.0: threat 'L3:1': unknown norm 'L3'"),
@@ -252,7 +279,7 @@ def test_three_learners_need_shares_of_the_rest():
 def test_a_mix_without_shares_and_decay_must_have_none():
     assert complaints("mix.rule={ kind = 'uniform' }", "mix.decay=0.9") == [
         'mix.decay: the rule "uniform" keeps no moving average; remove the decay',
-        'mix.shares: the rule "uniform" weighs all learners alike; remove the shares',
+        'mix.shares: the rule "uniform" does not read shares; remove them',
     ]
     mix = edited("mix={ rule = { kind = 'uniform' } }").effective_mix
     assert mix.rule == Uniform() and mix.shares is None
@@ -520,7 +547,12 @@ TASKS = st.fixed_dictionaries(
 KEEP = st.sampled_from(["keep", "reset"])
 EXCHANGES = st.fixed_dictionaries(
     {"start": TIMES, "every": SPANS},
-    optional={"when": st.sampled_from(["epoch-end", "every-step"]), "momentum": KEEP, "averages": KEEP},
+    optional={
+        "when": st.sampled_from(["epoch-end", "every-step"]),
+        "momentum": KEEP,
+        "averages": KEEP,
+        "strength": st.floats(0.01, 1),
+    },
 )
 
 
@@ -538,6 +570,8 @@ def mixes(draw: st.DrawFn, names: list[str]) -> dict[str, Any]:
     if len(others) > 1 or draw(st.booleans()):
         parts = [draw(st.floats(0.01, 1)) for _ in others]
         shares["rest"] = {name: part / sum(parts) for name, part in zip(others, parts, strict=True)}
+    if draw(st.booleans()):  # the other form; one curve is never 0
+        shares = {"curves": {name: draw(curves(UNIT)) for name in others} | {lead: draw(st.floats(0.01, 1))}}
     exchange = draw(st.none() | EXCHANGES)
     return {**mix, "shares": shares} | ({} if exchange is None else {"exchange": exchange})
 

@@ -54,6 +54,11 @@ def test_the_settings_of_attacks_are_written_out():
     ("facts", "sentence"),
     [
         ({"selected_on": "validation"}, "Weights selected on validation images."),
+        ({"mixture": {"linf": 0.5, "l2": 0.5}}, "Weights mixed after training: linf 0.5, l2 0.5."),
+        (
+            {"mixture": {"alpha": 0.5}, "networks": 2},
+            "Outputs of 2 networks mixed after training: alpha 0.5; a prediction costs that of 2 networks.",
+        ),
         ({"weights": "best", "selected_on": "validation"}, "Weights 'best' selected on validation images."),
         (
             {"weights": "best", "selected_on": "test"},

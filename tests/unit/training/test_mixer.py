@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,8 +13,14 @@ from torch import Tensor
 from allrounder.config.schedules import Constant
 from allrounder.config.time import Clock
 from allrounder.distributed import Placement, World
+from allrounder.nn.state import clone
+from allrounder.optim import Awp
 from allrounder.recipe.mix import Mix, Shares
 from allrounder.training.mixer import Mixer
+from allrounder.training.run import Run
+from allrounder.training.trainer import Trainer
+from tests.support.networks import blobs, tiny
+from tests.support.trainings import PAIR, recipe
 
 WORLD = World(0, 1, torch.device("cpu"))
 HALF = Shares(lead="a", curve=Constant(value=0.5))
@@ -97,3 +105,34 @@ def test_a_saved_state_is_restored_in_place():
         assert new.states[name]["w"].data_ptr() == before
     assert torch.equal(new.global_weights()["w"], old.global_weights()["w"])
     assert new.global_weights()["count"] == 4
+
+
+FISHER = PAIR.replace("[mix]", '[mix]\nrule = { kind = "fisher", square_decay = 0.5 }').replace(
+    'objective = { kind = "natural" }', 'objective = { kind = "natural" }\nupdate = { kind = "awp" }'
+)
+
+
+def test_squares_are_those_of_the_gradients_that_the_optimiser_applies(tmp_path: Path):
+    run = Run.open_or_create(tmp_path / "run", recipe(FISHER), resume=False)
+    trainer = Trainer(run.recipe, run, tiny, blobs(48), WORLD)
+    learner = trainer.learners[1]
+    group = learner.optimizer.param_groups[0]
+    factor = learner.lr(1) * (1 + group["momentum"] if group["nesterov"] else 1)
+    assert learner.task.update == Awp(), "which takes two backward passes"
+    start = clone(learner.params)
+    trainer.fit(until=1)
+    state = trainer.mixer.state_dict("natural")
+    for name, _ in learner.model.named_parameters():
+        # The first step of SGD is a multiple of g + weight_decay * w.
+        g = (start[name] - learner.params[name]) / factor - group["weight_decay"] * start[name]
+        assert torch.allclose(state[f"mix.square.{name}"], g.square(), rtol=1e-2, atol=1e-9)
+    assert not state["mix.square.bn.running_mean"].any(), "a buffer has no gradient"
+
+
+def test_only_rules_that_use_gradients_watch_the_optimiser(tmp_path: Path):
+    for text, watched in ((PAIR, []), (FISHER, ["linf", "natural"])):
+        run = Run.open_or_create(tmp_path / f"{len(watched)}", recipe(text), resume=False)
+        trainer = Trainer(run.recipe, run, tiny, blobs(48), WORLD)
+        assert list(trainer.mixer.gradients) == watched
+        hooks = [learner.optimizer._optimizer_step_pre_hooks for learner in trainer.learners]  # pyright: ignore[reportAttributeAccessIssue]
+        assert [len(each) for each in hooks] == [len(watched) // 2] * 2

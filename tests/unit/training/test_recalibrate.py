@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from allrounder.errors import RecipeError
 from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.state import clone, copy_, weights_of
+from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training.data import train_val_split
 from allrounder.training.mixer import NUM_IMAGES, recalibrate, sample_batches
+from allrounder.training.recalibration import craft_batches, set_statistics
 from tests.support.networks import Tiny, blobs, tiny
-from tests.support.trainings import PAIR, Forgetful, go, recipe
+from tests.support.trainings import PAIR, EndsAfter, Forgetful, go, recipe, remains
 from tests.unit.nn.test_batchnorm import literal, trained
 
 
@@ -61,3 +64,63 @@ def test_the_global_weights_of_a_run_have_the_statistics_of_its_training_images(
     mean, variance = literal(model, [train.fetch(rows) for rows in order.split(16)])
     assert torch.allclose(weights["bn.running_mean"], mean, atol=1e-6)
     assert torch.allclose(weights["bn.running_var"], variance, atol=1e-6)
+
+
+def with_buffers(kind: str, threats: str = '["Linf:0.1", "L2:0.5"]') -> Recipe:
+    return recipe(
+        PAIR,
+        ("decay = 0.8", f"decay = 0.8\nbuffers = '{kind}'"),
+        ('threats = ["Linf:0.1"]', f"threats = {threats}"),
+    )
+
+
+def craft(kind: str, period: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The natural batches and the crafted ones, on a network that is not trained."""
+    split, rng = blobs(48).train, Rng(5).fold_in("recalibrate")
+    return [*sample_batches(split, NUM_IMAGES, rng, 16)], [
+        *craft_batches(trained(Tiny()), with_buffers(kind), split, period, lambda: None)
+    ]
+
+
+def test_all_images_are_attacked_and_take_turns_among_the_threats():
+    for natural, crafted in zip(*craft("recalibrate-adversarial", 1), strict=True):
+        d = (crafted - natural).flatten(1)
+        assert bool((d.abs().amax(1) > 0).all())
+        assert bool((d[::2].abs().amax(1) <= 0.1 + 1e-6).all()) and bool(
+            (d[1::2].norm(dim=1) <= 0.5 + 1e-6).all()
+        )
+        assert bool((d[1::2].abs().amax(1) > 0.1 + 1e-3).any()), "under the second threat"
+
+
+def test_half_of_the_images_stay_natural():
+    for natural, crafted in zip(*craft("recalibrate-both", 2), strict=True):
+        changed = (crafted != natural).flatten(1).any(1)
+        assert not changed[::2].any() and bool(changed[1::2].all())
+
+
+@pytest.mark.parametrize("kind", ["recalibrate-adversarial", "recalibrate-both"])
+def test_statistics_are_those_of_images_crafted_on_the_network_with_natural_ones(kind: str):
+    value, split, theta = with_buffers(kind), blobs(48).train, clone(weights_of(trained(Tiny())))
+    result = set_statistics(theta, Tiny(), value, split)
+    natural = Tiny()
+    copy_(weights_of(natural), recalibrate(theta, Tiny(), split, value.seed, value.batch_size))
+    batches = [*craft_batches(natural, value, split, 1 + (kind == "recalibrate-both"), lambda: None)]
+    mean, variance = literal(natural, batches)
+    assert torch.allclose(result["bn.running_mean"], mean, atol=1e-6)
+    assert torch.allclose(result["bn.running_var"], variance, atol=1e-6)
+    assert all(torch.equal(theta[name], result[name]) for name in theta if "running" not in name)
+    assert not torch.allclose(result["bn.running_var"], natural.bn.running_var, atol=1e-5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", ["recalibrate-adversarial", "recalibrate-both"])
+def test_a_run_with_adversarial_statistics_resumes_bit_for_bit(kind: str, tmp_path: Path):
+    go(with_buffers(kind), tmp_path / "whole")
+    with pytest.raises(KeyError):
+        go(with_buffers(kind), tmp_path / "resumed", progress=EndsAfter(5))
+    go(with_buffers(kind), tmp_path / "resumed", resume=True)
+    assert remains(tmp_path / "resumed") == remains(tmp_path / "whole")
+
+
+def test_adversarial_statistics_need_a_threat():
+    with pytest.raises(RecipeError, match=r"mix\.buffers: needs a threat to craft images under"):
+        with_buffers("recalibrate-both", "[]")

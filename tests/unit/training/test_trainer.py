@@ -52,19 +52,23 @@ def test_the_same_recipe_gives_identical_weights_and_another_seed_does_not(tmp_p
     assert other[last] != one[last]
 
 
-def test_the_log_has_every_epoch_of_every_learner_and_every_validation(tmp_path: Path):
+def test_the_log_has_every_epoch_of_every_learner_and_every_validation_and_exchange(tmp_path: Path):
     run = go(recipe(), tmp_path / "run")
     events = [without(event, "seconds") for event in run.metrics()]
     logged = [(e["event"], e["t"], e["epoch"], e.get("learner")) for e in events]
-    assert logged == [
-        entry
-        for epoch in (1, 2, 3)
-        for entry in (
-            ("epoch", 3 * epoch, epoch, "linf"),
-            ("epoch", 3 * epoch, epoch, "natural"),
-            ("validation", 3 * epoch, epoch, None),
-        )
-    ]
+    assert (
+        logged
+        == [
+            entry
+            for epoch in (1, 2, 3)
+            for entry in (
+                ("epoch", 3 * epoch, epoch, "linf"),
+                ("epoch", 3 * epoch, epoch, "natural"),
+                ("validation", 3 * epoch, epoch, None),
+                ("exchange", 3 * epoch, epoch, None),
+            )
+        ][:-1]
+    ), "no exchange follows the last step"
     assert {e["share"] for e in events if e.get("learner") == "linf"} == {0.6}
     assert [e["lr"] for e in events if e.get("learner") == "natural"] == pytest.approx(
         [0.1 - 0.08 / 3, 0.1 - 0.16 / 3, 0.02]
@@ -185,6 +189,37 @@ def test_an_exchange_keeps_or_resets_momentum_and_averages(momentum: str, averag
     assert same(dict(linf.params), theta)
     assert same(linf.average, theta) == (averages == "reset")
     assert len(linf.optimizer.state) == (0 if momentum == "reset" else 5)
+
+
+@pytest.mark.parametrize("averages", ["keep", "reset"])
+def test_a_soft_exchange_moves_learners_a_part_of_the_way(averages: str, tmp_path: Path):
+    exchange = f"exchange = {{ start = 1, every = 1, strength = 0.25, averages = '{averages}' }}"
+    value = recipe(
+        PAIR, ("exchange = { start = 1, every = 1 }", exchange), ("lr = 0.05", "lr = 0.05\naverage = 0.5")
+    )
+    real = training(value, tmp_path / "run")
+    for t in (1, 2, 3):
+        real.step_learners(t)
+    linf, theta = real.learners[0], real.mixer.global_weights()
+    before = clone(linf.params)
+    theta["bn.num_batches_tracked"].fill_(77)
+    real.restart_learners(theta)
+    for name, tensor in linf.params.items():
+        moved = 0.75 * before[name] + 0.25 * theta[name] if tensor.is_floating_point() else theta[name]
+        assert torch.equal(tensor, moved), name
+    assert linf.average is not None
+    assert same(linf.average, dict(linf.params)) == (averages == "reset")
+
+
+def test_a_soft_exchange_of_full_strength_is_the_restart_of_the_papers(tmp_path: Path):
+    full = recipe(PAIR, ("every = 1 }", "every = 1, strength = 1.0 }"))
+    soft = recipe(PAIR, ("every = 1 }", "every = 1, strength = 0.5 }"))
+    assert full == recipe() and full.fingerprint() == recipe().fingerprint() != soft.fingerprint()
+    assert "strength" not in full.dumps() and Recipe.loads(soft.dumps()) == soft
+    whole = go(soft, tmp_path / "whole")
+    with struck(Point(STEP, 9), give_up), pytest.raises(Killed):
+        go(soft, tmp_path / "run")
+    assert remains(go(soft, tmp_path / "run", resume=True).folder) == remains(whole.folder)
 
 
 def test_tasks_of_one_stream_train_on_the_same_augmented_images(tmp_path: Path):

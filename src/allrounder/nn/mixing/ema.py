@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from allrounder.config.fields import frozen_config
 from allrounder.nn.mixing.base import LearnerView, MixRule
-from allrounder.nn.state import add_, clone, zeros_like
+from allrounder.nn.state import clone, sum_weights, zeros_like
 from allrounder.types import NamedTensors, Weights
 
 
@@ -37,10 +37,4 @@ class Ema(MixRule):
 
     def combine(self, states: Iterable[NamedTensors]) -> Weights:
         """Return the sum of the partial sums, added in learner order."""
-        total: Weights = {}
-        for partial_sum in states:
-            if total:
-                add_(total, partial_sum)
-            else:
-                total = clone(partial_sum)
-        return total
+        return sum_weights(states)

@@ -99,10 +99,8 @@ def _exchange_marks(training: TrainingFacts) -> tuple[tuple[tuple[float, str], .
     total = f"{counts.total()} exchange{'s' if counts.total() > 1 else ''}"
     if len(counts) > MAX_MARKS:
         return (), f"{total} in epochs {min(counts)} to {max(counts)} are not drawn."
-    marks = [
-        (float(epoch), "exchange" if count == 1 else f"{count} exchanges") for epoch, count in counts.items()
-    ]
-    return tuple(marks), f"Vertical lines: the epochs of {total} between the learners."
+    marks = tuple((float(epoch), "exchanges") for epoch in counts)
+    return marks, f"Vertical lines: the epochs of {total} between the learners."
 
 
 def _to_series(curves: Sequence[Curve], cut: str, add: str = "", mark: Mark = "line") -> list[Series]:

@@ -124,10 +124,9 @@ def _build_chart(chart: AnyChart, id: str, colors: Mapping[str, str], rows: Coll
 
 
 def _find_rows(chart: AnyChart, rows: Collection[str]) -> dict[str, str]:
-    """The rows of the report that the names in the table of a chart belong to."""
-    if isinstance(chart, Heatmap):
-        return {name: name for name in (*chart.columns, *chart.rows) if name in rows}
-    return {series.name: series.row for series in chart.series}
+    """The rows of the report that the names in the table of a chart belong to: categories or series."""
+    named = {row: row for row in rows}
+    return named if isinstance(chart, Heatmap) else named | {s.name: s.row for s in chart.series}
 
 
 def embed_json(value: Any) -> str:

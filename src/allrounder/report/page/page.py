@@ -30,9 +30,11 @@ MAX_OPEN_FILTERS = 12
 """With more rows, the list of rows to filter is folded away."""
 
 
-def write_page(results: Results, path: Path, *, title: str = "", gallery: Gallery | None = None) -> None:
+def write_page(
+    results: Results, path: str | Path, *, title: str = "", gallery: Gallery | None = None
+) -> None:
     """Write the page atomically; equal results give equal bytes."""
-    write_text(path, render_page(results, title=title, gallery=gallery))
+    write_text(Path(path), render_page(results, title=title, gallery=gallery))
 
 
 def render_page(

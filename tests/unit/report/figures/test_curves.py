@@ -50,7 +50,7 @@ def test_validations_show_held_out_and_training_images():
 
 def test_exchanges_are_marks_and_too_many_are_counted():
     few = charts(entry(exchanges=(2, 4, 4)))["curves-loss-a"]
-    assert few.marks == ((2, "exchange"), (4, "2 exchanges"))
+    assert few.marks == ((2, "exchanges"), (4, "exchanges"))
     assert few.about.endswith("Vertical lines: the epochs of 3 exchanges between the learners.")
     many = charts(entry(exchanges=tuple(range(1, 31))))["curves-loss-a"]
     assert many.marks == () and many.about.endswith("30 exchanges in epochs 1 to 30 are not drawn.")

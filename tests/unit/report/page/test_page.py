@@ -152,7 +152,7 @@ def test_anchors_of_the_navigation_exist(page: Element):
 
 def test_equal_results_give_equal_bytes(results: Results, tmp_path: Path):
     write_page(results, tmp_path / "a.html")
-    write_page(make_results(), tmp_path / "b.html")
+    write_page(make_results(), str(tmp_path / "b.html"))
     first, second = ((tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
     assert first == second and f"<title>{TITLE}</title>".encode() in first
 
