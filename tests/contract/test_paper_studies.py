@@ -53,8 +53,9 @@ def exchange(recipe: Recipe) -> Exchange:
 
 def lead(recipe: Recipe) -> tuple[float, ...]:
     """The lead's share at epochs 0, 40, 80, 120, or as far in other runs."""
-    assert recipe.effective_mix.shares is not None
-    return tuple(recipe.effective_mix.shares.curve(epoch * 6, CLOCK) for epoch in (0, 40, 80, 120))
+    shares = recipe.effective_mix.shares
+    assert shares is not None and shares.curve is not None
+    return tuple(shares.curve(epoch * 6, CLOCK) for epoch in (0, 40, 80, 120))
 
 
 def averaged(recipe: Recipe) -> set[str]:

@@ -200,8 +200,9 @@ def test_every_time_is_a_share_of_the_run_or_a_rhythm(name: str):
     times = [time for task in raw["task"] for time in task["lr"].get("at", [])]
     times += [time for task in raw["task"] for time in task["objective"].get("tau", {}).get("at", [])]
     mix = raw.get("mix", {})
-    shares = mix.get("shares", {})
-    curves = [shares.get("curve"), *shares.get("curves", {}).values()]
+    shares, ramps = mix.get("shares", {}), [task["objective"].get("ramp") for task in raw["task"]]
+    curves = [shares.get("curve"), *shares.get("curves", {}).values(), *ramps]
     times += [time for curve in curves if isinstance(curve, dict) for time in curve.get("at", [])]
+    times += [task["objective"]["refresh"] for task in raw["task"] if "refresh" in task["objective"]]
     times += [mix["exchange"][key] for key in ("start", "every")] if "exchange" in mix else []
     assert all(time == 0 or str(time).endswith("%") for time in times)

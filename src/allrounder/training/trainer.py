@@ -98,8 +98,7 @@ class Trainer:
         self.selection = ModelSelector(recipe, self.data, self.scratch_model, world)
         self.metrics = EpochMetrics(recipe.names, lazy=world.device.type == "cuda")
         self.checkpoints = Checkpointer(run, world, self.placement, self.clock, self.metrics)
-        template = weights_of(self.scratch_model)
-        self.teaching = Teaching(recipe.tasks, self.learners, self.checkpoints, template)
+        self.teaching = Teaching(recipe.tasks, self.learners, self.checkpoints, start)
         self.last_validation: dict[str, Any] = {}
         self.t = 0
         """The last step that was taken."""

@@ -124,8 +124,9 @@ def test_the_grid_never_saturates_the_softmax():
 )
 def test_wrong_settings_are_explained(held_out: Split, change: dict[str, Any], message: str):
     network = SmallCnn(width=2).build(10, (1, 28, 28))
+    settings: dict[str, Any] = {"threats": [LINF], **change}
     with pytest.raises(InputError, match=message):
-        fit_ensemble(network, network, held_out, **{"threats": [LINF], **change})
+        fit_ensemble(network, network, held_out, **settings)
 
 
 def test_test_images_and_other_classes_are_refused(held_out: Split):
