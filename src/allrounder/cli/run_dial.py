@@ -17,7 +17,7 @@ from allrounder.errors import MissingLibraryError
 from allrounder.experiments.combined_run import check_free
 from allrounder.experiments.dial import DIAL_FILE, Dial, dial
 from allrounder.experiments.ensemble_run import dial_outputs
-from allrounder.report.dial import Criterion, DialPoint, dial_chart, pick_point
+from allrounder.report.dial import Criterion, DialPoint, check_goals, dial_chart, pick_point
 from allrounder.report.statistics import format_percent
 from allrounder.report.tables import format_rows
 from allrounder.system.progress_bar import format_duration
@@ -63,6 +63,7 @@ def run_dial(command: DialCommand) -> None:
         return
     by = cast(Criterion, command.by)
     goals = parse_numbers(command.pick or (), "--pick")
+    check_goals(goals)  # before hours of measurements
     shares = parse_numbers(command.shares.split(","), "--shares") if command.shares is not None else None
     with ProgressBars(["points"]) as bars, bars.print_warnings():
         result = dial(

@@ -48,7 +48,7 @@ class Agr(NaturalPass):
     def problems(self, objective: Objective, optimizer: Optimizer, epochs: int) -> list[tuple[str, str]]:
         """A start beyond the run, or a natural objective."""
         problems = never_starts(self.start, epochs)
-        if isinstance(objective, Natural):
+        if isinstance(objective.core, Natural):
             message = "the objective is natural, so there is nothing to reconstruct; use descend"
             problems.append(("kind", message))
         return problems

@@ -88,10 +88,7 @@ def pick_point(points: Sequence[DialPoint], goals: Mapping[str, float], by: Crit
     """
     if not points or not goals:
         raise InputError(f"pick: got {len(points)} points and {len(goals)} goals, expected some of both")
-    for key, goal in goals.items():
-        if not 0 <= goal <= 1:
-            hint = f"; did you mean {goal / 100:g}?" if 1 < goal <= 100 else ""
-            raise InputError(f"pick: {key} is {goal:g}, expected an accuracy from 0 to 1{hint}")
+    check_goals(goals)
     reached = [p for p in points if all(p.accuracy(key) >= goal for key, goal in goals.items())]
     if not reached:
         asked = " and ".join(f"{key} {format_percent(goal)}%" for key, goal in goals.items())
@@ -100,6 +97,14 @@ def pick_point(points: Sequence[DialPoint], goals: Mapping[str, float], by: Crit
         raise InputError(f"pick: no point has at least {asked}; {most}; ask for less, or measure more points")
     first, second = (by, NATURAL) if NATURAL in goals else (NATURAL, by)
     return max(reached, key=lambda point: (point.accuracy(first), point.accuracy(second)))
+
+
+def check_goals(goals: Mapping[str, float]) -> None:
+    """Raise InputError unless all goals lie in [0, 1]."""
+    for key, goal in goals.items():
+        if not 0 <= goal <= 1:
+            hint = f"; did you mean {goal / 100:g}?" if 1 < goal <= 100 else ""
+            raise InputError(f"pick: {key} is {goal:g}, expected an accuracy from 0 to 1{hint}")
 
 
 def dial_table(

@@ -102,6 +102,7 @@ def test_dial_mixes_outputs(allrounder: Command, runs: Path):
         (("--shares", "linf=x"), 2, "expected a number"),
         (("--out", "x"), 2, "names no network to save"),
         (("--pick", "natural=0.5", "--shares", "linf=1"), 2, "both choose a mixture"),
+        (("--pick", "natural=86"), 1, "natural is 86, expected an accuracy from 0 to 1; did you mean 0.86?"),
         (("--by", "wrost"), 2, 'did you mean "worst"'),
         (("--outputs", "--out", "x"), 2, "expected a natural run, a robust run and --out FOLDER"),
         (("--outputs", "--pick", "natural=1"), 2, "choose a mixture of weights"),

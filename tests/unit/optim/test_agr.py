@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from allrounder.attacks import Pgd
 from allrounder.config.time import Clock, Time
 from allrounder.errors import RecipeError
-from allrounder.objectives import Adversarial, Natural
+from allrounder.objectives import Adversarial, Natural, Taught, Teacher
 from allrounder.objectives.base import cross_entropy_loss
 from allrounder.optim import Agr, Descend
 from allrounder.optim.agr import reconstruct
@@ -165,6 +165,8 @@ def test_the_released_numbers_are_the_defaults():
     assert update.start.to_steps(Clock(epochs=200, steps_per_epoch=1)) == 155
     assert update.start.to_steps(Clock(epochs=120, steps_per_epoch=1)) == 93
     assert update.problems(Natural(), Sgd(), 10)
+    taught = Taught(base=Natural(), natural=Teacher(teacher="other"))
+    assert update.problems(taught, Sgd(), 10) == update.problems(Natural(), Sgd(), 10)
     assert not update.problems(AT, Sgd(), 10)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import final
@@ -59,16 +59,24 @@ def _mean_over_pairs(products: Tensor) -> tuple[float, float]:
 
 
 def batch_gradients(
-    network: nn.Module, weights: NamedTensors, task: Task, batches: Sequence[Batch], clock: Clock, rng: Rng
+    network: nn.Module,
+    weights: NamedTensors,
+    task: Task,
+    batches: Sequence[Batch],
+    clock: Clock,
+    rng: Rng,
+    teachers: Mapping[str, nn.Module] | None = None,
 ) -> list[Tensor]:
     """Return the gradient of a task's loss on every mini-batch at these weights, as vectors: crafted and in
-    training mode as in the last step of a training. The network is not changed."""
+    training mode as in the last step of a training. The network is not changed. `teachers` are those that the
+    objective names."""
     scratch = deepcopy(network)
     parameters = list(scratch.parameters())
     grads: list[Tensor] = []
     for number, batch in enumerate(batches):
         copy_(weights_of(scratch), weights)  # crafting and losses change batch-norm statistics
-        ctx = Context(clock.total_steps, clock, rng.fold_in("theory", number), task.objective.memory())
+        stream, memory = rng.fold_in("theory", number), task.objective.memory()
+        ctx = Context(clock.total_steps, clock, stream, memory, teachers or {})
         with ctx.rng.fold_in("ambient").seed_global():
             crafted = task.objective.craft(scratch, batch, ctx)
             scratch.train()

@@ -142,9 +142,10 @@ def _measure_gradients(
         solo, other = solo_runs[task.name]
         weights["solo"] = solo.weights(other.name)[0]
     batches = draw_batches(subject.data.train, task, subject.recipe.batch_size, subject.network, rng)
+    teachers = subject.teachers(task)
     products: dict[str, GradientProducts] = {}
     for point, theta in weights.items():
-        grads = batch_gradients(subject.network, theta, task, batches, subject.clock, rng)
+        grads = batch_gradients(subject.network, theta, task, batches, subject.clock, rng, teachers)
         products[point] = compare_gradients(grads)
         report.advance(f"gradients of {task.name} at {point}")
     return products

@@ -13,7 +13,8 @@ from allrounder.data.base import Data
 from allrounder.errors import RunError
 from allrounder.evaluation.evaluate import select_rows
 from allrounder.models.factory import ModelLike, as_factory
-from allrounder.nn.state import clone, weights_of
+from allrounder.nn.mixing import Chosen
+from allrounder.nn.state import clone, copy_, weights_of
 from allrounder.recipe.init import Random
 from allrounder.recipe.recipe import Recipe
 from allrounder.recipe.task import Task
@@ -21,8 +22,10 @@ from allrounder.report.regret import learner_regret
 from allrounder.system.checked_files import read_manifest
 from allrounder.system.files import newest_folder
 from allrounder.training.data import TrainingData
+from allrounder.training.learner import frozen_copy
 from allrounder.training.run import Run, load
 from allrounder.training.setup import build_initial_model
+from allrounder.training.share_choice import average_shares
 from allrounder.types import Images, Labels, Weights, device_and_dtype
 
 SoloRuns: TypeAlias = Mapping[str, tuple[Run, Task]]
@@ -82,9 +85,21 @@ class Subject:
         return self.run.weights(f"{name}@{point}")[0]
 
     def shares(self, point: str) -> dict[str, float]:
-        """Return the shares of the learners at a saved point."""
-        t = self.run.weights(f"global@{point}")[1]["t"]
-        return self.recipe.effective_mix.shares_at(t, self.clock, self.recipe.names)
+        """Return the shares of the learners at a saved point: those of the last exchange before it if the mix
+        rule chooses shares, else those of the recipe."""
+        t, mix = self.run.weights(f"global@{point}")[1]["t"], self.recipe.effective_mix
+        if isinstance(mix.rule, Chosen):
+            chosen = [event for event in self.run.metrics() if event["event"] == "shares" and event["t"] < t]
+            if chosen:
+                return average_shares(chosen[-1]["shares"])
+        return mix.shares_at(t, self.clock, self.recipe.names)
+
+    def teachers(self, task: Task) -> dict[str, nn.Module]:
+        """Return the networks that teach a task, with their last weights."""
+        teachers = {name: frozen_copy(self.network) for name in task.objective.teachers().values()}
+        for name, network in teachers.items():
+            copy_(weights_of(network), self.weights(name))
+        return teachers
 
 
 def match_solo_runs(run: Run, solo_runs: Sequence[Run]) -> SoloRuns:

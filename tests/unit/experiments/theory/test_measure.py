@@ -11,6 +11,7 @@ import pytest
 from allrounder.errors import RunError
 from allrounder.experiments.theory import Theory, list_claims, measure_theory, write_theory
 from allrounder.experiments.theory.bound import Theorem1, compute_theorem1
+from allrounder.experiments.theory.subject import Subject
 from allrounder.system.checked_files import read_json
 from allrounder.system.progress import ProgressEvent
 from allrounder.training.run import Run
@@ -81,6 +82,29 @@ def test_the_same_run_gives_the_same_numbers_and_progress_reaches_its_end(
     events: list[ProgressEvent] = []
     assert measure(pair, solo=[solo.folder], progress=events.append) == theory
     assert [event.done for event in events] == list(range(1, events[0].total + 1))
+
+
+def test_a_learner_that_is_taught_has_gradients_of_its_whole_loss(tmp_path: Path):
+    base = 'objective = { kind = "adversarial", threat = "Linf:0.1", attack = { kind = "pgd", steps = 2 } }'
+    inner = base.removeprefix("objective = ")
+    lesson = 'natural = { teacher = "natural" }, adversarial = { teacher = "global" }'
+    taught = f'objective = {{ kind = "taught", base = {inner}, {lesson}, refresh = 1 }}'
+    run = go(recipe(PAIR, (base, taught)), tmp_path / "taught")
+    found = measure(run).gradients["linf"]["learner"]
+    without = measure(go(recipe(PAIR), tmp_path / "plain")).gradients["linf"]["learner"]
+    assert math.isfinite(found.inner) and found != without
+
+
+def test_the_gap_has_the_shares_that_the_run_chose(tmp_path: Path):
+    rule = 'rule = { kind = "chosen", grid = 3 }'
+    shares = 'decay = 0.8\nshares = { lead = "linf", curve = 0.6 }'
+    run = go(recipe(PAIR, (shares, rule)), tmp_path / "chosen")
+    events = [event for event in run.metrics() if event["event"] == "exchange"]
+    subject = Subject.load(run, 12, tiny, blobs(48))
+    assert subject.shares("last") == events[-1]["shares"]
+    assert subject.shares("last") != {"linf": 0.5, "natural": 0.5}, (
+        "the test needs other shares than equal ones"
+    )
 
 
 def test_a_run_of_one_learner_has_no_mix_to_measure(solo: Run):
