@@ -32,4 +32,5 @@ class AppliedGradients:
 
     def _keep(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
-        self.last = {self.names[p]: p.grad.detach() for p in parameters if p.grad is not None}
+        # Copies, because some steps write to gradients, such as those of Nesterov momentum on CUDA.
+        self.last = {self.names[p]: p.grad.detach().clone() for p in parameters if p.grad is not None}

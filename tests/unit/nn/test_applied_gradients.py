@@ -34,6 +34,16 @@ def test_they_are_those_of_the_step_and_survive_the_next_backward_pass(kind: typ
     assert applied.pop() == {}
 
 
+def test_a_step_that_writes_to_gradients_does_not_change_them():
+    model = Tiny()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+    applied = AppliedGradients(model, optimizer)
+    loss_of(model).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    assert all(torch.equal(g, expected[name]) for name, g in applied.pop().items())
+
+
 def test_a_parameter_without_gradient_is_missing():
     model = Tiny()
     model.conv.weight.requires_grad_(False)
