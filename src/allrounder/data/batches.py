@@ -150,25 +150,54 @@ class OwnBatches(BatchSource):
 
     The images at `rows` of a split are drawn in passes, every pass in its own random order. A pass ends when
     too few images are left for another batch, so no image occurs twice in a batch, and passes need not end
-    with the epochs of the run, which have `steps` steps.
+    with the epochs of the run, which have `steps` steps. The last `extra_per_batch` images of a batch are
+    drawn in the same way from `extra`; in `Batch.index`, their positions follow those of the split.
     """
 
-    def __init__(self, split: Split, rows: Labels, batch_size: int, steps: int, rng: Rng) -> None:
-        if not 1 <= batch_size <= len(rows):
-            expected = f"expected at most {len(rows)}, the number of its images"
-            raise DataError(f"got {batch_size}, {expected}; choose smaller batches, or more images")
-        super().__init__(split, steps)
+    def __init__(
+        self,
+        split: Split,
+        rows: Labels,
+        batch_size: int,
+        steps: int,
+        rng: Rng,
+        extra: Split | None = None,
+        extra_per_batch: int = 0,
+    ) -> None:
+        original = batch_size - extra_per_batch
+        for count, total, kind in (
+            (original, len(rows), ""),
+            (extra_per_batch, 0 if extra is None else len(extra), "extra "),
+        ):
+            if count > total:
+                expected = f"expected at most {total}, the number of its {kind}images"
+                raise DataError(f"got {count}, {expected}; choose smaller batches, or more images")
+        super().__init__(split if extra is None else ConcatSplit(split, extra), steps)
         self.rows = rows
         self.batch_size = batch_size
-        self._passes = _ShuffledPasses(len(rows), batch_size, rng)
+        self.extra_per_batch = extra_per_batch
+        self._num_original = None if extra is None else len(split)
+        self._original = _ShuffledPasses(len(rows), original, rng)
+        self._extra: _ShuffledPasses | None = None
+        if extra is not None and extra_per_batch:
+            self._extra = _ShuffledPasses(len(extra), extra_per_batch, rng.fold_in("extra order"))
 
     @override
     def _index(self, t: int) -> Tensor:
-        return self.rows[self._passes.at(t)]
+        index = self.rows[self._original.at(t)]
+        if self._extra is None or self._num_original is None:
+            return index
+        return torch.cat([index, self._num_original + self._extra.at(t)])
 
     @override
     def _forget_orders(self, t: int) -> None:
-        self._passes.forget_orders(t)
+        self._original.forget_orders(t)
+        if self._extra is not None:
+            self._extra.forget_orders(t)
+
+    @override
+    def _is_extra(self, index: Tensor) -> PerExampleBool | None:
+        return None if self._num_original is None else index >= self._num_original
 
 
 @final

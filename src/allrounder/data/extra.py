@@ -55,9 +55,9 @@ class Extra:
         kind = kind_of(self.data, _datasets())
         return f"{100 * self.share:g}% of every batch from {kind}{f' ({options})' if options else ''}"
 
-    def num_in_batch(self, batch: int) -> int:
-        """The number of extra images in a batch of `batch` images."""
-        return int(self.share * batch + 0.5)
+    def num_in_batch(self, batch: int, share: float | None = None) -> int:
+        """The number of extra images in a batch of `batch` images; `share` replaces the share."""
+        return int((self.share if share is None else share) * batch + 0.5)
 
     def load(self, main: Data) -> Split:
         """Read the extra images for the dataset `main`. Raises an error that says what to do if it fails."""

@@ -155,10 +155,16 @@ class Recipe(HasSummary):
             message = f"{got}, expected at least one of each kind; change the share or batch_size"
             yield ("extra", "share"), message
         for i, task in enumerate(self.tasks):
-            if self.extra is not None and task.has_own_batches:
-                key = "batch_size" if task.train_images is None else "train_images"
-                hint = "remove it, or extra"
-                yield ("task", i, key), f"a learner with its own batches cannot use extra images; {hint}"
+            batch_size, count = task.batch_size or self.batch_size, self.extra_per_batch(task)
+            key = "batch_size" if task.extra_share is None else "extra_share"
+            if self.extra is None and task.extra_share is not None:
+                yield ("task", i, key), "there are no extra images; remove it, or add [extra]"
+            elif self.extra is None or not task.has_own_batches or task.extra_share == 0:
+                continue
+            elif not 0 < count < batch_size:
+                got = f"gives {count} extra images per batch of {batch_size}"
+                hint = "change extra_share or batch_size"
+                yield ("task", i, key), f"{got}, expected at least one of each kind; {hint}"
 
     def _task_problems(self) -> Iterator[Problem]:
         """Yield what methods need and the recipe does not give: epochs, earlier runs, or extra images."""
@@ -170,7 +176,8 @@ class Recipe(HasSummary):
             needed = task.update.num_init_runs
             if needed is not None and needed != num_runs and self.pipeline is None:
                 yield ("init",), f"starts from {num_runs} runs; the update of {task.name} needs {needed}"
-            if not has_extra and (problem := task.objective.problem_without_extra()):
+            uses_extra = has_extra and task.extra_share != 0
+            if not uses_extra and (problem := task.objective.problem_without_extra()):
                 yield ("task", i, "objective", problem[0]), problem[1]
 
     def _pipeline_problems(self) -> list[Problem]:
@@ -215,6 +222,11 @@ class Recipe(HasSummary):
                 passes, share = task.passes() * stage.epochs, stage.batch_share(task)
                 total += Passes(ceil(passes.forwards * share), ceil(passes.backwards * share))
         return total
+
+    def extra_per_batch(self, task: Task) -> int:
+        """Return the number of extra images in every batch of a learner."""
+        batch_size = task.batch_size or self.batch_size
+        return 0 if self.extra is None else self.extra.num_in_batch(batch_size, task.extra_share)
 
     def batch_share(self, task: Task) -> Fraction:
         """Return the size of a learner's batches relative to those of the recipe."""

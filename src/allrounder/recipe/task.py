@@ -54,13 +54,17 @@ class Task:
     train_images: PositiveInt | None = None
     """Training images of this learner: its own class-balanced part of those of the recipe; by default all."""
     batch_size: BatchSize | None = None
-    """Images of this learner's batches; by default those of the recipe. With this or train_images, the
-    learner draws its own batches, one for each of the recipe's steps, in passes over its images."""
+    """Images of this learner's batches; by default those of the recipe. With this, train_images or
+    extra_share, the learner draws its own batches, one for each of the recipe's steps, in passes over its
+    images."""
+    extra_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] | None = None
+    """The share of extra images in this learner's batches, 0 for none; by default that of the recipe."""
 
     @property
     def has_own_batches(self) -> bool:
         """Whether it draws its own batches, and does not train on those of the recipe."""
-        return self.train_images is not None or self.batch_size is not None
+        own = (self.train_images, self.batch_size, self.extra_share)
+        return any(value is not None for value in own)
 
     def passes(self) -> Passes:
         """Return an upper bound on the passes of one step."""

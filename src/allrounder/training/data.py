@@ -48,7 +48,7 @@ class TrainingData:
         train, held_out = train_val_split(recipe, data)
         validation = data.test if recipe.validation.on == "test" else held_out
         batches = make_batches(recipe, train, data.extra)
-        own_batches = make_own_batches(recipe, train, batches.steps)
+        own_batches = make_own_batches(recipe, train, data.extra, batches.steps)
         clock = Clock(recipe.epochs, batches.steps, recipe.pace)
         return cls(data, train, validation, batches, clock, own_batches)
 
@@ -64,7 +64,8 @@ class TrainingData:
             lines.append(f"batch_size is {recipe.batch_size}: every step uses all {count} training images")
         for name, own in self.own_batches.items():
             images = f"{len(own.rows)} of them" if len(own.rows) < count else "all of them"
-            lines.append(f"{name} draws its own batches of {own.batch_size} from {images}")
+            extra = f", with {own.extra_per_batch} extra images in each" if own.extra_per_batch else ""
+            lines.append(f"{name} draws its own batches of {own.batch_size} from {images}{extra}")
         present = self.train.labels.bincount(minlength=len(self.dataset.classes)) > 0
         if absent := [name for name, some in zip(self.dataset.classes, present, strict=True) if not some]:
             names = ", ".join(absent[:MAX_LISTED]) + (", ..." if len(absent) > MAX_LISTED else "")
@@ -143,7 +144,7 @@ def make_batches(recipe: Recipe, split: Split, extra: Split | None) -> Batches |
         return ExtraBatches(split, extra, extra_per_batch, recipe.batch_size, Rng(recipe.seed))
 
 
-def make_own_batches(recipe: Recipe, split: Split, steps: int) -> dict[str, OwnBatches]:
+def make_own_batches(recipe: Recipe, split: Split, extra: Split | None, steps: int) -> dict[str, OwnBatches]:
     """Return the batches of the learners that draw their own, in epochs of `steps` steps, by name."""
     rng = Rng(recipe.seed)
     batches: dict[str, OwnBatches] = {}
@@ -158,5 +159,6 @@ def make_own_batches(recipe: Recipe, split: Split, steps: int) -> dict[str, OwnB
         batch_size = task.batch_size or recipe.batch_size
         with blame_field(f"task.{task.name}.batch_size", (ValueError,)):
             order_rng = rng.fold_in("task order", task.name)
-            batches[task.name] = OwnBatches(split, rows, batch_size, steps, order_rng)
+            num_extra = recipe.extra_per_batch(task)
+            batches[task.name] = OwnBatches(split, rows, batch_size, steps, order_rng, extra, num_extra)
     return batches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,11 @@ from allrounder.rng import Rng
 from allrounder.training.data import TrainingData
 from allrounder.training.learner import Learner
 from allrounder.training.planning import plan
+from allrounder.training.trainer import train
 from allrounder.types import Batch, Passes
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import blobs, same, tiny
-from tests.support.trainings import PAIR, go, recipe, remains
+from tests.support.trainings import PAIR, EndsAfter, go, recipe, remains
 
 NATURAL = 'name = "natural"'
 OWN = (NATURAL, f"{NATURAL}\ntrain_images = 15\nbatch_size = 5")
@@ -96,10 +99,65 @@ def test_too_many_images_are_refused(keys: str, message: str):
         load((NATURAL, f"{NATURAL}\n{keys}"))
 
 
-def test_extra_images_are_refused_with_own_batches():
-    extra = '\n[extra]\nshare = 0.5\ndata = { kind = "python", name = "more" }\n[mix]'
-    with pytest.raises(RecipeError, match=r"batch_size: .*cannot use extra images"):
-        recipe(PAIR, LARGE, ("\n[mix]", extra))
+EXTRA = ("\n[mix]", '\n[extra]\nshare = 0.5\ndata = { kind = "python", name = "more" }\n[mix]')
+
+
+def load_with_extra(keys: str) -> TrainingData:
+    data = replace(blobs(48), extra=blobs(30).train)
+    return TrainingData.load(recipe(PAIR, (NATURAL, f"{NATURAL}\n{keys}"), EXTRA), data)
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_original", "num_extra"),
+    [
+        ("batch_size = 8", 4, 4),
+        ("train_images = 15", 8, 8),
+        ("extra_share = 0.25", 12, 4),
+        ("extra_share = 0", 16, 0),
+    ],
+)
+def test_own_batches_have_their_share_of_extra_images(keys: str, num_original: int, num_extra: int):
+    data = load_with_extra(keys)
+    own = data.own_batches["natural"]
+    batches = [own.at(1, step) for step in range(1, own.steps + 1)]
+    for batch in batches:
+        assert batch.extra is not None and batch.extra.tolist() == [False] * num_original + [True] * num_extra
+        assert set(batch.index[:num_original].tolist()) <= set(own.rows.tolist())
+        assert torch.equal(batch.y, torch.cat([data.train.labels, blobs(30).train.labels])[batch.index])
+    assert own.steps == data.batches.steps, "those of the recipe"
+    described = any("extra images in each" in line for line in data.describe(recipe(PAIR)))
+    assert described == (num_extra > 0)
+
+
+def test_a_run_with_extra_images_of_one_learner_resumes_bit_for_bit(tmp_path: Path):
+    value = recipe(PAIR, (NATURAL, f"{NATURAL}\nextra_share = 0"), EXTRA)
+    data = replace(blobs(48), extra=blobs(30).train)
+    whole = train(value, tmp_path / "whole", model=tiny, data=data, progress=False)
+    with suppress(KeyError):
+        train(value, tmp_path / "parts", model=tiny, data=data, progress=EndsAfter(5))
+    parts = train(value, tmp_path / "parts", model=tiny, data=data, progress=False, resume=True)
+    assert remains(parts.folder) == remains(whole.folder)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sets", "message"),
+    [
+        ("extra_share = 0.5", (), r"extra_share: there are no extra images"),
+        ("extra_share = 0.01", (EXTRA,), r"extra_share: gives 0 extra images per batch of 16"),
+        ("extra_share = 0.99", (EXTRA,), r"extra_share: gives 16 extra images per batch of 16"),
+        ("extra_share = 1", (EXTRA,), r"extra_share: .*less than 1"),
+    ],
+)
+def test_impossible_shares_of_extra_images_are_refused(
+    keys: str, sets: tuple[tuple[str, str], ...], message: str
+):
+    with pytest.raises(RecipeError, match=message):
+        recipe(PAIR, (NATURAL, f"{NATURAL}\n{keys}"), *sets)
+
+
+def test_too_few_extra_images_are_refused():
+    with pytest.raises(RecipeError, match=r"task\.natural\.batch_size: got 32, .* its extra images"):
+        load_with_extra("batch_size = 36\nextra_share = 0.9")
 
 
 def test_recipes_without_own_batches_keep_their_text_and_fingerprint():
