@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from allrounder.config.fields import did_you_mean
 from allrounder.errors import InputError
+from allrounder.nn.mixing import chosen
 from allrounder.nn.state import average_weights, clone
 from allrounder.types import NamedTensors, Weights
 
@@ -47,16 +48,5 @@ def simplex_grid(names: Sequence[str], points: int) -> list[dict[str, float]]:
     falling; so there are `points` mixtures of every two networks, and each network alone is one of them."""
     if points < 2:
         raise InputError(f"points: got {points}, expected at least 2 on every edge: its two ends")
-    return [
-        {name: part / (points - 1) for name, part in zip(names, parts, strict=True)}
-        for parts in _compositions(points - 1, len(names))
-    ]
-
-
-def _compositions(total: int, length: int) -> list[tuple[int, ...]]:
-    """Return all ways to write a total as `length` numbers of at least 0, large first numbers first."""
-    if length == 1:
-        return [(total,)]
-    return [
-        (first, *rest) for first in range(total, -1, -1) for rest in _compositions(total - first, length - 1)
-    ]
+    grid = chosen.simplex_grid(len(names), points - 1)
+    return [dict(zip(names, shares, strict=True)) for shares in reversed(grid)]
