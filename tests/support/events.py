@@ -43,4 +43,8 @@ def expect_events(run: Path) -> Curves:
             for group, facts in (("validation", event), ("train", event["train"])):
                 for name, accuracy in {"natural": facts["natural"], **facts["robust"]}.items():
                     add(f"{group}/{name}", event, accuracy)
+        if event["event"] == "exchange":
+            add("drift", event, event["drift"])
+            for name, distance in event["distances"].items():
+                add(f"distance/{name}", event, distance)
     return curves

@@ -133,6 +133,10 @@ class EventWriter:
                     for threat, accuracy in facts["robust"].items():
                         yield f"{group}/{threat}", accuracy
             yield "validation/score", event["score"]
+        elif event["event"] == "exchange":
+            yield "drift", event["drift"]
+            for learner, distance in event["distances"].items():
+                yield f"distance/{learner}", distance
 
 
 def _duration(event: Mapping[str, Any], first_learner: str) -> float:

@@ -37,7 +37,10 @@ def test_every_number_of_the_log_is_an_event(finished: Path):
     curves = read_events(finished)
     assert curves == expect_events(finished)
     names = {"loss/linf", "accuracy/natural", "lr/linf", "share/natural", "validation/natural"}
-    assert names | {"validation/Linf:0.1", "train/natural", "exchanges"} <= curves.keys()
+    assert (
+        names | {"validation/Linf:0.1", "train/natural", "exchanges", "drift", "distance/linf"}
+        <= curves.keys()
+    )
     assert [t for t, _ in curves["loss/linf"]] == [3, 6, 9]
     assert [number for _, number in curves["exchanges"]] == [1.0, 1.0, 0.0]
 
