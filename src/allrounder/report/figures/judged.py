@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-import numpy as np
-
 from allrounder.report.chart import Axis
 from allrounder.report.entry import Entry, choose_judge
 from allrounder.report.figures.base import join_names
@@ -70,8 +68,8 @@ class Judged:
         flagged = [entry.name for entry in self.entries if any(map(stored_flags, entry.outcomes.values()))]
         if flagged:
             notes.append(f"Evaluations with warnings: {join_names(flagged)}.")
-        labels = [outcome.label for entry in self.entries for outcome in entry.outcomes.values()]
-        if not all(np.array_equal(labels[0], other) for other in labels):
+        outcomes = [outcome for entry in self.entries for outcome in entry.outcomes.values()]
+        if not all(outcomes[0].has_same_images(other) for other in outcomes):
             notes.append("The rows were not measured on the same images.")
         return " ".join(notes)
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-
 from allrounder.report.entry import JUDGE, Entry, Results, choose_judge
 from allrounder.report.footnotes import stored_flags
 from allrounder.report.outcome import NATURAL, Column, Outcome
@@ -85,7 +83,7 @@ def _has_judge(entry: Entry) -> bool:
 
 def _warn_about_all(results: Results) -> list[str]:
     outcomes = [outcome for entry in results.evaluated for outcome in entry.outcomes.values()]
-    same = all(np.array_equal(outcomes[0].label, outcome.label) for outcome in outcomes[1:])
+    same = all(outcomes[0].has_same_images(outcome) for outcome in outcomes)
     return [] if same else ["The rows were not measured on the same images."]
 
 

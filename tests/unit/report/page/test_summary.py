@@ -92,3 +92,8 @@ def test_warnings_are_problems_flags_findings_and_doubtful_facts():
 def test_rows_of_different_images_are_a_warning_about_all():
     results = Results((Entry("a", {0: pgd_only(10)}), Entry("b", {0: pgd_only(5)})))
     assert collect_warnings(results) == [Warnings("", ("The rows were not measured on the same images.",))]
+
+
+def test_rows_with_equal_labels_but_other_images_are_a_warning_about_all():
+    results = Results(tuple(Entry(name, {0: pgd_only(data=name)}) for name in ("natural", "changed")))
+    assert collect_warnings(results) == [Warnings("", ("The rows were not measured on the same images.",))]
