@@ -40,11 +40,13 @@ class Judged:
 
     def axis(self, probes: Sequence[str] = ()) -> Axis:
         """The axis of robust accuracies under some of the probes; all by default."""
+        return Axis(f"robust accuracy, {self.describe(probes)}", percent=True)
+
+    def describe(self, probes: Sequence[str] = ()) -> str:
+        """Some of the probes in words, all by default: "worst of Linf:8/255 and L2:1/2 (AutoAttack)"."""
         threats = [threat_of(probe) for probe in probes or self.probes]
         worst = "worst of " if len(threats) > 1 else ""
-        return Axis(
-            f"robust accuracy, {worst}{' and '.join(threats)} ({attack_title(self.attack)})", percent=True
-        )
+        return f"{worst}{' and '.join(threats)} ({attack_title(self.attack)})"
 
     def robust_cell(self, entry: Entry, probes: Sequence[str] = ()) -> SeedCell:
         """The share of images of a row that are correct under each of some probes; all by default."""
@@ -56,10 +58,10 @@ class Judged:
         """The natural accuracy of a row, of the same seeds."""
         return _cell(entry, (NATURAL, None))
 
-    def notes(self) -> str:
-        """What a reader must know about the robust accuracies, in sentences."""
+    def notes(self, probes: Sequence[str] = ()) -> str:
+        """What a reader must know about the robust accuracies under some of the probes, all by default."""
         notes: list[str] = []
-        if len(self.probes) > 1:
+        if len(probes or self.probes) > 1:
             notes.append("Worst: correct under every threat at once.")
         if self.attack != JUDGE:
             notes.append(f"{self.attack} only: an upper bound; AutoAttack may leave less.")
