@@ -49,7 +49,9 @@ def _fool(label: NDArray[np.int64], fooled: NDArray[np.bool_], draws: np.random.
     return np.where(fooled, (label + draws.integers(1, len(CLASSES), len(label))) % len(CLASSES), label)
 
 
-def make_training(epochs: int = 6, exchanges: Sequence[int] = (2, 4)) -> TrainingFacts:
+def make_training(
+    epochs: int = 6, exchanges: Sequence[int] = (2, 4), folder: str = "runs/demo"
+) -> TrainingFacts:
     """A training of two learners that is validated every second epoch, also on training images."""
     events: list[Mapping[str, Any]] = []
     for epoch in range(1, epochs + 1):
@@ -63,7 +65,7 @@ def make_training(epochs: int = 6, exchanges: Sequence[int] = (2, 4)) -> Trainin
             events.append({"event": "validation", "t": 10 * epoch, "epoch": epoch, **accuracies})
     learners = ("natural", "linf")
     return TrainingFacts(
-        "runs/demo", "finished", "epochs = 6\n", learners, epochs, tuple(events), tuple(exchanges)
+        folder, "finished", "epochs = 6\n", learners, epochs, tuple(events), tuple(exchanges)
     )
 
 
@@ -81,7 +83,7 @@ def make_results(rows: int = 3, seeds: int = 2, images: int = 60) -> Results:
         Entry(
             name,
             by_seed,
-            {seed: make_training() for seed in by_seed},
+            {seed: make_training(folder=f"runs/{number}/{seed}") for seed in by_seed},
             "demo",
             f"{10 + number}/{12 + number}",
             tuple(2.0 + number + seed for seed in by_seed),

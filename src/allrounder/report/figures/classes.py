@@ -70,7 +70,7 @@ def _describe_worst(
 
 def _name_lowest(accuracies: FloatArray, names: Sequence[str]) -> str:
     """The class of lowest accuracy, with the number of others that are as low."""
-    lowest = np.flatnonzero(accuracies == np.nanmin(accuracies))
+    lowest: list[int] = np.flatnonzero(accuracies == np.nanmin(accuracies)).tolist()
     others = len(lowest) - 1
     return names[lowest[0]] + (f" and {others} more" if others else "")
 
