@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allrounder.report.dial import DialPoint
 from allrounder.report.entry import Entry, Results, TrainingFacts
 from allrounder.report.outcome import Outcome
 from allrounder.report.study import StudyResults
@@ -63,9 +64,24 @@ def make_training(
             train = {"natural": 0.12 * epoch, "robust": {name: 2 * share for name, share in robust.items()}}
             accuracies = {"natural": 0.1 * epoch, "robust": robust, "train": train}
             events.append({"event": "validation", "t": 10 * epoch, "epoch": epoch, **accuracies})
-    learners = ("natural", "linf")
+    for epoch in exchanges:
+        facts = {"drift": 0.1 * epoch, "distances": {"natural": 2.0, "linf": 1.0}}
+        shares = {"natural": 0.25, "linf": 0.75}
+        events.append({"event": "exchange", "t": 10 * epoch, "epoch": epoch, **facts, "shares": shares})
+    points = (
+        DialPoint({"natural": 1.0}, 0.9, {"Linf:8/255": 0.1, "L2:1/2": 0.2}, 0.1, 0.15),
+        DialPoint({"natural": 0.5, "linf": 0.5}, 0.7, {"Linf:8/255": 0.5, "L2:1/2": 0.5}, 0.4, 0.5),
+        DialPoint({"linf": 1.0}, 0.6, {"Linf:8/255": 0.4, "L2:1/2": 0.4}, 0.3, 0.4),
+    )
     return TrainingFacts(
-        folder, "finished", "epochs = 6\n", learners, epochs, tuple(events), tuple(exchanges)
+        folder,
+        "finished",
+        "epochs = 6\n",
+        ("natural", "linf"),
+        epochs,
+        tuple(events),
+        tuple(exchanges),
+        mixtures=points,
     )
 
 

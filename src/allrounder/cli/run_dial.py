@@ -15,9 +15,9 @@ from allrounder.cli.echo import echo, echo_note
 from allrounder.config.fields import parse_fraction
 from allrounder.errors import MissingLibraryError
 from allrounder.experiments.combined_run import check_free
-from allrounder.experiments.dial import DIAL_FILE, Dial, dial
+from allrounder.experiments.dial import Dial, dial
 from allrounder.experiments.ensemble_run import dial_outputs
-from allrounder.report.dial import Criterion, DialPoint, dial_chart, pick_point
+from allrounder.report.dial import DIAL_FILE, Criterion, DialPoint, dial_chart, pick_point
 from allrounder.report.statistics import format_percent
 from allrounder.report.tables import format_rows
 from allrounder.system.progress_bar import format_duration

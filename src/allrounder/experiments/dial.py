@@ -23,7 +23,15 @@ from allrounder.experiments.combined_run import save_combined_run
 from allrounder.experiments.mixtures import Mixtures, Shares, evaluate_mixtures, unique_shares
 from allrounder.models.factory import ModelLike
 from allrounder.nn.mixture import check_shares
-from allrounder.report.dial import Criterion, DialPoint, describe_shares, dial_table, find_front
+from allrounder.report.dial import (
+    DIAL_FILE,
+    FORMAT_VERSION,
+    Criterion,
+    DialPoint,
+    describe_shares,
+    dial_table,
+    find_front,
+)
 from allrounder.report.tables import ResultTable, to_markdown
 from allrounder.system.checked_files import write_json
 from allrounder.system.files import write_text
@@ -31,10 +39,6 @@ from allrounder.system.processes import use_threads
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.threats.threat import Threat
 from allrounder.training.run import Run
-
-FORMAT_VERSION = 1
-"""Of dial.json."""
-DIAL_FILE = "dial.json"
 
 
 @final

@@ -14,6 +14,7 @@ from typing import cast, final
 from allrounder.config.toml import parse_toml
 from allrounder.errors import RESUME_HINT, AllrounderError, RunError
 from allrounder.experiments.manifest import EVALUATION_FOLDER, newest_weights, training_seconds
+from allrounder.report.dial import read_points
 from allrounder.report.entry import Entry, TrainingFacts
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.system.checked_files import ADVICE, read_json, read_manifest
@@ -53,7 +54,9 @@ def read_training(folder: Path, problems: list[str], advice: str = RESUME_HINT) 
         )
         with note_damage(problems):
             sessions = read_json(folder / ENV_FILE, ADVICE, FORMAT_VERSION)["sessions"]
-            return replace(training, sessions=tuple(sessions))
+            training = replace(training, sessions=tuple(sessions))
+        with note_damage(problems):
+            training = replace(training, mixtures=read_points(folder))
         return training
     return None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
 from typing import Literal, TypeAlias, final
 
 from allrounder.config.fields import did_you_mean
@@ -13,12 +15,17 @@ from allrounder.report.chart import Axis, Chart, Series, pareto_front
 from allrounder.report.outcome import NATURAL
 from allrounder.report.statistics import format_percent
 from allrounder.report.tables import Cell, ResultTable
+from allrounder.system.checked_files import read_json
 
 GLOBAL = "global"
 """The name of a run's global weights."""
 Criterion: TypeAlias = Literal["worst", "mean"]
 """Robust accuracy under all threats at once, or the mean over the threats."""
 FRONT_MARK = "*"
+DIAL_FOLDER, DIAL_FILE = "dial", "dial.json"
+"""Where the points of a run are: in this folder of the run, in this file."""
+FORMAT_VERSION = 1
+"""Of DIAL_FILE."""
 
 
 @final
@@ -64,6 +71,17 @@ class DialPoint:
         raise InputError(
             f"no accuracy is called {key!r}, expected {', '.join(known)}{did_you_mean(key, known)}"
         )
+
+
+def read_points(run: Path) -> tuple[DialPoint, ...]:
+    """Read the mixtures of a run that were measured; none if there are none, RunError if they are damaged."""
+    file = run / DIAL_FOLDER / DIAL_FILE
+    if not file.is_file():
+        return ()
+    again = "remove it and call allrounder dial again, which keeps the points"
+    fields = [field.name for field in dataclass_fields(DialPoint)]
+    points = read_json(file, again, FORMAT_VERSION)["points"]
+    return tuple(DialPoint(**{name: point[name] for name in fields}) for point in points)
 
 
 def describe_shares(shares: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, final
 
 from allrounder.report.corruption_metrics import parse_shift_id
+from allrounder.report.dial import DialPoint
 from allrounder.report.outcome import JUDGE, NATURAL, Column, Outcome
 from allrounder.report.study import SeedCell, StudyResults
 
@@ -31,6 +32,8 @@ class TrainingFacts:
     """The epochs after or within which learners restart from the global weights, one for each exchange."""
     sessions: tuple[Mapping[str, Any], ...] = ()
     """Versions, device, threads and commit of every process that trained it: env.json."""
+    mixtures: tuple[DialPoint, ...] = ()
+    """The mixtures of its learners that `allrounder dial` measured."""
 
 
 @final

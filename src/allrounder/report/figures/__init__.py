@@ -17,9 +17,11 @@ from allrounder.report.figures.confusion import CONFUSION
 from allrounder.report.figures.corruptions import CORRUPTIONS
 from allrounder.report.figures.cost import COSTS
 from allrounder.report.figures.curves import CURVES
+from allrounder.report.figures.dial import DIAL
 from allrounder.report.figures.distances import DISTANCES
 from allrounder.report.figures.eps import EPS
 from allrounder.report.figures.stages import STAGES
+from allrounder.report.figures.theory import THEORY
 from allrounder.report.figures.tradeoff import TRADEOFF
 
 __all__ = ["FIGURES", "FigureKind", "build_charts"]
@@ -36,6 +38,8 @@ FIGURES: Mapping[str, FigureKind] = {
     "corruptions": CORRUPTIONS,
     "cost": COSTS,
     "curves": CURVES,
+    "dial": DIAL,
+    "theory": THEORY,
 }
 """By name, in the order of a report."""
 

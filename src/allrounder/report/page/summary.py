@@ -121,7 +121,7 @@ def _count_images(results: Results) -> list[str]:
             rows.setdefault(count, []).append(entry.name)
     if len(rows) == 1:
         return [f"{count:,}" for count in rows]
-    return [f"{count:,}: {', '.join(names)}" for count, names in rows.items()]
+    return [f"{count:,}: {join_names(names)}" for count, names in rows.items()]
 
 
 def _count_trainings(results: Results) -> list[str]:

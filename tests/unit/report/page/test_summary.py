@@ -41,8 +41,9 @@ def test_the_summary_counts_rows_images_and_trainings():
     summary = dict(build_summary(make_results(rows=3, seeds=2, images=60)))
     assert summary["Rows"] == ["5, 1 of them not evaluated"] and summary["Studies"] == ["demo"]
     assert summary["Trainings"] == ["7"] and summary["Test images"] == ["60"]
-    different = Results((Entry("a", {0: pgd_only(1000)}), Entry("b", {0: pgd_only(5)})))
-    assert dict(build_summary(different))["Test images"] == ["1,000: a", "5: b"]
+    sizes = {"a": 1000, "a, averaged": 1000, "b": 5}
+    different = Results(tuple(Entry(name, {0: pgd_only(count)}) for name, count in sizes.items()))
+    assert dict(build_summary(different))["Test images"] == ["1,000: a; a, averaged", "5: b"]
 
 
 def test_the_best_rows_are_those_with_the_highest_numbers():
