@@ -50,7 +50,9 @@ def _fool(label: NDArray[np.int64], fooled: NDArray[np.bool_], draws: np.random.
     return np.where(fooled, (label + draws.integers(1, len(CLASSES), len(label))) % len(CLASSES), label)
 
 
-def make_training(epochs: int = 6, exchanges: Sequence[int] = (2, 4)) -> TrainingFacts:
+def make_training(
+    epochs: int = 6, exchanges: Sequence[int] = (2, 4), folder: str = "runs/demo"
+) -> TrainingFacts:
     """A training of two learners that is validated every second epoch, also on training images."""
     events: list[Mapping[str, Any]] = []
     for epoch in range(1, epochs + 1):
@@ -72,7 +74,7 @@ def make_training(epochs: int = 6, exchanges: Sequence[int] = (2, 4)) -> Trainin
         DialPoint({"linf": 1.0}, 0.6, {"Linf:8/255": 0.4, "L2:1/2": 0.4}, 0.3, 0.4),
     )
     return TrainingFacts(
-        "runs/demo",
+        folder,
         "finished",
         "epochs = 6\n",
         ("natural", "linf"),
@@ -97,7 +99,7 @@ def make_results(rows: int = 3, seeds: int = 2, images: int = 60) -> Results:
         Entry(
             name,
             by_seed,
-            {seed: make_training() for seed in by_seed},
+            {seed: make_training(folder=f"runs/{number}/{seed}") for seed in by_seed},
             "demo",
             f"{10 + number}/{12 + number}",
             tuple(2.0 + number + seed for seed in by_seed),

@@ -22,7 +22,8 @@ def run_report(paths: Sequence[str], out: Path, title: str | None, has_gallery: 
     make_folder(out.parent)
     write_page(results, out, title=title or _name_results(results), gallery=gallery)
     if problems := sum(len(entry.problems) for entry in results.entries):
-        echo_note(f"The page has {problems} warnings about damaged, missing or unfinished files.")
+        count = "1 warning" if problems == 1 else f"{problems} warnings"
+        echo_note(f"The page has {count} about damaged, missing or unfinished files.")
     echo(str(out))
 
 

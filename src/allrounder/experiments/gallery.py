@@ -87,14 +87,17 @@ def _take_pair(pair: tuple[str, str], runs: dict[str, _EvaluatedRun]) -> tuple[_
 
 
 def _choose_pair(runs: Sequence[_EvaluatedRun], judge: str | None) -> tuple[_EvaluatedRun, _EvaluatedRun]:
-    """The best natural accuracy and the best worst case, among the most rows on the same images."""
+    """The best natural accuracy and the best worst case, among the most rows of equal images and threats."""
     groups: dict[object, list[_EvaluatedRun]] = {}
     for run in runs:
-        if judge is not None and run.outcome.probes(judge):
-            groups.setdefault((run.outcome.facts.get("data"), run.outcome.facts.get("rows")), []).append(run)
+        if judge is not None and (probes := run.outcome.probes(judge)):
+            images = run.outcome.facts.get("data"), run.outcome.facts.get("rows")
+            groups.setdefault((images, frozenset(probes)), []).append(run)
     group = max(groups.values(), key=len) if groups else []
     if len(group) < 2:
-        raise InputError("there are no two runs that were evaluated on the same images with the same attack")
+        raise InputError(
+            "there are no two runs that were evaluated on the same images with the same attack and threats"
+        )
     assert judge is not None
     robust = max(group, key=lambda run: run.outcome.worst(judge))
     natural = max((run for run in group if run is not robust), key=lambda run: run.outcome.accuracy())

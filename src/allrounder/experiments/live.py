@@ -130,7 +130,7 @@ def draw_charts(record: RunRecord) -> list[Chart]:
     titles = {
         "validation": (
             "Validation accuracy",
-            "Of the global weights: natural, and robust under each threat.",
+            "Of the global weights: natural, and under each threat; robust accuracies are upper bounds.",
         ),
         "loss": ("Training loss", "The mean over each epoch, of every learner."),
         "accuracy": ("Training accuracy", "On the images that each learner trains on."),

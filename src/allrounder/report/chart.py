@@ -97,7 +97,8 @@ AnyChart: TypeAlias = Chart | Heatmap
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other point beats in both numbers, by rising first number, each once."""
+    """Return the points that no other point equals or beats in both numbers, by rising first number; equal
+    points once."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(set(points), reverse=True):
         if not front or y > front[-1][1]:

@@ -18,8 +18,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
-import numpy as np
-
 from allrounder.report.corruption_metrics import (
     STANDARD_SHIFTS,
     metrics_by_perturbation,
@@ -45,8 +43,8 @@ def footnotes(outcomes: Outcomes) -> list[str]:
         _describe_mixture,
     )
     lines = [line for describe in parts for line in _group_by_text(outcomes, describe)]
-    first, *others = (outcome.label for outcome in outcomes.values())
-    if not all(np.array_equal(first, label) for label in others):
+    first, *others = outcomes.values()
+    if not all(map(first.has_same_images, others)):
         lines.append("The rows were not measured on the same images.")
     return lines + _group_by_text(outcomes, stored_flags, "FLAGGED: ")
 

@@ -242,12 +242,20 @@ class Outcome(HasSummary):
         return {name: np.flatnonzero(a != b).tolist() for name, (a, b) in pairs.items() if b is not None}
 
     def _check_same_images(self, method: str, other: Outcome) -> None:
-        expected = "expected the same images in order"
+        if difference := self._find_other_images(other):
+            expected = "expected the same images in order"
+            raise InputError(f"{method}: got outcomes with different {difference}, {expected}")
+
+    def _find_other_images(self, other: Outcome) -> str:
+        """What shows that another outcome is about other images: labels or a digest; empty for nothing."""
         if not np.array_equal(self.label, other.label):
-            raise InputError(f"{method}: got outcomes with different labels, {expected}")
-        for key in ("data", "rows"):
-            if key in self.facts and key in other.facts and self.facts[key] != other.facts[key]:
-                raise InputError(f"{method}: got outcomes of different {key}, {expected}")
+            return "labels"
+        keys = [key for key in ("data", "rows") if key in self.facts and key in other.facts]
+        return next((key for key in keys if self.facts[key] != other.facts[key]), "")
+
+    def has_same_images(self, other: Outcome) -> bool:
+        """Whether another outcome is about the same images in the same order, by labels and digests."""
+        return not self._find_other_images(other)
 
     def __str__(self) -> str:
         words: list[str] = []

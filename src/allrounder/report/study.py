@@ -101,7 +101,11 @@ class StudyResults:
         accuracies = tuple(outcome.accuracy(*column) for outcome in outcomes)
         interval = outcomes[0].interval(*column)
         if len(outcomes) > 1:
-            interval = seed_interval(_stack(outcomes, column)) if _have_same_images(outcomes) else None
+            interval = (
+                seed_interval(_stack(outcomes, column))
+                if all(map(outcomes[0].has_same_images, outcomes))
+                else None
+            )
         paper = self.paper.get(row, {}).get(column_key(column))
         return SeedCell(accuracies, interval, paper, differs)
 
@@ -203,14 +207,6 @@ class StudyResults:
 def _stack(outcomes: Sequence[Outcome], column: Column) -> SeedsByImages:
     """The accuracy of every image, with a row for each outcome."""
     return np.stack([outcome.per_image_accuracy(*column) for outcome in outcomes])
-
-
-def _have_same_images(outcomes: Sequence[Outcome]) -> bool:
-    first = outcomes[0]
-    return all(
-        np.array_equal(outcome.label, first.label) and outcome.facts.get("rows") == first.facts.get("rows")
-        for outcome in outcomes
-    )
 
 
 def _title(column: Column, style: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -75,6 +76,13 @@ def test_damage_is_shown_and_does_not_stop_the_report(allrounder: Command, tmp_p
     assert "recipe.toml" in warning.text and "damaged" in warning.text
     assert "recipe.toml" in page.find("details", class_="run", data_row="slow").text
     assert page.find("table", id="results-table").find("tr", data_row="fast").find_all("td")[0].text != "-"
+
+
+def test_one_warning_is_counted_as_one(allrounder: Command, folder: Path, tmp_path: Path):
+    run = shutil.copytree(folder / "runs" / "slow" / "seed-0", tmp_path / "run")
+    (run / "env.json").write_text("{", encoding="utf-8")
+    answer = allrounder("report", str(run), "-o", str(tmp_path / "page.html"), "--no-gallery")
+    assert answer.code == 0 and "The page has 1 warning about damaged" in answer.out, answer.err
 
 
 def test_a_folder_that_is_no_run_is_an_error(allrounder: Command, tmp_path: Path):

@@ -136,3 +136,11 @@ def test_equal_networks_have_no_gallery(results: Results):
     only = Outcome(slow.outcomes[0].label, {"natural": np.array(natural)}, slow.outcomes[0].facts)
     rows = (replace(slow, outcomes={0: only}), replace(slow, name="again", outcomes={0: only}))
     assert "no attack was evaluated" in explain_none(Results(rows), ("slow", "again"))
+
+
+def test_rows_under_other_threats_are_not_compared(results: Results):
+    slow, fast = results.entries
+    predicted = dict(fast.outcomes[0].predicted)
+    del predicted["pgd-2@L2:0.3"]
+    fewer = replace(fast.outcomes[0], predicted=predicted, distance={}, stage={})
+    assert "no two runs" in explain_none(Results((slow, replace(fast, outcomes={0: fewer}))))

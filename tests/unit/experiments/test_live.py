@@ -68,6 +68,7 @@ def test_charts_have_all_curves_and_mark_exchanges():
     assert list(charts) == ["validation", "loss", "accuracy", "share"]
     series = {item.name: (item.x, item.y) for item in charts["validation"].series}
     assert series == {"natural": ((2.0,), (80.0,)), "Linf:0.1": ((2.0,), (40.0,)), "L2:1": ((2.0,), (30.0,))}
+    assert "upper bound" in charts["validation"].about
     assert charts["validation"].y.percent and not charts["loss"].y.percent
     assert [item.name for item in charts["loss"].series] == ["linf", "natural"]
     assert all(chart.marks == ((2.0, "exchange"), (3.0, "exchange")) for chart in charts.values())

@@ -40,9 +40,9 @@ def interval_in_percent(cell: SeedCell) -> tuple[tuple[float, float], ...]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """List names in a sentence: all of a few, or the first ones and the number of the others."""
+    """List names, which may contain commas: all of a few, or the first ones and the number of the others."""
     others = len(names) - MAX_NAMES
-    return ", ".join(names) if others <= 0 else f"{', '.join(names[:MAX_NAMES])} and {others} more"
+    return "; ".join(names) if others <= 0 else f"{'; '.join(names[:MAX_NAMES])}; and {others} more"
 
 
 def chart_name(*parts: str) -> str:

@@ -62,9 +62,17 @@ def _describe_worst(
         means = {entry.name: cell.mean for entry in entries if (cell := entry.cell(column))}
         rows = [max(rows, key=means.__getitem__)]
         subject = "Worst class of the most accurate row"
-    worst = {row: int(np.nanargmin(accuracies[row])) for row in rows}
-    texts = [f"{names[index]} ({row}, {accuracies[row][index]:.1f}%)" for row, index in worst.items()]
+    texts = [
+        f"{_name_lowest(accuracies[row], names)} ({row}, {np.nanmin(accuracies[row]):.1f}%)" for row in rows
+    ]
     return f"{subject}: {'; '.join(texts)}."
+
+
+def _name_lowest(accuracies: FloatArray, names: Sequence[str]) -> str:
+    """The class of lowest accuracy, with the number of others that are as low."""
+    lowest: list[int] = np.flatnonzero(accuracies == np.nanmin(accuracies)).tolist()
+    others = len(lowest) - 1
+    return names[lowest[0]] + (f" and {others} more" if others else "")
 
 
 CLASSES = FigureKind(

@@ -18,16 +18,16 @@ CellOf: TypeAlias = Callable[[Entry], SeedCell | None]
 COST = re.compile(r"(\d+)/(\d+)")
 
 
-def count_passes(cost: str) -> int | None:
+def count_passes(cost: str) -> float | None:
     """The sum of forward and backward passes; None if the cost is unknown."""
     match = COST.fullmatch(cost)
-    return None if match is None else int(match[1]) + int(match[2])
+    return None if match is None else float(match[1]) + float(match[2])
 
 
 def build_cost(results: Results) -> list[AnyChart]:
     """Plot robust and natural accuracy against the passes and the minutes of training."""
     entries = results.evaluated
-    passes = {entry.name: float(n) for entry in entries if (n := count_passes(entry.cost))}
+    passes = {entry.name: n for entry in entries if (n := count_passes(entry.cost))}
     minutes = {entry.name: statistics.fmean(entry.minutes) for entry in entries if any(entry.minutes)}
     units = (
         ("passes", passes, "forward and backward passes of every training image over the whole run, at most"),

@@ -48,8 +48,8 @@ QUANTITIES = (
     Quantity("share", "Shares", Axis("share"), "The share of every learner in the global weights."),
 )
 VALIDATION_ABOUT = (
-    "Accuracy of the global weights, natural and under the attack of the validation. If robust accuracy "
-    "rises on training images and falls on held-out images, the network overfits."
+    "Accuracy of the global weights, natural and under the attack of the validation, which gives an upper "
+    "bound. If robust accuracy rises on training images and falls on held-out images, the network overfits."
 )
 
 
@@ -131,7 +131,7 @@ def _comparisons(entries: Sequence[Entry]) -> list[AnyChart]:
     about = (
         "Accuracy of the global weights on held-out images during the training of the first seed of each row."
     )
-    attack = "The attack is that of each row's validation; stronger attacks leave less."
+    attack = "The attack is that of each row's validation, which gives an upper bound."
     names = unique_slugs(series)
     return [
         Chart(

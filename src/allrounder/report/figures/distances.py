@@ -10,8 +10,8 @@ from allrounder.report.chart import AnyChart, Axis, Chart, Series
 from allrounder.report.corruption_metrics import FloatArray
 from allrounder.report.entry import Entry, Results
 from allrounder.report.figures.base import FigureKind, chart_name, join_names
-from allrounder.report.figures.judged import judge_entries, restrict
-from allrounder.report.outcome import Outcome, parse_eps
+from allrounder.report.figures.judged import attack_title, judge_entries, restrict
+from allrounder.report.outcome import JUDGE, Outcome, parse_eps
 
 BINS = 20
 SMALLEST = "fab"
@@ -47,6 +47,8 @@ def _chart(probe: str, entries: Sequence[Entry]) -> Chart | None:
     )
     if not attack.startswith(SMALLEST):
         about += f" Most stages of {attack} use their whole budget; only FAB looks for less."
+    if attack != JUDGE:
+        about += f" Robust: {attack_title(attack)}."
     if missing := [row for row in distances if row not in measured]:
         about += f" Left out, without {probe}: {join_names(missing)}."
     return Chart(

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-import numpy as np
-
 from allrounder.report.chart import Axis
 from allrounder.report.entry import Entry, choose_judge
 from allrounder.report.figures.base import join_names
@@ -42,11 +40,13 @@ class Judged:
 
     def axis(self, probes: Sequence[str] = ()) -> Axis:
         """The axis of robust accuracies under some of the probes; all by default."""
+        return Axis(f"robust accuracy, {self.describe(probes)}", percent=True)
+
+    def describe(self, probes: Sequence[str] = ()) -> str:
+        """Some of the probes in words, all by default: "worst of Linf:8/255 and L2:1/2 (AutoAttack)"."""
         threats = [threat_of(probe) for probe in probes or self.probes]
         worst = "worst of " if len(threats) > 1 else ""
-        return Axis(
-            f"robust accuracy, {worst}{' and '.join(threats)} ({attack_title(self.attack)})", percent=True
-        )
+        return f"{worst}{' and '.join(threats)} ({attack_title(self.attack)})"
 
     def robust_cell(self, entry: Entry, probes: Sequence[str] = ()) -> SeedCell:
         """The share of images of a row that are correct under each of some probes; all by default."""
@@ -58,10 +58,10 @@ class Judged:
         """The natural accuracy of a row, of the same seeds."""
         return _cell(entry, (NATURAL, None))
 
-    def notes(self) -> str:
-        """What a reader must know about the robust accuracies, in sentences."""
+    def notes(self, probes: Sequence[str] = ()) -> str:
+        """What a reader must know about the robust accuracies under some of the probes, all by default."""
         notes: list[str] = []
-        if len(self.probes) > 1:
+        if len(probes or self.probes) > 1:
             notes.append("Worst: correct under every threat at once.")
         if self.attack != JUDGE:
             notes.append(f"{self.attack} only: an upper bound; AutoAttack may leave less.")
@@ -70,8 +70,8 @@ class Judged:
         flagged = [entry.name for entry in self.entries if any(map(stored_flags, entry.outcomes.values()))]
         if flagged:
             notes.append(f"Evaluations with warnings: {join_names(flagged)}.")
-        labels = [outcome.label for entry in self.entries for outcome in entry.outcomes.values()]
-        if not all(np.array_equal(labels[0], other) for other in labels):
+        outcomes = [outcome for entry in self.entries for outcome in entry.outcomes.values()]
+        if not all(outcomes[0].has_same_images(other) for other in outcomes):
             notes.append("The rows were not measured on the same images.")
         return " ".join(notes)
 

@@ -29,12 +29,12 @@ def _chart(judged: Judged, probe: str) -> Chart | None:
     threat = threat_of(probe)
     about = (
         "Accuracy on natural images and after each stage, from left to right. Black-box and minimum-distance "
-        "stages should find little after gradient stages; if they find much, gradients are masked."
+        "stages should find little after gradient stages; if they find much, gradients may be masked."
     )
     return Chart(
         chart_name("stages", probe),
         f"Accuracy after each stage of {judged.attack}: {threat}",
-        f"{about} {judged.notes()}".strip(),
+        f"{about} {judged.notes([probe])}".strip(),
         Axis("stage"),
         Axis(f"accuracy, {threat} ({attack_title(judged.attack)})", percent=True),
         tuple(series),

@@ -28,5 +28,5 @@ THEORY = FigureKind(
     "Theory",
     "The learners' distances from the global weights, their drift, and the trade-off regret.",
     build_theory,
-    "no run has several learners and a logged epoch",
+    "no run has several learners and a logged epoch; name the folder of such a run or of a study",
 )

@@ -26,13 +26,13 @@ def build_tradeoff(results: Results) -> list[AnyChart]:
     if judged is None or not judged.entries:
         return []
     title = "Natural and robust accuracy"
-    about = f"{ABOUT} {judged.notes()}".strip()
     series = _points(judged.entries, judged.natural_cell, judged.robust_cell)
+    about = f"{ABOUT} {judged.notes()}".strip()
     charts: list[AnyChart] = [Chart("tradeoff", title, about, NATURAL_AXIS, judged.axis(), series)]
-    return charts + [_norms_chart(judged, a, b, about) for a, b in combinations(judged.norms, 2)]
+    return charts + [_norms_chart(judged, a, b) for a, b in combinations(judged.norms, 2)]
 
 
-def _norms_chart(judged: Judged, first: str, second: str, about: str) -> Chart:
+def _norms_chart(judged: Judged, first: str, second: str) -> Chart:
     """The robust accuracy under one norm against that under another."""
     a, b = (
         [probe for probe in judged.probes if threat_of(probe).partition(":")[0] == norm]
@@ -44,6 +44,7 @@ def _norms_chart(judged: Judged, first: str, second: str, about: str) -> Chart:
         lambda entry: judged.robust_cell(entry, b),
     )
     title = f"Robust accuracy under {first} and {second}"
+    about = f"{ABOUT} {judged.notes(max(a, b, key=len))}".strip()
     return Chart(chart_name("tradeoff", first, second), title, about, judged.axis(a), judged.axis(b), series)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import final
 
 from allrounder.report.corruption_metrics import parse_shift_id
 from allrounder.report.entry import JUDGE, Entry, Results, choose_judge
-from allrounder.report.outcome import NATURAL, Column
+from allrounder.report.figures.cost import count_passes
+from allrounder.report.outcome import NATURAL, THREAT_SUMMARIES, Column
 from allrounder.report.statistics import format_percent
 from allrounder.report.study import SeedCell, StudyResults
-from allrounder.report.tables import column_key
 
 JUDGE_TITLE = "AutoAttack"
 
@@ -72,10 +71,18 @@ def build_results_table(results: Results) -> ResultsTable:
     cells = combined.cells()
     position = {column: number for number, column in enumerate(combined.columns())}
     parts: list[tuple[str, str, str, list[NumberCell]]] = []
+    mixed = find_mixed_summaries(results)
     for column in columns:
         numbers = [cells[e.name][position[column]] if e.name in cells else None for e in results.entries]
         group, title = _titles(column)
-        parts.append((group, _group_note(column), title, _number_cells(numbers)))
+        parts.append(
+            (
+                group,
+                _group_note(column),
+                title,
+                _number_cells(numbers, ranks=not (column[1] in THREAT_SUMMARIES and column[0] in mixed)),
+            )
+        )
         paper = [None if cell is None else cell.paper for cell in numbers]
         if any(percent is not None for percent in paper):
             parts.append((group, _group_note(column), "paper", _paper_cells(paper)))
@@ -147,11 +154,23 @@ def _group_note(column: Column) -> str:
     return "upper bound" if is_attack(column) and _attack(column) != JUDGE else ""
 
 
-def _number_cells(numbers: Sequence[SeedCell | None]) -> list[NumberCell]:
-    """The cells of a column; as in all tables, nothing is the best if all numbers are equal as shown."""
+def find_mixed_summaries(results: Results) -> list[str]:
+    """Return the attacks whose worst and mean are over other threats in one row than in another."""
+    threats: dict[str, set[frozenset[str]]] = {}
+    for entry in results.evaluated:
+        for outcome in entry.outcomes.values():
+            for attack, summary in outcome.columns():
+                if summary in THREAT_SUMMARIES:
+                    threats.setdefault(attack, set()).add(frozenset(outcome.probes(attack)))
+    return [attack for attack, different in threats.items() if len(different) > 1]
+
+
+def _number_cells(numbers: Sequence[SeedCell | None], *, ranks: bool) -> list[NumberCell]:
+    """The cells of a column; as in all tables, nothing is the best if all numbers are equal as shown. Numbers
+    that cannot be compared are not ranked."""
     percents = {format_percent(cell.mean) for cell in numbers if cell is not None}
     order = sorted(percents, key=float, reverse=True)
-    marks = dict(zip(order, ("best", "second best"), strict=False)) if len(order) > 1 else {}
+    marks = dict(zip(order, ("best", "second best"), strict=False)) if ranks and len(order) > 1 else {}
     return [NumberCell("-") if cell is None else _number_cell(cell, marks) for cell in numbers]
 
 
@@ -174,7 +193,7 @@ def _paper_cells(percents: Sequence[float | None]) -> list[NumberCell]:
 def _cost_columns(entries: Sequence[Entry]) -> list[tuple[str, str, str, list[NumberCell]]]:
     """The cost and the measured minutes of training, if any row has them."""
     costs = [
-        NumberCell(entry.cost, _total_cost(entry.cost)) if entry.cost else NumberCell("-")
+        NumberCell(entry.cost, count_passes(entry.cost)) if entry.cost else NumberCell("-")
         for entry in entries
     ]
     means = [statistics.fmean(entry.minutes) if entry.minutes else None for entry in entries]
@@ -183,32 +202,6 @@ def _cost_columns(entries: Sequence[Entry]) -> list[tuple[str, str, str, list[Nu
     return [column for column in columns if any(cell.sort is not None for cell in column[3])]
 
 
-def _total_cost(cost: str) -> float:
-    """The sum of forward and backward passes, by which costs are sorted."""
-    numbers = [float(passes) for passes in cost.split("/") if passes.replace(".", "", 1).isdigit()]
-    return math.fsum(numbers)
-
-
 def _notes(combined: StudyResults) -> list[str]:
     """The notes of the same table in Markdown; warnings have their own section."""
     return combined.notes("markdown") if combined.outcomes else ["No row was evaluated."]
-
-
-def headline(results: Results, column: Column) -> tuple[Entry, SeedCell] | None:
-    """Return the row with the highest number of a column, the first of several; None if no row has it."""
-    cells = [(entry, cell) for entry in results.evaluated if (cell := entry.cell(column)) is not None]
-    return max(cells, key=lambda pair: pair[1].mean, default=None)
-
-
-def judge_column(results: Results) -> Column | None:
-    """Return the column that ranks the rows: the worst case over the judge's threats, else its only probe."""
-    judge = choose_judge(results.entries)
-    columns = [column for entry in results.evaluated for column in entry.columns()]
-    own = [column for column in columns if is_attack(column) and _attack(column) == judge]
-    return next((column for column in own if column[1] == "worst"), next(iter(own), None))
-
-
-def describe_column(column: Column) -> str:
-    """Return a column in words: "worst case under AutoAttack", "AutoAttack Linf:8/255"."""
-    attack = attack_title(_attack(column))
-    return f"worst case under {attack}" if column[1] == "worst" else column_key((attack, _titles(column)[1]))

@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-
 from allrounder.report.entry import JUDGE, Entry, Results, choose_judge
+from allrounder.report.figures.base import join_names
+from allrounder.report.figures.judged import judge_entries
 from allrounder.report.footnotes import stored_flags
-from allrounder.report.outcome import NATURAL, Column, Outcome
+from allrounder.report.outcome import NATURAL, Outcome
 from allrounder.report.page.results_table import (
     JUDGE_TITLE,
     attack_title,
-    describe_column,
-    headline,
+    find_mixed_summaries,
     is_attack,
-    judge_column,
 )
 from allrounder.report.statistics import format_percent
+from allrounder.report.study import SeedCell
 
 MACHINE_KEYS = ("platform", "processor", "device", "threads", "torch", "python", "allrounder")
 
@@ -43,12 +42,12 @@ def describe_judge(results: Results) -> str:
         columns = [column for entry in results.evaluated for column in entry.columns() if is_attack(column)]
         weak = "PGD" if all(name.startswith("pgd") for name, _ in columns) else "Weaker attacks"
         return (
-            f"{weak} only, an upper bound: robust accuracies are measured under {judge}. {JUDGE_TITLE} finds "
-            "less robustness, and takes more from some rows than from others."
+            f"{weak} only, an upper bound: robust accuracies are measured under {judge}. {JUDGE_TITLE} "
+            "usually finds less robustness, and takes more from some rows than from others."
         )
     without = [entry.name for entry in results.evaluated if not _has_judge(entry)]
     sentence = f"{JUDGE_TITLE} judges the robust accuracies; other attacks are upper bounds."
-    return sentence + (f" These rows were not evaluated with it: {', '.join(without)}." if without else "")
+    return sentence + (f" These rows were not evaluated with it: {join_names(without)}." if without else "")
 
 
 def build_summary(results: Results) -> list[tuple[str, list[str]]]:
@@ -60,13 +59,11 @@ def build_summary(results: Results) -> list[tuple[str, list[str]]]:
     facts = {
         "Rows": [rows],
         "Studies": list(results.studies),
-        "Trainings": [str(count)]
-        if (count := sum(len(entry.trainings) for entry in results.entries))
-        else [],
+        "Trainings": _count_trainings(results),
         "Test images": _count_images(results),
         "Judge": [judge_title if judge in (JUDGE, None) else f"{judge_title}, an upper bound"],
-        "Best natural accuracy": _describe_best(results, (NATURAL, None)),
-        "Best robust accuracy": _describe_best(results, judge_column(results)),
+        "Best natural accuracy": _describe_best(_natural_cells(results)),
+        "Best robust accuracy": _describe_best_robust(results),
         "Machine": _machines(results),
     }
     return [(title, lines) for title, lines in facts.items() if lines]
@@ -85,8 +82,12 @@ def _has_judge(entry: Entry) -> bool:
 
 def _warn_about_all(results: Results) -> list[str]:
     outcomes = [outcome for entry in results.evaluated for outcome in entry.outcomes.values()]
-    same = all(np.array_equal(outcomes[0].label, outcome.label) for outcome in outcomes[1:])
-    return [] if same else ["The rows were not measured on the same images."]
+    same = all(outcomes[0].has_same_images(outcome) for outcome in outcomes)
+    warnings = [] if same else ["The rows were not measured on the same images."]
+    return warnings + [
+        f"The worst and the mean of {attack_title(attack)} are over different threats in different rows."
+        for attack in find_mixed_summaries(results)
+    ]
 
 
 def _warn_about(entry: Entry) -> list[str]:
@@ -120,17 +121,38 @@ def _count_images(results: Results) -> list[str]:
             rows.setdefault(count, []).append(entry.name)
     if len(rows) == 1:
         return [f"{count:,}" for count in rows]
-    return [f"{count:,}: {', '.join(names)}" for count, names in rows.items()]
+    return [f"{count:,}: {join_names(names)}" for count, names in rows.items()]
 
 
-def _describe_best(results: Results, column: Column | None) -> list[str]:
-    best = None if column is None else headline(results, column)
-    if column is None or best is None:
+def _count_trainings(results: Results) -> list[str]:
+    """The number of trainings; one that gives several rows counts once."""
+    folders = {training.folder for entry in results.entries for training in entry.trainings.values()}
+    return [str(len(folders))] if folders else []
+
+
+def _natural_cells(results: Results) -> dict[str, SeedCell]:
+    return {entry.name: cell for entry in results.evaluated if (cell := entry.cell((NATURAL, None)))}
+
+
+def _describe_best_robust(results: Results) -> list[str]:
+    """The best of the rows that can be compared, and under what."""
+    judged = judge_entries(results.evaluated)
+    if judged is None:
         return []
-    entry, cell = best
-    interval = "" if cell.interval is None else f" ({'-'.join(map(format_percent, cell.interval))})"
-    probe = "" if column[0] == NATURAL else f", {describe_column(column)}"
-    return [f"{format_percent(cell.mean)}%{interval}: {entry.name}{probe}"]
+    lines = _describe_best({entry.name: judged.robust_cell(entry) for entry in judged.entries})
+    return [*lines, f"Measured: {judged.describe()}"] if lines else []
+
+
+def _describe_best(cells: Mapping[str, SeedCell]) -> list[str]:
+    """The highest number, as it is shown, with its row, or with all rows that have it."""
+    best = max(cells.values(), key=lambda cell: cell.mean, default=None)
+    if best is None:
+        return []
+    percent = format_percent(best.mean)
+    names = [name for name, cell in cells.items() if format_percent(cell.mean) == percent]
+    has_interval = len(names) == 1 and best.interval is not None
+    interval = f" ({'-'.join(map(format_percent, best.interval or ()))})" if has_interval else ""
+    return [f"{percent}%{interval}: {join_names(names)}"]
 
 
 def _machines(results: Results) -> list[str]:

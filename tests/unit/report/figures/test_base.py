@@ -12,8 +12,8 @@ def test_slugs_are_lower_case_with_dashes_and_unique():
 
 def test_long_lists_of_names_are_cut():
     names = [str(n) for n in range(12)]
-    assert join_names(names[:2]) == "0, 1"
-    assert join_names(names) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+    assert join_names(names[:2]) == "0; 1"
+    assert join_names(names) == "0; 1; 2; 3; 4; 5; 6; 7; 8; 9; and 2 more"
 
 
 def test_intervals_are_in_percent():

@@ -81,3 +81,8 @@ def test_of_many_rows_the_worst_class_of_the_most_accurate_is_named():
 def test_classes_of_the_same_name_stay_apart():
     entry = Entry("a", {0: outcome([0, 1], [0, 1])}, classes=("crane", "crane"))
     assert class_names(entry) == ("crane (0)", "crane (1)")
+
+
+def test_several_worst_classes_are_counted():
+    entry = Entry("a", {0: outcome([0, 1, 2, 3], [1, 1, 1, 1])}, classes=("cat", "dog", "fox", "hen"))
+    assert charts(entry)["classes-natural"].about == "Worst class: cat and 2 more (a, 0.0%)."

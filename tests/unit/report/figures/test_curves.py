@@ -43,6 +43,9 @@ def test_validations_show_held_out_and_training_images():
         *("natural (held-out)", "Linf:8/255 (held-out)", "L2:1/2 (held-out)"),
         *("natural (training)", "Linf:8/255 (training)", "L2:1/2 (training)"),
     ]
+    by_name = charts(entry())
+    assert all("upper bound" in by_name[f"curves-{name}"].about for name in ("validation-a", "all-l2-1-2"))
+    assert "upper bound" not in by_name["curves-all-natural"].about
     held_out, seen = series["Linf:8/255 (held-out)"], series["Linf:8/255 (training)"]
     assert (held_out.x, held_out.y, held_out.mark) == ((2, 4, 6), pytest.approx((10, 20, 30)), "line")
     assert (seen.y, seen.mark) == (pytest.approx((20, 40, 60)), "dashes")

@@ -53,3 +53,10 @@ def test_fab_has_its_own_chart_and_rows_without_a_probe_are_named():
 def test_an_attack_that_uses_its_whole_budget_has_no_chart():
     assert charts(Entry("a", {0: outcome("pgd-20@Linf:8/255", 0, NAN, 8 / 255, 8.01 / 255)})) == []
     assert charts(Entry("a", {0: outcome("aa@Linf:8/255", 0, NAN)})) == []
+
+
+def test_images_that_another_attack_than_autoattack_leaves_robust_are_an_upper_bound():
+    (weak,) = charts(Entry("a", {0: outcome("fab@L2:1", 0.02, NAN)}))
+    assert "Robust: fab only: an upper bound." in weak.about
+    (strong,) = charts(Entry("a", {0: outcome("aa@L2:1", 0.02, NAN)}))
+    assert "upper bound" not in strong.about

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from allrounder.report.entry import Entry
@@ -58,6 +60,10 @@ def test_another_attack_than_autoattack_is_called_an_upper_bound():
 def test_rows_on_other_images_are_noted():
     fewer = Outcome(LABEL[:5], {"natural": LABEL[:5], "aa@Linf:1": LABEL[:5]})
     judged = judge_entries([Entry("a", {0: outcome(natural=9, aa_Linf=4)}), Entry("b", {0: fewer})])
+    assert judged is not None and judged.notes() == "The rows were not measured on the same images."
+    rows = [outcome(natural=9, aa_Linf=4), outcome(natural=9, aa_Linf=4)]
+    changed = [replace(row, facts={"data": digest}) for row, digest in zip(rows, "ab", strict=True)]
+    judged = judge_entries([Entry(f"row {n}", {0: row}) for n, row in enumerate(changed)])
     assert judged is not None and judged.notes() == "The rows were not measured on the same images."
 
 

@@ -62,3 +62,8 @@ def test_one_row_has_no_front_and_pgd_is_called_an_upper_bound():
     assert [series.name for series in chart.series] == ["a"]
     assert "pgd-20 only: an upper bound" in chart.y.title
     assert "pgd-20 only: an upper bound" in chart.about
+
+
+def test_only_charts_with_several_threats_on_an_axis_explain_the_worst_case():
+    by_name = charts(RESULTS)
+    assert "Worst:" in by_name["tradeoff"].about and "Worst:" not in by_name["tradeoff-l2-l1"].about

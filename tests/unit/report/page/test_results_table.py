@@ -10,8 +10,7 @@ from allrounder.report.page.results_table import (
     NumberCell,
     ResultsTable,
     build_results_table,
-    describe_column,
-    judge_column,
+    find_mixed_summaries,
     order_columns,
 )
 from allrounder.report.study import StudyResults
@@ -83,11 +82,14 @@ def test_cost_and_minutes_are_sorted_as_numbers():
     assert [(cell.text, cell.sort) for cell in minutes] == [("3.0", 3.0), ("-", None)]
 
 
-def test_the_judge_ranks_by_its_worst_case():
-    two = Entry("a", {0: outcome(natural=9, **{"aa_Linf": 4, "aa_L2": 5, "pgd_Linf": 6, "pgd_L2": 7})})
-    assert judge_column(Results((two,))) == ("aa", "worst")
-    assert describe_column(("aa", "worst")) == "worst case under AutoAttack"
-    one = Entry("a", {0: outcome(natural=9, pgd_Linf=6)})
-    assert judge_column(Results((one,))) == ("pgd@Linf", None)
-    assert describe_column(("pgd@Linf", None)) == "pgd Linf"
-    assert judge_column(Results((Entry("a", {0: outcome(natural=9)}),))) is None
+def test_worst_cases_over_different_threats_are_not_ranked():
+    entries = (
+        Entry("a", {0: outcome(natural=9, **{"aa_Linf:1": 4, "aa_L2:1": 5})}),
+        Entry("b", {0: outcome(natural=8, **{"aa_Linf:2": 6, "aa_L2:1": 4})}),
+    )
+    table = build_results_table(Results(entries))
+    assert find_mixed_summaries(Results(entries)) == ["aa"]
+    assert {cell.mark for title in ("worst", "mean") for cell in column(table, "AutoAttack", title)} == {""}
+    assert [cell.mark for cell in column(table, "AutoAttack", "L2:1")] == ["best", "second best"]
+    same = Results((entries[0], Entry("c", entries[0].outcomes), Entry("d", {0: outcome(natural=9)})))
+    assert find_mixed_summaries(same) == []

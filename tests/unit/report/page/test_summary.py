@@ -41,8 +41,9 @@ def test_the_summary_counts_rows_images_and_trainings():
     summary = dict(build_summary(make_results(rows=3, seeds=2, images=60)))
     assert summary["Rows"] == ["5, 1 of them not evaluated"] and summary["Studies"] == ["demo"]
     assert summary["Trainings"] == ["7"] and summary["Test images"] == ["60"]
-    different = Results((Entry("a", {0: pgd_only(1000)}), Entry("b", {0: pgd_only(5)})))
-    assert dict(build_summary(different))["Test images"] == ["1,000: a", "5: b"]
+    sizes = {"a": 1000, "a, averaged": 1000, "b": 5}
+    different = Results(tuple(Entry(name, {0: pgd_only(count)}) for name, count in sizes.items()))
+    assert dict(build_summary(different))["Test images"] == ["1,000: a; a, averaged", "5: b"]
 
 
 def test_the_best_rows_are_those_with_the_highest_numbers():
@@ -50,10 +51,41 @@ def test_the_best_rows_are_those_with_the_highest_numbers():
     summary = dict(build_summary(results))
     cells = {entry.name: entry.cell(("aa", "worst")) for entry in results.evaluated}
     name, best = max(((n, c) for n, c in cells.items() if c), key=lambda pair: pair[1].mean)
-    (line,) = summary["Best robust accuracy"]
-    assert line.startswith(f"{100 * best.mean:.2f}% (") and line.endswith(
-        f"{name}, worst case under AutoAttack"
+    line, measured = summary["Best robust accuracy"]
+    assert line.startswith(f"{100 * best.mean:.2f}% (") and line.endswith(f"): {name}")
+    assert measured == "Measured: worst of Linf:8/255 and L2:1/2 and L1:12 (AutoAttack)"
+
+
+def test_all_rows_with_the_best_number_are_named():
+    results = Results(tuple(Entry(name, {0: pgd_only()}) for name in ("a, averaged", "b")))
+    summary = dict(build_summary(results))
+    assert summary["Best natural accuracy"] == ["100.00%: a, averaged; b"]
+    assert summary["Best robust accuracy"] == [
+        "100.00%: a, averaged; b",
+        "Measured: Linf:8/255 (pgd-20 only: an upper bound)",
+    ]
+
+
+def test_the_best_row_is_one_under_the_threats_that_most_rows_have():
+    strong, easy = (
+        {
+            "natural": np.zeros(10, np.int64),
+            **{f"aa@{t}": (np.arange(10) >= n).astype(np.int64) for t in threats},
+        }
+        for n, threats in ((4, ("Linf:8/255", "L2:1/2")), (9, ("Linf:1/255", "L2:1/2")))
     )
+    label = np.zeros(10, np.int64)
+    rows = {"a": strong, "b": strong, "easy": easy}
+    results = Results(tuple(Entry(name, {0: Outcome(label, row)}) for name, row in rows.items()))
+    assert dict(build_summary(results))["Best robust accuracy"][0] == "40.00%: a; b"
+    warning = "The worst and the mean of AutoAttack are over different threats in different rows."
+    assert collect_warnings(results) == [Warnings("", (warning,))]
+
+
+def test_a_training_with_several_rows_counts_once():
+    training = make_training()
+    results = Results(tuple(Entry(name, trainings={0: training}) for name in ("global", "linf")))
+    assert dict(build_summary(results))["Trainings"] == ["1"]
 
 
 def test_machines_are_listed_once():
@@ -91,4 +123,9 @@ def test_warnings_are_problems_flags_findings_and_doubtful_facts():
 
 def test_rows_of_different_images_are_a_warning_about_all():
     results = Results((Entry("a", {0: pgd_only(10)}), Entry("b", {0: pgd_only(5)})))
+    assert collect_warnings(results) == [Warnings("", ("The rows were not measured on the same images.",))]
+
+
+def test_rows_with_equal_labels_but_other_images_are_a_warning_about_all():
+    results = Results(tuple(Entry(name, {0: pgd_only(data=name)}) for name in ("natural", "changed")))
     assert collect_warnings(results) == [Warnings("", ("The rows were not measured on the same images.",))]
