@@ -13,8 +13,10 @@ from tests.golden.results import Result
 
 STEPS = 6
 """Steps of an epoch."""
-NEW_RECIPES = {f"embedded/generalist-t-{kind}" for kind in ("uniform", "fisher", "outer", "soft", "chosen")}
-NEW_RECIPES |= {"embedded/half-half-taught", "embedded/generalist-d-nt-linf-taught"}
+NEW_RECIPES = {
+    *(f"embedded/generalist-t-{kind}" for kind in ("uniform", "fisher", "outer", "soft", "chosen")),
+    *("embedded/half-half-taught", "embedded/generalist-d-nt-linf-taught"),
+}
 """Recipes that are younger than the recorded digests. A digest covers all recipes of a folder, and adding one
 must not hide a change of the others."""
 FOLDERS = ("embedded", "mnist", "svhn", "cifar10", "cifar100", "imagenet")
