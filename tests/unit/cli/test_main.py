@@ -185,8 +185,15 @@ def test_the_version_includes_that_of_torch(allrounder: Command):
     assert answer.out.startswith("allrounder 0.") and torch.__version__ in answer.out
 
 
-def test_show_prints_every_recipe_as_a_file_that_loads(
-    allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param([*shipped_recipes()][::12], id="some"),
+        pytest.param([*shipped_recipes()], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_show_prints_a_recipe_as_a_file_that_loads(
+    names: list[str], allrounder: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # so that published data is nowhere
 
@@ -207,7 +214,7 @@ def test_show_prints_every_recipe_as_a_file_that_loads(
         following = lines[len(stages)]
         assert following.startswith("# ") and expected in following
 
-    check_each(shipped_recipes(), check)
+    check_each(names, check)
 
 
 def test_show_prints_the_files_of_a_recipe(allrounder: Command, tmp_path: Path):
