@@ -36,7 +36,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
         ("data.md", 3),
         ("dial.md", 1),
         ("reproduce.md", 1),
-        pytest.param("evaluation.md", 2, marks=pytest.mark.slow),
+        pytest.param("evaluation.md", 3, marks=pytest.mark.slow),
     ],
 )
 def test_the_code_of_the_guide_runs(page: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
