@@ -1,6 +1,6 @@
-"""The commands about several trainings: sweep, compare, table and demo.
+"""The commands about several trainings: sweep, compare, table, publish and demo.
 
-`table` reads only the manifest of a study and its outcome files, without torch.
+`table` and `publish` read only the files of a study, without torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from allrounder.cli.echo import echo
+from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.index import STUDY_STYLES, check_choice, complete_recipe, complete_study, read_index
 from allrounder.cli.train import Overrides
 from allrounder.errors import RunError
@@ -20,6 +20,12 @@ StudyName = Annotated[
     str,
     Argument(
         metavar="STUDY", help="A study file, or the name of a shipped study.", autocompletion=complete_study
+    ),
+]
+StudyOrFolder = Annotated[
+    str,
+    Argument(
+        metavar="STUDY_OR_FOLDER", help="A study, or the folder it ran in.", autocompletion=complete_study
     ),
 ]
 Folder = Annotated[Path | None, Option("--out", help="The folder of the study. Default: runs/studies/NAME.")]
@@ -80,12 +86,7 @@ def compare(
 
 
 def table(
-    study: Annotated[
-        str,
-        Argument(
-            metavar="STUDY_OR_FOLDER", help="A study, or the folder it ran in.", autocompletion=complete_study
-        ),
-    ],
+    study: StudyOrFolder,
     folder: Folder = None,
     style: Style = "markdown",
 ) -> None:
@@ -103,6 +104,26 @@ def table(
             f"{folder}: no training of {manifest.name} is finished there; continue it with: {resume}"
         )
     echo(render_study(results, style).rstrip())
+
+
+def publish(
+    study: StudyOrFolder,
+    to: Annotated[Path, Option("--to", help="The folder to write, such as results/NAME.", metavar="FOLDER")],
+    folder: Folder = None,
+) -> None:
+    """Copy what the table and the report of a study need, without weights, into a folder to keep.
+
+    Publish again after more trainings have finished. `table`, `report` and `figure` read the folder.
+    """
+    from allrounder.experiments.manifest import find_study_folder
+    from allrounder.experiments.publish import publish_study
+
+    source = find_study_folder(study, folder, read_index()["lists"]["studies"])
+    publication = publish_study(source, to)
+    if publication.left_out:
+        echo_note(f"Left out, because they are not finished: {', '.join(publication.left_out)}.")
+    trainings = "1 training" if publication.trainings == 1 else f"{publication.trainings} trainings"
+    echo(f"{to}: {trainings}, {publication.files} files, {publication.size / 1000:.0f} kB")
 
 
 def demo(
