@@ -9,12 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
 from allrounder.cli.echo import echo, echo_note
-from allrounder.cli.index import STUDY_STYLES, check_choice, complete_recipe, complete_study, read_index
+from allrounder.cli.index import (
+    NOTE_LEVELS,
+    STUDY_STYLES,
+    check_choice,
+    complete_recipe,
+    complete_study,
+    read_index,
+)
 from allrounder.cli.train import Overrides
-from allrounder.errors import RunError
+from allrounder.errors import InputError, RunError
 
 StudyName = Annotated[
     str,
@@ -89,12 +96,18 @@ def table(
     study: StudyOrFolder,
     folder: Folder = None,
     style: Style = "markdown",
+    columns: Annotated[
+        str, Option(help='Show these columns only: "natural, aa worst".', metavar="TITLES")
+    ] = "",
+    rows: Annotated[str, Option(help='Show these rows only: "NT; AT".', metavar="LABELS")] = "",
+    notes: Annotated[str, Option(help=f"One of {', '.join(NOTE_LEVELS)}.")] = "all",
 ) -> None:
     """Print the table of a study from its run folders, and what is missing from it."""
     from allrounder.experiments.manifest import STUDY_FILE, Manifest, collect_results, find_study_folder
-    from allrounder.report.study import render_study
+    from allrounder.report.excerpt import Excerpt, render_excerpt
 
     check_choice(style, STUDY_STYLES, "--style")
+    check_choice(notes, NOTE_LEVELS, "--notes")
     folder = find_study_folder(study, folder, read_index()["lists"]["studies"])
     manifest = Manifest.load(folder)
     results = collect_results(manifest, folder)
@@ -103,7 +116,11 @@ def table(
         raise RunError(
             f"{folder}: no training of {manifest.name} is finished there; continue it with: {resume}"
         )
-    echo(render_study(results, style).rstrip())
+    try:
+        text = render_excerpt(results, Excerpt.parse(columns, rows, notes), style)
+    except InputError as error:
+        raise BadParameter(str(error)) from None
+    echo(text.rstrip())
 
 
 def publish(

@@ -49,6 +49,23 @@ def test_a_study_is_published_and_shown(allrounder: Command):
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_table_shows_some_columns_and_rows(allrounder: Command):
+    words = ["table", "out", "--columns", "natural, cost", "--rows", "fast"]
+    shown = allrounder(*words, "--notes", "no").out.splitlines()
+    assert shown[0] == "| row | natural | cost |" and len(shown) == 3 and shown[2].startswith("| fast |")
+    short, everything = (allrounder(*words, "--notes", level).out for level in ("short", "all"))
+    assert "Cost:" not in short and "40 images.\n" in short and "Cost:" in everything
+    for wrong, message in (
+        (["--columns", "natura"], 'no column "natura", expected some of natural; '),
+        (["--rows", "fats"], 'no row "fats", expected some of slow; fast'),
+        (["--notes", "few"], "few: expected one of all, short, no"),
+        (["--rows", "fast", "--style", "csv"], "got style 'csv', expected markdown or latex"),
+    ):
+        answer = allrounder("table", "out", *wrong)
+        assert answer.code == 2 and message in flat(answer.err), answer
+
+
+@pytest.mark.usefixtures("folder")
 def test_unfinished_trainings_are_named(allrounder: Command):
     shutil.rmtree("out/slow/seed-0/eval")
     answer = allrounder("publish", "out", "--to", "results/tiny")
