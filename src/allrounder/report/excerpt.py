@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, final, get_args
 
+from allrounder.config.fields import did_you_mean
 from allrounder.errors import InputError
 from allrounder.report.short_notes import short_notes
 from allrounder.report.study import StudyResults, render_study
@@ -38,12 +39,39 @@ class Excerpt:
 
     def to_table(self, results: StudyResults, style: str = "markdown") -> ResultTable:
         """Return the table; the best and second best numbers are those of the rows that are shown."""
-        table = results.to_table(style).select(self.columns, self.rows)
+        table = select_cells(results.to_table(style), self.columns, self.rows)
         mark_style = "markdown" if style == "markdown" else "text"  # as in StudyResults.to_table
         if self.notes == "no" or not table.rows:
             return replace(table, notes=())
         describe = short_notes if self.notes == "short" else StudyResults.notes
         return replace(table, notes=describe(results, mark_style, self.rows, self.columns))
+
+
+def select_cells(table: ResultTable, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> ResultTable:
+    """Return the columns and rows of these names, in this order; all if none are named. Of columns with the
+    same name, such as "paper", it is the first one to the right of the column named before."""
+    titles, by_name = list(table.header[1:]), dict(table.rows)
+    chosen: list[int] = []
+    for title in columns:
+        _check_known("column", title, titles)
+        matching = [index for index, name in enumerate(titles) if name == title]
+        chosen.append(next((i for i in matching if i > max(chosen[-1:], default=-1)), matching[0]))
+    for row in rows:
+        _check_known("row", row, list(by_name))
+    indices = chosen if columns else range(len(titles))
+    return replace(
+        table,
+        header=[table.header[0], *(titles[index] for index in indices)],
+        rows=[(row, [by_name[row][index] for index in indices]) for row in rows or by_name],
+        latex_header=() if columns else table.latex_header,
+    )
+
+
+def _check_known(kind: str, got: str, names: Sequence[str]) -> None:
+    if got not in names:
+        known = list(dict.fromkeys(names))
+        expected = f"expected some of {'; '.join(known)}{did_you_mean(got, known)}"
+        raise InputError(f'{kind}s: the table has no {kind} "{got}", {expected}')
 
 
 def _strip_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -6,11 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
-from allrounder.config.fields import did_you_mean
-from allrounder.errors import InputError
 from allrounder.report.outcome import THREAT_SUMMARIES, Column
 from allrounder.report.statistics import format_percent
 
@@ -70,34 +68,6 @@ class ResultTable:
     notes: Sequence[str] = ()
     latex_header: Sequence[Sequence[str]] = ()
     """The lines of the LaTeX header, already escaped, if they differ from the header."""
-
-    def select(self, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> ResultTable:
-        """Return the columns and rows of these names, in this order; all if none are named. Of columns with
-        the same name, such as "paper", it is the first one to the right of the column named before."""
-        titles = list(self.header[1:])
-        chosen: list[int] = []
-        for title in columns:
-            matching = [index for index, name in enumerate(titles) if name == title]
-            if not matching:
-                raise _unknown_name("column", title, titles)
-            chosen.append(next((i for i in matching if i > max(chosen[-1:], default=-1)), matching[0]))
-        by_name = dict(self.rows)
-        for row in rows:
-            if row not in by_name:
-                raise _unknown_name("row", row, list(by_name))
-        indices = chosen if columns else range(len(titles))
-        return replace(
-            self,
-            header=[self.header[0], *(titles[index] for index in indices)],
-            rows=[(row, [by_name[row][index] for index in indices]) for row in rows or by_name],
-            latex_header=() if columns else self.latex_header,
-        )
-
-
-def _unknown_name(kind: str, got: str, names: Sequence[str]) -> InputError:
-    known = list(dict.fromkeys(names))
-    expected = f"expected some of {'; '.join(known)}{did_you_mean(got, known)}"
-    return InputError(f'{kind}s: the table has no {kind} "{got}", {expected}')
 
 
 def column_key(column: Column) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from allrounder.cli.index import NOTE_LEVELS
 from allrounder.errors import InputError
-from allrounder.report.excerpt import Excerpt, NoteLevel, render_excerpt
+from allrounder.report.excerpt import Excerpt, NoteLevel, render_excerpt, select_cells
 from allrounder.report.outcome import Outcome
 from allrounder.report.short_notes import condense_warnings, list_trainings, short_notes
 from allrounder.report.study import StudyResults, render_study
@@ -51,7 +51,7 @@ def test_of_columns_with_one_name_the_next_one_is_shown():
         (["paper", "paper"], "bd"),
         ([], "abcd"),
     ):
-        assert "".join(cell.text for cell in table.select(columns).rows[0][1]) == texts
+        assert "".join(cell.text for cell in select_cells(table, columns).rows[0][1]) == texts
 
 
 def test_unknown_names_are_errors_that_list_what_exists():
