@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Tests and comparisons start many processes; without bytecode files each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-slow check fmt index bench clean
+.PHONY: setup demo test test-slow check fmt index results bench clean
 
 setup: $(STAMP)              ## create the virtual environment and install everything
 
@@ -38,6 +38,9 @@ fmt: setup                   ## fix formatting and lint
 
 index: setup                 ## write the index of names that list, schema and completion read
 	$(BIN)/python -m allrounder.cli.index
+
+results: setup               ## write the tables and figures of the documents from results/
+	$(BIN)/python scripts/make_results.py
 
 bench: setup                 ## measure ratios of speed
 	$(BIN)/python benchmarks/crafting.py

@@ -24,6 +24,8 @@ INDEX_FILE = "index.json"
 SCHEMA_FILE = "schema.json"
 STUDY_STYLES = ("markdown", "latex", "csv", "json")
 """The styles of the table of a study."""
+NOTE_LEVELS = ("all", "short", "no")
+"""The notes below the table of a study."""
 
 
 class RecipeFacts(TypedDict):

@@ -23,7 +23,7 @@ from allrounder.cli.listing import list_
 from allrounder.cli.new import new
 from allrounder.cli.report import report
 from allrounder.cli.runs import log, ls
-from allrounder.cli.study import compare, demo, sweep, table
+from allrounder.cli.study import compare, demo, publish, sweep, table
 from allrounder.cli.theory import theory
 from allrounder.cli.train import plan, show, train
 from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
@@ -77,6 +77,7 @@ app.command()(theory)
 app.command()(sweep)
 app.command()(compare)
 app.command()(table)
+app.command()(publish)
 app.command()(report)
 app.command()(figure)
 app.add_typer(data_app, name="data")

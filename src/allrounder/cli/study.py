@@ -1,6 +1,6 @@
-"""The commands about several trainings: sweep, compare, table and demo.
+"""The commands about several trainings: sweep, compare, table, publish and demo.
 
-`table` reads only the manifest of a study and its outcome files, without torch.
+`table` and `publish` read only the files of a study, without torch.
 """
 
 from __future__ import annotations
@@ -9,17 +9,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 
-from allrounder.cli.echo import echo
-from allrounder.cli.index import STUDY_STYLES, check_choice, complete_recipe, complete_study, read_index
+from allrounder.cli.echo import echo, echo_note
+from allrounder.cli.index import (
+    NOTE_LEVELS,
+    STUDY_STYLES,
+    check_choice,
+    complete_recipe,
+    complete_study,
+    read_index,
+)
 from allrounder.cli.train import Overrides
-from allrounder.errors import RunError
+from allrounder.errors import InputError, RunError
 
 StudyName = Annotated[
     str,
     Argument(
         metavar="STUDY", help="A study file, or the name of a shipped study.", autocompletion=complete_study
+    ),
+]
+StudyOrFolder = Annotated[
+    str,
+    Argument(
+        metavar="STUDY_OR_FOLDER", help="A study, or the folder it ran in.", autocompletion=complete_study
     ),
 ]
 Folder = Annotated[Path | None, Option("--out", help="The folder of the study. Default: runs/studies/NAME.")]
@@ -80,20 +93,21 @@ def compare(
 
 
 def table(
-    study: Annotated[
-        str,
-        Argument(
-            metavar="STUDY_OR_FOLDER", help="A study, or the folder it ran in.", autocompletion=complete_study
-        ),
-    ],
+    study: StudyOrFolder,
     folder: Folder = None,
     style: Style = "markdown",
+    columns: Annotated[
+        str, Option(help='Show these columns only: "natural, aa worst".', metavar="TITLES")
+    ] = "",
+    rows: Annotated[str, Option(help='Show these rows only: "NT; AT".', metavar="LABELS")] = "",
+    notes: Annotated[str, Option(help=f"One of {', '.join(NOTE_LEVELS)}.")] = "all",
 ) -> None:
     """Print the table of a study from its run folders, and what is missing from it."""
     from allrounder.experiments.manifest import STUDY_FILE, Manifest, collect_results, find_study_folder
-    from allrounder.report.study import render_study
+    from allrounder.report.excerpt import Excerpt, render_excerpt
 
     check_choice(style, STUDY_STYLES, "--style")
+    check_choice(notes, NOTE_LEVELS, "--notes")
     folder = find_study_folder(study, folder, read_index()["lists"]["studies"])
     manifest = Manifest.load(folder)
     results = collect_results(manifest, folder)
@@ -102,7 +116,31 @@ def table(
         raise RunError(
             f"{folder}: no training of {manifest.name} is finished there; continue it with: {resume}"
         )
-    echo(render_study(results, style).rstrip())
+    try:
+        text = render_excerpt(results, Excerpt.parse(columns, rows, notes), style)
+    except InputError as error:
+        raise BadParameter(str(error)) from None
+    echo(text.rstrip())
+
+
+def publish(
+    study: StudyOrFolder,
+    to: Annotated[Path, Option("--to", help="The folder to write, such as results/NAME.", metavar="FOLDER")],
+    folder: Folder = None,
+) -> None:
+    """Copy what the table and the report of a study need, without weights, into a folder to keep.
+
+    Publish again after more trainings have finished. `table`, `report` and `figure` read the folder.
+    """
+    from allrounder.experiments.manifest import find_study_folder
+    from allrounder.experiments.publish import publish_study
+
+    source = find_study_folder(study, folder, read_index()["lists"]["studies"])
+    publication = publish_study(source, to)
+    if publication.left_out:
+        echo_note(f"Left out, because they are not finished: {', '.join(publication.left_out)}.")
+    trainings = "1 training" if publication.trainings == 1 else f"{publication.trainings} trainings"
+    echo(f"{to}: {trainings}, {publication.files} files, {publication.size / 1000:.0f} kB")
 
 
 def demo(

@@ -3,6 +3,8 @@
 The manifest is study.json beside study.toml. A signature is a JSON file beside the folder of an evaluation,
 written before the evaluation starts: it says which recipe and which weights the evaluation is of. It is
 compared with the files of the run whenever the outcome is read, so that a table never shows other results.
+A published study has no weights: their digests are in the manifests that they were saved with, and every
+file is compared with the list of published files.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from allrounder.config.fields import (
 from allrounder.config.text import shorten
 from allrounder.config.toml import is_file, parse_toml, read_toml
 from allrounder.errors import RecipeError, RunError
+from allrounder.experiments.published import find_published
 from allrounder.recipe.init import STAGES_DIR
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
-from allrounder.system.checked_files import read_json, read_toml_text, write_json
+from allrounder.system.checked_files import read_json, read_manifest, read_toml_text, write_json
 from allrounder.system.files import check_location, hash_file, newest_folder
 from allrounder.training.record import read_metrics
 
@@ -87,6 +90,9 @@ class Manifest:
         if not file.is_file():
             reason = f"no study ran there, it has no {MANIFEST_FILE}; name the folder of a study"
             raise RunError(f"{folder}: {reason}, or run one with: allrounder sweep")
+        if (published := find_published(folder)) is not None:
+            for name in (STUDY_FILE, MANIFEST_FILE):
+                published.check_file(name)
         fields = read_json(file, again, FORMAT_VERSION)
         fields.pop("format")
         try:
@@ -113,12 +119,17 @@ def collect_results(manifest: Manifest, folder: Path) -> StudyResults:
     cost: dict[str, str] = {}
     missing: list[str] = []
     minutes: dict[str, list[float]] = {}
+    published = find_published(folder)
     for trial in manifest.trials:
         run = folder / trial.folder
+        if published is not None:
+            published.check_files_below(trial.folder)
         for label, which in trial.rows.items():
             cost[label] = trial.cost
             if (evaluation_folder(run, which) / OUTCOME_FILE).is_file():
-                outcomes[label][trial.seed] = load_trial_outcome(run, trial.recipe, which, manifest.images)
+                outcomes[label][trial.seed] = load_trial_outcome(
+                    run, trial.recipe, which, manifest.images, has_weights=published is None
+                )
                 if manifest.minutes:
                     minutes.setdefault(label, []).append(training_seconds(run) / 60)
             else:
@@ -159,26 +170,32 @@ def signature_file(evaluation: Path) -> Path:
     return evaluation.with_name(f"{evaluation.name}.json")
 
 
-def make_signature(folder: Path, recipe: str, weights: Path) -> dict[str, str]:
-    """Describe a recipe, by its fingerprint and file, and weights, by their file, so that changes show."""
+def make_signature(folder: Path, recipe: str, weights: Path, *, has_weights: bool = True) -> dict[str, str]:
+    """Describe a recipe, by its fingerprint and file, and weights, by their file, so that changes show.
+    If there are no weights, their digest is that of the manifest."""
+    digest = (
+        hash_file(weights) if has_weights else read_manifest(weights.parent)["files"].get(weights.name, "")
+    )
     return {
         "recipe": recipe,
         "recipe file": hash_file(folder / "recipe.toml")[:16],
         "weights file": weights.relative_to(folder).as_posix(),
-        "weights": hash_file(weights)[:16],
+        "weights": digest[:16],
     }
 
 
-def load_trial_outcome(folder: Path, recipe: str, which: str, images: int | None) -> Outcome:
+def load_trial_outcome(
+    folder: Path, recipe: str, which: str, images: int | None, *, has_weights: bool = True
+) -> Outcome:
     """Load the outcome of a run; raise RunError unless it is of the recipe with this fingerprint, the weights
-    in the folder, and this number of images."""
+    in the folder (in a published one, those that its manifest describes), and this number of images."""
     evaluation = evaluation_folder(folder, which)
     file = evaluation / OUTCOME_FILE
     again = f"remove {evaluation.parent} and call again"
     recorded = _read_signature(signature_file(evaluation), again)
     weights = newest_weights(folder, which) / Path(recorded["weights file"]).name
     try:
-        current = make_signature(folder, recorded["recipe"], weights)
+        current = make_signature(folder, recorded["recipe"], weights, has_weights=has_weights)
     except OSError as error:
         raise RunError(f"{folder}: what was evaluated cannot be read ({error}): {CHANGED}") from None
     for key, now in current.items():

@@ -29,6 +29,7 @@ from allrounder.experiments.manifest import (
     read_study_text,
     write_signature,
 )
+from allrounder.experiments.published import is_published
 from allrounder.experiments.study import Study, Trial
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import OUTCOME_FILE
@@ -86,6 +87,9 @@ def open_study(study: Study, folder: Path) -> Study:
     """Create or reopen the folder of a study, to which seeds may be added; return it with all its seeds."""
     file = folder / STUDY_FILE
     check_location(folder)
+    if is_published(folder):
+        reason = "holds a published study, which has no weights and nothing to resume"
+        raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")
     if not file.is_file():
         ours = {file.name, temporary_path(file).name, LOCK_FILE}
         if folder.exists() and any(path.name not in ours for path in folder.iterdir()):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from allrounder.experiments.manifest import STUDY_FILE, Manifest, TrialEntry, collect_results
+from allrounder.experiments.published import find_published
 from allrounder.experiments.run_rows import note_damage, read_classes, read_minutes, read_training
 from allrounder.report.entry import Entry
 from allrounder.report.study import StudyResults
@@ -16,14 +17,19 @@ def read_study_rows(manifest: Manifest, folder: Path) -> tuple[list[Entry], Stud
     entries = {label: Entry(label, study=manifest.name) for label in manifest.labels}
     parts: list[StudyResults] = []
     advice = f"continue it with: allrounder sweep {folder / STUDY_FILE} --out {folder}"
+    if (published := find_published(folder)) is not None:
+        advice = "finish it where the study runs, and publish the study again"
     for trial in manifest.trials:
         run = folder / trial.folder
         problems: list[str] = []
-        if run.is_dir():
+        training = None
+        if published is not None:
+            with note_damage(problems):
+                published.check_files_below(trial.folder)
+        if not problems and run.is_dir():
             training = read_training(run, problems, advice)
-        else:
+        elif not problems:
             problems.append(f"{run}: not trained yet; {advice}")
-            training = None
         is_unfinished = bool(problems)
         minutes = read_minutes(run, training, problems)
         classes = read_classes(run, problems)

@@ -37,10 +37,10 @@ def footnotes(outcomes: Outcomes) -> list[str]:
     parts = (
         _describe_evaluation,
         _describe_attacks,
-        _describe_missing_judge,
+        describe_missing_judge,
         _describe_shifts,
-        _describe_selection,
-        _describe_extra_data,
+        describe_selection,
+        describe_extra_data,
         _describe_mixture,
     )
     lines = [line for describe in parts for line in _group_by_text(outcomes, describe)]
@@ -82,7 +82,8 @@ def _describe_attacks(outcome: Outcome) -> list[str]:
     return [f"{name}: {format_fact(budget)}" for name, budget in outcome.facts.get("attacks", {}).items()]
 
 
-def _describe_missing_judge(outcome: Outcome) -> list[str]:
+def describe_missing_judge(outcome: Outcome) -> list[str]:
+    """Name the threats for which AutoAttack was not run."""
     names = [name for name in outcome.predicted if "@" in name and parse_shift_id(name) is None]
     threats = dict.fromkeys(name.partition("@")[2] for name in names)
     missing = [threat for threat in threats if f"{JUDGE}@{threat}" not in names]
@@ -110,7 +111,8 @@ def _describe_shifts(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _describe_selection(outcome: Outcome) -> list[str]:
+def describe_selection(outcome: Outcome) -> list[str]:
+    """Say which weights were evaluated, and on which images they were selected."""
     selected_on, weights = outcome.facts.get("selected_on"), outcome.facts.get("weights")
     name = "Weights" if weights is None else f"Weights {format_fact(weights)!r}"
     if selected_on is None:
@@ -119,7 +121,8 @@ def _describe_selection(outcome: Outcome) -> list[str]:
     return [f"{name} selected on {images}"]
 
 
-def _describe_extra_data(outcome: Outcome) -> list[str]:
+def describe_extra_data(outcome: Outcome) -> list[str]:
+    """Say which images were used besides those of the dataset."""
     extra = [outcome.facts["extra"]] if "extra" in outcome.facts else []
     return [f"Trained with EXTRA DATA: {format_fact(images)}" for images in extra]
 

@@ -138,18 +138,15 @@ class StudyResults:
             differing.add(key)
         return differing
 
-    def notes(self, style: str = "text") -> list[str]:
-        """What a reader must know, one sentence a line."""
+    def notes(self, style: str = "text", rows: Sequence[str] = (), titles: Sequence[str] = ()) -> list[str]:
+        """What a reader must know, one sentence a line; about some rows and columns if they are named."""
         outcomes = {
             f"{row}, seed {seed}": outcome
-            for row, by_seed in self.outcomes.items()
-            for seed, outcome in by_seed.items()
+            for row in rows or self.outcomes
+            for seed, outcome in self.outcomes[row].items()
         }
-        seeds = sorted({seed for by_seed in self.outcomes.values() for seed in by_seed})
-        deviation = f"mean +- standard deviation over seeds {', '.join(map(str, seeds))}"
-        shown = deviation if len(seeds) > 1 else "with 95% intervals"
-        lines = [f"Percent of images classified correctly: {shown}.", *tables.summary_notes(self.columns())]
-        lines += self._describe_tests(tables.MARKS[style].differs)
+        lines = [self.describe_numbers(rows), *tables.summary_notes(self.columns())]
+        lines += self.describe_tests(tables.MARKS[style].differs, rows, titles)
         if self.cost:
             lines.append("Cost: forward/backward passes of every training image over the whole run, at most.")
         if self.minutes:
@@ -159,18 +156,35 @@ class StudyResults:
         lines += footnotes(outcomes) if outcomes else []
         for name, outcome in outcomes.items():
             lines += [f"{name}: {finding}" for finding in outcome.facts.get("findings", ())]
-        return lines + ([f"MISSING: {'; '.join(self.missing)}."] if self.missing else [])
+        missing = self.missing_trainings(rows)
+        return lines + ([f"MISSING: {'; '.join(missing)}."] if missing else [])
 
-    def _describe_tests(self, mark: str) -> list[str]:
-        """What the mark of significant differences means, if there are any."""
-        tests = [self.comparisons[key] for key in self._significant_differences()]
+    def missing_trainings(self, rows: Sequence[str] = ()) -> list[str]:
+        """The trainings that are not finished or not evaluated, of some rows if they are named."""
+        return [text for text in self.missing if not rows or text.rpartition(", seed ")[0] in rows]
+
+    def describe_numbers(self, rows: Sequence[str] = ()) -> str:
+        """What the numbers are, of some rows if they are named."""
+        seeds = sorted({seed for row in rows or self.outcomes for seed in self.outcomes[row]})
+        deviation = f"mean +- standard deviation over seeds {', '.join(map(str, seeds))}"
+        shown = deviation if len(seeds) > 1 else "with 95% intervals"
+        return f"Percent of images classified correctly: {shown}."
+
+    def describe_tests(self, mark: str, rows: Sequence[str] = (), titles: Sequence[str] = ()) -> list[str]:
+        """What the mark of significant differences means, if some rows and columns have any."""
+        tests = [
+            self.comparisons[row, column]
+            for row, column in self._significant_differences()
+            if (not rows or row in rows) and (not titles or column_title(column) in titles)
+        ]
         methods: list[str] = []
         if any(isinstance(test, SeedComparison) for test in tests):
             methods.append("a test over seeds and paired images (Welch-Satterthwaite t)")
         if any(isinstance(test, McNemar) for test in tests):
             scope = "with one seed it does not account for the variation between trainings"
             methods.append(f"a paired test over images (McNemar; {scope})")
-        level = f"Holm over the table, level {SIGNIFICANCE}"
+        family = "all rows and columns of the study" if rows or titles else "the table"
+        level = f"Holm over {family}, level {SIGNIFICANCE}"
         return [f'{mark}: differs from "{self.reference_row()}" by {method}; {level}.' for method in methods]
 
     def to_table(self, style: str = "text") -> ResultTable:

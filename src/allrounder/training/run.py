@@ -250,7 +250,13 @@ class Run(HasSummary):
             raise RunError(f"{self.folder}: has no {point or 'last'} weights: {reason}")
         file = folder / f"{name}.safetensors"
         if not file.is_file():
-            names = [name for path in sorted(folder.glob("*.safetensors")) if (name := path.stem) != "global"]
+            files = sorted(folder.glob("*.safetensors"))
+            if not files:  # a published study
+                reason = "has the digests of its weights, but not the weights"
+                raise RunError(
+                    f"{self.folder}: {reason}; train {RECIPE_FILE} of this folder in another folder"
+                )
+            names = [path.stem for path in files if path.stem != "global"]
             known = ["best", "last", *names]
             expected = f"expected {', '.join(known)}, or NAME@best{did_you_mean(which, known)}"
             raise RunError(f'{self.folder}: has no weights "{which}"; {expected}')

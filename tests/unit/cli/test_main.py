@@ -115,7 +115,8 @@ OPTIONS = {
     "demo": {"--out", "--workers", "--set"},
     "sweep": {"--out", "--workers", "--launcher", "--dry-run", "--only"},
     "compare": {"--n", "--seeds", "--set", "--out", "--workers", "--launcher", "--dry-run"},
-    "table": {"--out", "--style"},
+    "table": {"--out", "--style", "--columns", "--rows", "--notes"},
+    "publish": {"--out", "--to"},
     "report": {"--out", "-o", "--title", "--gallery", "--no-gallery"},
     "figure": {"--out", "-o", "--chart", "--rows"},
     "eval": {

@@ -69,6 +69,7 @@ VERBS = [
         "sweep",
         "compare",
         "table",
+        "publish",
     ),
     *("ls", "log", "watch", "report", "figure", "theory"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
@@ -148,8 +149,10 @@ def test_completion_needs_no_torch(tmp_path: Path):
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study of two trainings."""
     folder = tmp_path_factory.mktemp("study")
-    study = replace(tiny_study(folder), seeds=(0,))
-    run_here(study, folder / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        study = replace(tiny_study(Path()), seeds=(0,))
+        run_here(study, Path("out"))
     (folder / "mine.toml").write_text(study.dumps(), encoding="utf-8")
     return folder
 
@@ -165,6 +168,20 @@ def test_tables_and_logs_need_no_torch(finished: Path):
     assert [code for code, _, _ in answers] == [0] * (len(styles) + 1) + [1], answers
     assert all("slow" in out and "fast" in out for _, out, _ in answers[:-1])
     assert answers[0][1] == answers[-2][1] and answers[0][1].startswith("| row |")
+
+
+def test_publishing_and_published_tables_need_no_torch(finished: Path):
+    calls: list[Call] = [
+        (["table", "out"], {}),
+        (["publish", "mine.toml", "--out", "out", "--to", "results/tiny"], {}),
+        (["table", "results/tiny"], {}),
+        (["ls", "results"], {}),
+    ]
+    answers = call_without_torch(calls, finished)
+    assert [code for code, _, _ in answers] == [0] * 4, answers
+    (_, table, _), (_, publish, _), (_, again, _), (_, runs, _) = answers
+    assert again == table and publish.startswith("results/tiny: 2 trainings, 18 files, ")
+    assert "2 of 2 finished" in runs
 
 
 def test_the_index_is_up_to_date(tmp_path: Path):

@@ -1,0 +1,173 @@
+"""Publish a study: copy what its table and its report need into a folder that can be kept under version
+control. See `published.py` for the folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from allrounder.config.toml import parse_toml
+from allrounder.errors import RunError
+from allrounder.experiments.machine_paths import check_no_machine_paths
+from allrounder.experiments.manifest import (
+    MANIFEST_FILE,
+    STUDY_FILE,
+    Manifest,
+    TrialEntry,
+    evaluation_folder,
+    load_trial_outcome,
+    newest_weights,
+    read_study_text,
+    signature_file,
+)
+from allrounder.experiments.published import PUBLISHED_FILE, PublishedFiles, is_published
+from allrounder.experiments.run_rows import ENV_FILE
+from allrounder.recipe.init import STAGES_DIR
+from allrounder.report.outcome import OUTCOME_FILE
+from allrounder.system.checked_files import ADVICE, read_json
+from allrounder.system.files import (
+    MANIFEST,
+    check_location,
+    make_folder,
+    newest_folder,
+    temporary_path,
+    write_atomically,
+)
+from allrounder.training.record import (
+    FORMAT_FILE,
+    FORMAT_VERSION,
+    METRICS_FILE,
+    RECIPE_FILE,
+    RunRecord,
+    read_metrics,
+)
+
+RUN_FILES = (RECIPE_FILE, FORMAT_FILE, ENV_FILE, METRICS_FILE)
+STUDY_FILES = (STUDY_FILE, MANIFEST_FILE)
+MAY_CHANGE = ("about", "name", "seeds")
+"""Keys of a study that may differ from those of the study that was published before."""
+
+
+@final
+@dataclass(frozen=True)
+class Publication:
+    """What was published."""
+
+    trainings: int
+    files: int
+    size: int
+    """In bytes."""
+    left_out: tuple[str, ...]
+    """The folders of trainings that are not finished or not evaluated."""
+
+
+def publish_study(source: Path, target: Path) -> Publication:
+    """Copy the definition, logs and outcomes of all finished trainings of a study, after checking them.
+
+    Every outcome is compared with the weights that it is of. Files are replaced one by one, the list of
+    digests comes last. So a study can be published again, with more seeds; what was published before must be
+    part of it. Raises RunError if a file is damaged or holds an absolute path; then nothing is changed.
+    """
+    if is_published(source):
+        raise RunError(
+            f"{source}: is a published study, which has no weights; name the folder that it ran in"
+        )
+    manifest = Manifest.load(source)
+    finished = [trial for trial in manifest.trials if _is_evaluated(source / trial.folder, trial)]
+    left_out = tuple(trial.folder for trial in manifest.trials if trial not in finished)
+    if not finished:
+        reason = f"no training of {manifest.name} is finished"
+        raise RunError(f"{source}: {reason}; run it first with: allrounder sweep {source / STUDY_FILE}")
+    names: list[str] = []
+    for trial in finished:
+        _check_trial(source / trial.folder, trial, manifest.images)
+        files = _list_trial_files(source / trial.folder, trial)
+        names += [file.relative_to(source).as_posix() for file in files]
+    names += STUDY_FILES  # after the trainings that they list
+    earlier = _check_target(source, target, names)
+    for name in names:
+        check_no_machine_paths(source / name)
+    size = _copy_files(source, target, names, earlier)
+    return Publication(len(finished), len(names), size, left_out)
+
+
+def _is_evaluated(run: Path, trial: TrialEntry) -> bool:
+    folders = [evaluation_folder(run, which) for which in trial.rows.values()]
+    return all((folder / OUTCOME_FILE).is_file() for folder in folders)
+
+
+def _check_trial(run: Path, trial: TrialEntry, images: int | None) -> None:
+    """Raise RunError if a training is damaged, or if its outcomes are not those of its weights."""
+    RunRecord.read(run)
+    read_json(run / ENV_FILE, ADVICE, FORMAT_VERSION)
+    for stage in _list_stages(run):
+        read_metrics(stage)
+    for which in trial.rows.values():
+        for has_weights in (True, False):  # as it is, and as it will be read where it is published
+            load_trial_outcome(run, trial.recipe, which, images, has_weights=has_weights)
+
+
+def _list_trial_files(run: Path, trial: TrialEntry) -> list[Path]:
+    """Return the files of a training to publish, each once."""
+    evaluations = [evaluation_folder(run, which) for which in dict.fromkeys(trial.rows.values())]
+    weights = [newest_folder(run / "weights", kind) for kind in ("best", "last")]
+    weights += [newest_weights(run, which) for which in trial.rows.values()]
+    files = [run / name for name in RUN_FILES]
+    files += [stage / METRICS_FILE for stage in _list_stages(run)]
+    files += [folder / MANIFEST for folder in dict.fromkeys(weights) if folder is not None]
+    files += [file for folder in evaluations for file in (signature_file(folder), folder / OUTCOME_FILE)]
+    return [file for file in files if file.is_file()]  # a run without events has no log
+
+
+def _list_stages(run: Path) -> list[Path]:
+    """Return the folders of the stages of a pipeline."""
+    return sorted(path for path in (run / STAGES_DIR).glob("*") if path.is_dir())
+
+
+def _check_target(source: Path, target: Path, names: Sequence[str]) -> PublishedFiles:
+    """Return the files that were published to a folder before; raise RunError if it holds anything else,
+    another study, or trainings that would be lost."""
+    check_location(target)
+    unchanged = "name another --to, nothing was changed"
+    if not is_published(target):
+        ours = temporary_path(target / PUBLISHED_FILE)  # what an interrupted call leaves
+        if target.exists() and (not target.is_dir() or any(path != ours for path in target.iterdir())):
+            raise RunError(f"{target}: is not empty and holds no published study; {unchanged}")
+        return PublishedFiles(target, {})
+    earlier = PublishedFiles.load(target)
+    if (target / STUDY_FILE).is_file() and _read_definition(target) != _read_definition(source):
+        raise RunError(f"{target}: holds another study than {source}; {unchanged}")
+    lost = [name for name in earlier.digests if name.endswith(f"/{OUTCOME_FILE}") and name not in names]
+    if lost:
+        reason = f"has outcomes that {source} does not have: {', '.join(sorted(lost))}"
+        raise RunError(f"{target}: {reason}; finish them there, or {unchanged}")
+    return earlier
+
+
+def _read_definition(folder: Path) -> dict[str, Any]:
+    """Return the study of a folder as a raw table, without what may change."""
+    raw = parse_toml(read_study_text(folder), str(folder / STUDY_FILE))
+    return {key: value for key, value in raw.items() if key not in MAY_CHANGE}
+
+
+def _copy_files(source: Path, target: Path, names: Sequence[str], earlier: PublishedFiles) -> int:
+    """Copy files, remove those that only the earlier list has, and write the new list; return the bytes."""
+    make_folder(target)
+    if not earlier.digests:
+        earlier.save()  # so that an interrupted call can be repeated
+    digests: dict[str, str] = {}
+    size = 0
+    for name in names:
+        content = (source / name).read_bytes()
+        digests[name] = hashlib.sha256(content).hexdigest()
+        size += len(content)
+        make_folder((target / name).parent)
+        write_atomically(target / name, lambda path, content=content: path.write_bytes(content))
+    for name in earlier.digests:
+        if name not in digests:
+            (target / name).unlink(missing_ok=True)
+    PublishedFiles(target, digests).save()
+    return size

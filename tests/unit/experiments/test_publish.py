@@ -1,0 +1,289 @@
+"""Published studies: the same tables and reports as the study, without weights, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from allrounder.errors import RunError
+from allrounder.experiments.collect import read_results
+from allrounder.experiments.manifest import MANIFEST_FILE, STUDY_FILE, Manifest, collect_results
+from allrounder.experiments.publish import publish_study
+from allrounder.experiments.published import PUBLISHED_FILE, PublishedFiles
+from allrounder.experiments.runner import open_study
+from allrounder.experiments.study import Study
+from allrounder.report.study import render_study
+from allrounder.system.checked_files import add_digest, write_toml_text
+from allrounder.system.files import hash_file
+from allrounder.training.run import load
+from tests.support.damage import cut, edit_json, flip
+from tests.support.interruptions import Killed, Point, give_up, struck
+from tests.support.studies import run_here, tiny_study
+
+IMAGES = 9
+RUN = "fast/seed-0"
+OUTCOME = f"{RUN}/eval/best/outcome.safetensors"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
+    """A study of two rows and two seeds with relative paths, and its folder, which no test may change."""
+    folder = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        study = replace(tiny_study(Path()), images=IMAGES)
+        run_here(study, Path("out"))
+    return study, folder / "out"
+
+
+@pytest.fixture
+def source(finished: tuple[Study, Path], tmp_path: Path) -> Path:
+    """A copy of the folder, for one test."""
+    return Path(shutil.copytree(finished[1], tmp_path / "out"))
+
+
+@pytest.fixture
+def published(finished: tuple[Study, Path], tmp_path: Path) -> Path:
+    """The study, published for one test."""
+    publish_study(finished[1], tmp_path / "results" / "tiny")
+    return tmp_path / "results" / "tiny"
+
+
+def list_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def render(folder: Path, style: str = "markdown") -> str:
+    return render_study(collect_results(Manifest.load(folder), folder), style)
+
+
+def remove_seed(folder: Path, seed: int) -> None:
+    for row in ("slow", "fast"):
+        shutil.rmtree(folder / row / f"seed-{seed}")
+
+
+def test_what_a_table_and_a_report_need_is_published_and_nothing_else(finished, published: Path):
+    _, source = finished
+    files = [name for name in list_files(published) if name.startswith(f"{RUN}/")]
+    (best,) = (source / RUN / "weights").glob("best-*")
+    expected = ["recipe.toml", "format.json", "env.json", "metrics.jsonl", "eval/best.json"]
+    expected += ["eval/best/outcome.safetensors", f"weights/{best.name}/manifest.json"]
+    expected += ["weights/last-00000006/manifest.json"]
+    assert files == sorted(f"{RUN}/{name}" for name in expected)
+    assert all((published / name).read_bytes() == (source / name).read_bytes() for name in files)
+    listed = PublishedFiles.load(published).digests
+    assert sorted([*listed, PUBLISHED_FILE]) == list_files(published)
+    assert {STUDY_FILE, MANIFEST_FILE} < listed.keys()
+    assert all(digest == hash_file(published / name) for name, digest in listed.items())
+
+
+@pytest.mark.parametrize("style", ["markdown", "latex", "csv", "json"])
+def test_the_table_is_that_of_the_study(style: str, finished, published: Path):
+    assert render(published, style) == render(finished[1], style)
+
+
+def test_the_report_has_the_rows_of_the_study(finished, published: Path):
+    ours, theirs = (read_results(folder).entries for folder in (published, finished[1]))
+    for entry, other in zip(ours, theirs, strict=True):
+        assert (entry.name, entry.study, entry.cost, entry.minutes, entry.classes, entry.problems) == (
+            *(other.name, other.study, other.cost, other.minutes, other.classes),
+            (),
+        )
+        assert list(entry.outcomes) == list(other.outcomes) == [0, 1]
+        for seed, training in entry.trainings.items():
+            assert vars(replace(training, folder="")) == vars(replace(other.trainings[seed], folder=""))
+
+
+def test_no_published_file_knows_the_machine(finished, published: Path):
+    for name in list_files(published):
+        assert str(finished[1].parent).encode() not in (published / name).read_bytes(), name
+
+
+def test_unfinished_trainings_are_left_out_and_published_later(finished, source: Path, tmp_path: Path):
+    complete, target = finished[1], tmp_path / "results"
+    shutil.rmtree(source / "slow" / "seed-1" / "eval")
+    shutil.rmtree(source / "fast" / "seed-1")
+    publication = publish_study(source, target)
+    assert publication.left_out == ("slow/seed-1", "fast/seed-1") and publication.trainings == 2
+    assert publication.files == len(list_files(target)) - 1
+    assert not (target / "slow" / "seed-1").exists()
+    assert render(target) == render(source) and "MISSING: slow, seed 1" in render(target)
+    advice = "finish it where the study runs, and publish the study again"
+    (problem,) = read_results(target).entries[0].problems
+    assert problem == f"{target / 'slow' / 'seed-1'}: not trained yet; {advice}"
+    assert publish_study(complete, target).left_out == ()
+    assert render(target) == render(complete) and "MISSING" not in render(target)
+
+
+def test_a_study_with_more_seeds_is_published_again(finished, source: Path, tmp_path: Path):
+    study, complete = finished
+    target, again = tmp_path / "results", tmp_path / "again"
+    one = tmp_path / "one"
+    shutil.copytree(source, one)
+    remove_seed(one, 1)
+    manifest = Manifest.load(one)
+    (one / STUDY_FILE).unlink()
+    replace(manifest, trials=tuple(trial for trial in manifest.trials if trial.seed == 0)).save(one)
+    write_toml_text(one / STUDY_FILE, replace(study, seeds=(0,)).dumps())
+    publish_study(one, target)
+    assert render(target) == render(one) and "seeds" not in render(target).partition("\n\n")[0]
+    publish_study(complete, target)
+    publish_study(complete, again)
+    assert list_files(target) == list_files(again)
+    assert all((target / name).read_bytes() == (again / name).read_bytes() for name in list_files(again))
+    with pytest.raises(RunError, match=r"has outcomes that .*one does not have: fast/seed-1/.*name another"):
+        publish_study(one, target)
+    assert render(target) == render(complete), "nothing was changed"
+
+
+def test_files_that_are_no_longer_part_of_it_are_removed(finished, source: Path, tmp_path: Path):
+    target = tmp_path / "results"
+    (source / RUN / "stages" / "base").mkdir(parents=True)
+    shutil.copy(source / RUN / "metrics.jsonl", source / RUN / "stages" / "base" / "metrics.jsonl")
+    publish_study(source, target)
+    assert f"{RUN}/stages/base/metrics.jsonl" in list_files(target)
+    publish_study(finished[1], target)
+    assert f"{RUN}/stages/base/metrics.jsonl" not in list_files(target)
+    assert render(target) == render(finished[1])
+
+
+@pytest.mark.parametrize("mentions", [".published.json.tmp", ".recipe.toml.tmp", ".study.json.tmp"])
+def test_an_interrupted_call_is_repeated(mentions: str, finished, tmp_path: Path):
+    target = tmp_path / "results"
+    for after in (False, True):
+        with (
+            struck(Point("pathlib:Path.replace", mentions=mentions, after=after), give_up),
+            pytest.raises(Killed),
+        ):
+            publish_study(finished[1], target)
+        if (target / MANIFEST_FILE).exists():
+            with pytest.raises(
+                RunError, match=r"is not listed in published\.json, .*publish the study again"
+            ):
+                Manifest.load(target)
+    publish_study(finished[1], target)
+    assert render(target) == render(finished[1])
+
+
+def change_line(file: Path) -> None:
+    """Change a log so that its own digests fit."""
+    first, *others = file.read_text(encoding="utf-8").splitlines()
+    fields = {**json.loads(first), "accuracy": 1.0}
+    del fields["digest"]
+    file.write_text("\n".join([json.dumps(add_digest(fields)), *others, ""]), encoding="utf-8")
+
+
+def edit(**fields: object) -> Callable[[Path], None]:
+    """A change of fields of a JSON file, whose own digest then fits."""
+    return lambda file: edit_json(file, lambda raw: raw.update(fields))
+
+
+def add_file(file: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (OUTCOME, flip, "has the SHA-256 .*, was published with .*: it was changed; restore it from a copy"),
+        (OUTCOME, cut, "it was changed"),
+        (OUTCOME, Path.unlink, r"was published, but cannot be read \(No such file.*publish the study again"),
+        (f"{RUN}/eval/best.json", edit(x=1), "it was changed"),
+        (f"{RUN}/metrics.jsonl", change_line, "it was changed"),
+        (f"{RUN}/metrics.jsonl", Path.unlink, "cannot be read"),
+        (f"{RUN}/recipe.toml", flip, "it was changed"),
+        (f"{RUN}/env.json", Path.unlink, "cannot be read"),
+        (f"{RUN}/stages/base/metrics.jsonl", add_file, r"is not listed in published\.json, .*; remove it"),
+        (MANIFEST_FILE, edit(reference="fast"), "it was changed"),
+        (STUDY_FILE, flip, "it was changed"),
+        (PUBLISHED_FILE, flip, r"published\.json: cannot be read .*publish the study again"),
+        (PUBLISHED_FILE, edit(format=2), "got format version 2, expected format version 1"),
+        (PUBLISHED_FILE, edit(files=[1]), "expected the digest of every file"),
+        (PUBLISHED_FILE, edit(files={"study.toml": 1}), "expected the digest of every file"),
+    ],
+)
+def test_a_changed_or_missing_file_is_refused(
+    name: str, change: Callable[[Path], object], message: str, published: Path
+):
+    render(published)
+    change(published / name)
+    with pytest.raises(RunError, match=message) as caught:
+        render(published)
+    assert str(published / name) in str(caught.value)
+
+
+def test_weights_of_another_training_are_refused_even_if_all_digests_fit(published: Path):
+    (weights,) = (published / RUN).glob("weights/best-*/manifest.json")
+    edit_json(weights, lambda raw: raw["files"].update({"global.safetensors": "0" * 64}))
+    listed = PublishedFiles.load(published)
+    name = weights.relative_to(published).as_posix()
+    replace(listed, digests={**listed.digests, name: hash_file(weights)}).save()
+    with pytest.raises(RunError, match=r"fast/seed-0: was evaluated with weights \w{16}, but now has 0{16}"):
+        render(published)
+
+
+def test_damage_is_a_problem_of_one_row_of_a_report(published: Path):
+    change_line(published / RUN / "metrics.jsonl")
+    slow, fast = read_results(published).entries
+    assert slow.problems == () and list(slow.outcomes) == [0, 1]
+    assert list(fast.outcomes) == list(fast.trainings) == [1]
+    (problem,) = fast.problems
+    assert "metrics.jsonl: has the SHA-256" in problem
+
+
+def test_hidden_files_do_not_count(published: Path):
+    (published / RUN / ".directory").touch()
+    render(published)
+
+
+def test_a_published_study_cannot_be_continued(finished, published: Path):
+    before = {name: hash_file(published / name) for name in list_files(published)}
+    with pytest.raises(RunError, match=r"holds a published study, .*nothing to resume; choose another --out"):
+        open_study(finished[0], published)
+    with pytest.raises(RunError, match="is a published study, which has no weights; name the folder that"):
+        publish_study(published, published.with_name("copy"))
+    with pytest.raises(RunError, match="has the digests of its weights, but not the weights"):
+        load(published / RUN, "best")
+    assert before == {name: hash_file(published / name) for name in list_files(published)}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: flip(next(run.glob("weights/best-*/global.safetensors"))), "was evaluated with weights"),
+        (lambda run: flip(run / "metrics.jsonl"), r"metrics\.jsonl: cannot be read"),
+        (lambda run: flip(run / "env.json"), r"env\.json: cannot be read"),
+        (lambda run: cut(run / "eval" / "best" / "outcome.safetensors"), "cannot be read"),
+        (lambda run: (run / "format.json").unlink(), "got no format version"),
+    ],
+)
+def test_a_damaged_study_is_not_published(damage, message: str, source: Path, tmp_path: Path):
+    damage(source / RUN)
+    with pytest.raises(RunError, match=message):
+        publish_study(source, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_study_without_a_finished_training_is_not_published(source: Path, tmp_path: Path):
+    for seed in (0, 1):
+        remove_seed(source, seed)
+    with pytest.raises(
+        RunError, match="no training of tiny is finished; run it first with: allrounder sweep"
+    ):
+        publish_study(source, tmp_path / "results")
+
+
+def test_other_folders_and_studies_are_not_overwritten(finished, published: Path, tmp_path: Path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    with pytest.raises(RunError, match="full: is not empty and holds no published study; name another --to"):
+        publish_study(finished[1], tmp_path / "full")
+    write_toml_text(published / STUDY_FILE, replace(finished[0], images=8).dumps())
+    with pytest.raises(RunError, match=r"tiny: holds another study than .*out; name another --to"):
+        publish_study(finished[1], published)
