@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from allrounder.attacks import (
         ATTACKS as ATTACKS, Apgd as Apgd, ApgdTrain as ApgdTrain, Attack as Attack, AutoAttack as AutoAttack,
         Bpda as Bpda, Cascade as Cascade, CustomLoss as CustomLoss, Cw as Cw, EarlyStopPgd as EarlyStopPgd,
-        Fab as Fab, Mim as Mim, Msd as Msd, Pgd as Pgd, Restarts as Restarts, Square as Square,
-        Transfer as Transfer, WorstOf as WorstOf, craft as craft,
+        Fab as Fab, Mim as Mim, Msd as Msd, Pgd as Pgd, RandomOf as RandomOf, Restarts as Restarts,
+        Square as Square, Transfer as Transfer, WorstOf as WorstOf, craft as craft,
     )
     from allrounder.config.schedules import (
         Constant as Constant, Cosine as Cosine, Cyclic as Cyclic, EmaWarmup as EmaWarmup, Linear as Linear,
@@ -123,7 +123,7 @@ _MODULES = {
     "threats.threat": "AnyOf Threat",
     "attacks": (
         "ATTACKS Apgd ApgdTrain Attack AutoAttack Bpda Cascade CustomLoss Cw EarlyStopPgd Fab Mim "
-        "Msd Pgd Restarts Square Transfer WorstOf craft"
+        "Msd Pgd RandomOf Restarts Square Transfer WorstOf craft"
     ),
     # Evaluation and reports
     "evaluation.evaluate": "EvalOptions evaluate",

@@ -22,12 +22,13 @@ WITH_FIELDS = {
     "early-stop-pgd": {"steps": 4, "tau": 3},
     "restarts": {"attack": Pgd(steps=3), "count": 3},
     "worst-of": {"attack": Pgd(steps=3)},
+    "random-of": {"attack": Pgd(steps=3)},
     "per-norm": {"linf": Pgd(steps=4), "l2": Pgd(steps=4), "l1": Pgd(steps=4)},
     "apgd-train": {"steps": 4},
     "msd": {"steps": 4},
 }
 """Fields that keep these tests short, or that an attack cannot be made without."""
-CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "apgd-train", "msd")
+CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "random-of", "apgd-train", "msd")
 """Attacks that follow the gradient to the top of a linear network."""
 THREATS = {"Linf": "Linf:8/255", "L2": "L2:1/2", "L1": "L1:3"}
 
@@ -160,7 +161,7 @@ def test_the_optimum_of_a_linear_network_is_reached(kind, text):
         rise = (x * w).flatten(1).sum(1)
         return torch.stack([torch.zeros_like(rise), rise], 1)
 
-    fields = {"attack": Pgd(steps=40)} if kind in ("restarts", "worst-of") else {"steps": 40}
+    fields = {"attack": Pgd(steps=40)} if kind in ("restarts", "worst-of", "random-of") else {"steps": 40}
     fields |= {"count": 2} if kind == "restarts" else {}
     threat = Threat.parse(text)
     result = perturb(ATTACKS[kind](**fields), linear, x, torch.zeros(3, dtype=torch.long), threat, Rng(0))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.attacks.base import AttackResult
-from allrounder.attacks.combined import WorstOf
+from allrounder.attacks.combined import RandomOf, WorstOf
 from allrounder.attacks.msd import Msd
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import OneOf, adapter
@@ -23,7 +23,16 @@ from allrounder.config.time import Clock, Time
 from allrounder.data import Embedded
 from allrounder.data.augment import NoAugment
 from allrounder.models.small_cnn import SmallCnn
-from allrounder.objectives import OBJECTIVES, Adversarial, Average, Natural, Objective, Taught, Teacher
+from allrounder.objectives import (
+    OBJECTIVES,
+    Adversarial,
+    Average,
+    HalfHalf,
+    Natural,
+    Objective,
+    Taught,
+    Teacher,
+)
 from allrounder.recipe.mix import Exchange, Mix, Shares
 from allrounder.recipe.recipe import Recipe, Validation
 from allrounder.recipe.task import Task
@@ -50,6 +59,7 @@ FURTHER: dict[str, Objective] = {
         threat=Threat.parse("Linf:0.1"), attack=Pgd(steps=1, step=1.25), norm_layers="train"
     ),
     "max": Adversarial(threat=UNION, attack=WorstOf(attack=Pgd(steps=10, step=0.25))),
+    "half-half, random-of": HalfHalf(threat=UNION, attack=RandomOf(attack=Pgd(steps=10, step=0.25))),
     "msd": Adversarial(threat=UNION, attack=Msd(), norm_layers="train"),
     "taught avg": Taught(
         base=Average(against=UNION.threats),

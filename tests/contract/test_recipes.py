@@ -63,7 +63,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Data]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(root))
         for name in NAMES:
-            kind = name.split("/")[0]
+            kind = str(tomllib.loads(loaded(name).dumps())["data"]["kind"])
             if kind not in read:
                 if kind != "embedded":
                     samples.write(kind, root / kind)

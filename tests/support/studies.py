@@ -45,6 +45,6 @@ def run_here(study: Study, folder: Path) -> list[ProgressEvent]:
     """Run a study in this process; return its events."""
     events: list[ProgressEvent] = []
     open_study(study, folder)
-    for name, job in make_jobs(study.trials(), folder, study.images, study.ood).items():
+    for name, job in make_jobs(study.trials(), folder, study.images, study.ood, study.held_out).items():
         job(name, events.append)
     return events

@@ -21,6 +21,7 @@ LITERALS = """
 'attack'
 'attack', *
 'augment', *, *
+'choice'
 'confidence', *
 'coordinates'
 'corners'

@@ -18,7 +18,7 @@ from allrounder.attacks.autoattack import AutoAttack, named_attacks
 from allrounder.attacks.base import Attack, perturb
 from allrounder.attacks.base import AttackResult as AttackResult
 from allrounder.attacks.bpda import Bpda as Bpda
-from allrounder.attacks.combined import Cascade, PerNorm, Restarts, WorstOf
+from allrounder.attacks.combined import Cascade, PerNorm, RandomOf, Restarts, WorstOf
 from allrounder.attacks.combined import Transfer as Transfer
 from allrounder.attacks.early_stop_pgd import EarlyStopPgd
 from allrounder.attacks.fab import Fab
@@ -44,6 +44,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "apgd-train": ApgdTrain,
     "restarts": Restarts,
     "worst-of": WorstOf,
+    "random-of": RandomOf,
     "per-norm": PerNorm,
 }
 """Attacks for training and evaluation, by their kind in recipes."""

@@ -124,6 +124,59 @@ class WorstOf(Attack):
 
 @final
 @frozen_config
+class RandomOf(Attack):
+    """Runs an attack on each image under one threat, chosen at random: many threats cost as much as one.
+
+    The choice is uniform and independent for every image and every run. A batch is attacked in parts, one for
+    each threat; together the parts take the passes of one run on the whole batch.
+    """
+
+    supports_unions: ClassVar[bool] = True
+
+    attack: Annotated[Attack, OneOf(_fixed_length)]
+    """The attack to run; it determines the supported norms."""
+
+    @override
+    def check_supports(self, threat: Threat | AnyOf) -> None:
+        for member in threat.threats:
+            self.attack.check_supports(member)
+
+    @override
+    def run(self, model: Classifier, x: Images, y: Labels, threat: Threat | AnyOf, rng: Rng) -> AttackResult:
+        members = threat.threats
+        # Draws are made for the whole batch, so that a part gets the same numbers on any number of ranks.
+        is_addressed = rng.rows is not None or rng.shard is not None
+        rng = rng if is_addressed else rng.for_shard(range(len(x)), len(x))
+        u = rng.fold_in("choice").uniform(torch.empty(len(x), dtype=torch.float64))
+        choice = (u * len(members)).long()
+        x_adv, passes = x.clone(), Passes()
+        for number, member in enumerate(members):
+            rows = (choice == number).nonzero().flatten()
+            if len(rows) == 0:
+                continue
+            part = rows.to(x.device)
+            part_rng = rng.select(rows).fold_in("threat", number)
+            result = self.attack.run(model, x[part], y[part], member, part_rng)
+            x_adv[part] = result.x
+            passes = max(passes, result.passes, key=lambda passes: passes.work)
+        return AttackResult(x=x_adv, passes=passes)
+
+    @override
+    def passes(self) -> Passes:
+        return self.attack.passes()
+
+    @override
+    def passes_under(self, threats: Sequence[Threat]) -> Passes:
+        each = (self.attack.passes_under((threat,)) for threat in threats)
+        return max(each, key=lambda passes: passes.work)
+
+    @override
+    def sub_attacks(self) -> tuple[Attack, ...]:
+        return (self.attack,)
+
+
+@final
+@frozen_config
 class PerNorm(Attack):
     """One attack for each norm, for methods whose numbers of steps depend on the norm."""
 

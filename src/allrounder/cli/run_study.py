@@ -45,7 +45,7 @@ def run_study(
         return
     opened = open_study(study, folder)
     selected = trials if only is None else [trials[only]]
-    jobs = make_jobs(selected, folder, study.images, study.ood)
+    jobs = make_jobs(selected, folder, study.images, study.ood, study.held_out)
     echo_note(f"{study.name}: {len(selected)} trainings into {folder}/")
     if launcher == "slurm":
         write_text(folder / SLURM_SCRIPT, slurm_script(folder, len(opened.trials())))

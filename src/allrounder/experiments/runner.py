@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import final
 
-from allrounder.errors import RunError
+from allrounder.data.base import Data, Split
+from allrounder.errors import RecipeError, RunError
 from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments.manifest import (
     STUDY_FILE,
@@ -30,12 +31,13 @@ from allrounder.experiments.manifest import (
 )
 from allrounder.experiments.published import is_published
 from allrounder.experiments.study import Study, Trial
+from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import OUTCOME_FILE
 from allrounder.system.checked_files import write_toml_text
 from allrounder.system.files import LOCK_FILE, check_location, lock_folder, make_folder, temporary_path
 from allrounder.system.processes import Job
 from allrounder.system.progress import ProgressCallback, ProgressEvent
-from allrounder.training.data import load_data
+from allrounder.training.data import load_data, train_val_split
 from allrounder.training.run import load
 from allrounder.training.trainer import train
 
@@ -119,12 +121,18 @@ def _write_study(study: Study, folder: Path) -> Study:
 
 
 def make_jobs(
-    trials: Sequence[Trial], folder: Path, images: int | None, ood: Sequence[str] = ()
+    trials: Sequence[Trial],
+    folder: Path,
+    images: int | None,
+    ood: Sequence[str] = (),
+    held_out: bool = False,
 ) -> dict[str, Job]:
     """Return one job per trial, the most expensive first, so that no long one runs alone at the end."""
     order = sorted(trials, key=lambda trial: -trial.cost.work)
     return {
-        trial.folder: partial(run_trial, trial=trial, folder=folder / trial.folder, images=images, ood=ood)
+        trial.folder: partial(
+            run_trial, trial=trial, folder=folder / trial.folder, images=images, ood=ood, held_out=held_out
+        )
         for trial in order
     }
 
@@ -137,6 +145,7 @@ def run_trial(
     folder: Path,
     images: int | None,
     ood: Sequence[str] = (),
+    held_out: bool = False,
 ) -> None:
     """Train a recipe and evaluate its rows' weights; what an earlier call finished is checked and reused."""
     recipe = trial.recipe
@@ -153,9 +162,10 @@ def run_trial(
         about = {"weights": which, "recipe": recipe.fingerprint(), "cost": str(trial.cost)}
         about |= {"selected_on": recipe.validation.on} if which == "best" else {}
         about |= {} if recipe.extra is None else {"extra": str(recipe.extra)}
+        about |= {"split": "held-out"} if held_out else {}
         evaluate(
             load(folder, which),
-            load_data(recipe),
+            load_images(recipe, held_out),
             probes=recipe.probes,
             ood=ood,
             n=images,
@@ -165,6 +175,20 @@ def run_trial(
             # A training that failed to learn is a result too; the findings are printed below the table.
             options=EvalOptions(check="note", about=about),
         )
+
+
+def load_images(recipe: Recipe, held_out: bool) -> Data | Split:
+    """Load the images that a trial is evaluated on: the dataset, or the images that its recipe holds out."""
+    data = load_data(recipe)
+    if not held_out:
+        return data
+    _, images = train_val_split(recipe, data)
+    if images is None:
+        raise RecipeError(
+            f"{recipe.name}: the study evaluates on held-out images, but the recipe holds out none; set "
+            'validation.images to a number above 0 and validation.on to "validation"'
+        )
+    return images
 
 
 def make_manifest(study: Study) -> Manifest:

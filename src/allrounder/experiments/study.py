@@ -108,7 +108,10 @@ class Study:
     """Images that were changed without an adversary, for all trainings: "c:5" (corruptions of severity 5),
     "p" (perturbations), or single ones such as "fog@c"."""
     images: PositiveInt | None = None
-    """The number of test images, balanced over the classes; by default all."""
+    """The number of images to evaluate on, balanced over the classes; by default all."""
+    held_out: bool = False
+    """Whether to evaluate on the training images that each recipe holds out for validation, instead of test
+    images: tune with it, so that test images never decide a setting."""
     reference: str = ""
     """The label of the row that the others are compared with, image by image; by default the first."""
     source: str = ""

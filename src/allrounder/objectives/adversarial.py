@@ -9,8 +9,7 @@ from typing_extensions import override
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import frozen_config
 from allrounder.objectives.base import AnyAttack, SingleThreatObjective, ThreatOrUnion
-from allrounder.threats.threat import AnyOf, Threat
-from allrounder.types import BatchNormMode, ImageKind, Passes
+from allrounder.types import BatchNormMode, ImageKind
 
 
 @final
@@ -34,23 +33,12 @@ class Adversarial(SingleThreatObjective):
     reference: ClassVar[str] = "Madry et al., 2018"
 
     threat: ThreatOrUnion
-    """The threat, or a list of threats for an attack that searches their union (worst-of, msd)."""
+    """The threat, or a list of threats for an attack that takes their union (worst-of, random-of, msd)."""
     # Differs: Fast-AT clips its random start to the box before the step, as released for CIFAR-10; the code
     # released for ImageNet steps from the start as drawn, and clips only what the network sees. ADR 0020
     attack: AnyAttack = Pgd(steps=10, step=0.25)
     norm_layers: BatchNormMode = "eval"
     """Batch-norm while crafting: eval (as published), train (as in Fast-AT and MSD), or train_frozen."""
-
-    def __post_init__(self) -> None:
-        self.attack.check_supports(self.threat)  # a union as a whole, not its members
-
-    @override
-    def threats(self) -> tuple[Threat, ...]:
-        return self.threat.threats if isinstance(self.threat, AnyOf) else (self.threat,)
-
-    @override
-    def craft_passes(self) -> Passes:
-        return self.attack.passes_under(self.threats())
 
     @override
     def logit_kinds(self) -> frozenset[ImageKind]:

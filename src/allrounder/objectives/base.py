@@ -178,6 +178,10 @@ class SingleThreatObjective(AttackObjective):
     threat: Any
     """A Threat; a subclass may also allow a union of threats."""
 
+    @override
+    def __post_init__(self) -> None:
+        self.effective_attack.check_supports(self.threat)  # a union as a whole, not its members
+
     @property
     def uses_crafted(self) -> bool:
         """Whether it crafts images at all; False where their weight in the loss is zero."""
@@ -190,11 +194,11 @@ class SingleThreatObjective(AttackObjective):
 
     @override
     def threats(self) -> tuple[Threat, ...]:
-        return (self.threat,)
+        return self.threat.threats
 
     @override
     def craft_passes(self) -> Passes:
-        return super().craft_passes() if self.uses_crafted else Passes()
+        return self.effective_attack.passes_under(self.threats()) if self.uses_crafted else Passes()
 
     def attack_of_step(self, model: nn.Module, batch: Batch, ctx: Context) -> Attack:
         """The attack with the settings of this step; by default they never change."""

@@ -11,8 +11,7 @@ from typing_extensions import override
 from allrounder.attacks.base import AttackResult
 from allrounder.attacks.pgd import Pgd
 from allrounder.config.fields import Share, frozen_config
-from allrounder.objectives.base import AnyAttack, SingleThreatObjective, cross_entropy_loss
-from allrounder.threats.threat import Threat
+from allrounder.objectives.base import AnyAttack, SingleThreatObjective, ThreatOrUnion, cross_entropy_loss
 from allrounder.types import Batch, BatchNormMode, Context, ImageKind, Loss, Passes
 
 
@@ -27,7 +26,8 @@ class HalfHalf(SingleThreatObjective):
 
     reference: ClassVar[str] = "Goodfellow et al., 2015"
 
-    threat: Threat
+    threat: ThreatOrUnion
+    """The threat, or a list of threats for an attack that takes their union (worst-of, random-of, msd)."""
     attack: AnyAttack = Pgd(steps=10, step=0.25)
     beta: Share = 0.5
     """The weight of the crafted images."""

@@ -3,6 +3,7 @@
 They are derived from these facts of an outcome, where it has them:
 
 seed, batch_size, budget  how it was evaluated
+split                     "held-out" for training images that no training used; test images otherwise
 attacks                   the settings of every attack, as a text or by name
 ood                       the sets of corrupted images and of perturbation sequences
 weights, selected_on      which weights were evaluated, and on which images they were selected
@@ -73,7 +74,13 @@ def _group_by_text(
 def _describe_evaluation(outcome: Outcome) -> list[str]:
     keys = [key for key in ("seed", "batch_size", "budget") if key in outcome.facts]
     facts = [f"{key.replace('_', ' ')} {format_fact(outcome.facts[key])}" for key in keys]
-    return ["; ".join([f"{len(outcome)} images", *facts])]
+    return ["; ".join([count_images(outcome), *facts])]
+
+
+def count_images(outcome: Outcome) -> str:
+    """Return the number of images of an outcome, and what they are unless they are test images."""
+    images = f"{outcome.facts['split']} training images" if "split" in outcome.facts else "images"
+    return f"{len(outcome)} {images}"
 
 
 def _describe_attacks(outcome: Outcome) -> list[str]:

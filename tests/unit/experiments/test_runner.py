@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from allrounder.errors import RunError, WorldError
+from allrounder.errors import RecipeError, RunError, WorldError
 from allrounder.experiments.launchers import run_on_ray, slurm_script, submit_to_slurm
 from allrounder.experiments.manifest import EVALUATION_FOLDER, STUDY_FILE, collect_results, evaluation_folder
 from allrounder.experiments.runner import make_jobs, make_manifest, open_study, run_trial
@@ -22,6 +22,7 @@ from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults, render_study
 from allrounder.system.processes import run_jobs
 from allrounder.system.progress import ProgressEvent
+from allrounder.training.data import load_data, train_val_split
 from allrounder.training.run import Run
 from tests.support.damage import edit_json
 from tests.support.networks import same
@@ -246,6 +247,25 @@ def test_weights_without_selection_are_the_last_ones(study: Study, tmp_path: Pat
     run_here(plain, tmp_path / "out")
     (label,) = collect_study(plain, tmp_path / "out").outcomes["fast"].values()
     assert label.facts["weights"] == "last" and "selected_on" not in label.facts
+
+
+def test_a_study_can_be_evaluated_on_held_out_images(study: Study, tmp_path: Path):
+    tuning = replace(study, seeds=(0,), held_out=True)
+    run_here(tuning, tmp_path / "out")
+    results = collect_study(tuning, tmp_path / "out")
+    (outcome,) = results.outcomes["fast"].values()
+    recipe = tuning.trials()[1].recipe
+    _, held_out = train_val_split(recipe, load_data(recipe))
+    assert held_out is not None and len(outcome) == len(held_out) == 20
+    assert outcome.label.tolist() == held_out.labels.tolist()
+    assert "20 held-out training images; seed 0; batch size 64; budget full." in results.notes()
+    assert Study.loads(tuning.dumps()) == tuning
+
+
+def test_held_out_images_must_exist(study: Study, tmp_path: Path):
+    tuning = replace(study, seeds=(0,), held_out=True, sets=("validation.images=0",))
+    with pytest.raises(RecipeError, match=r"the recipe holds out none; set validation\.images"):
+        run_here(tuning, tmp_path / "out")
 
 
 def test_the_outcome_holds_the_cost(study: Study, tmp_path: Path):

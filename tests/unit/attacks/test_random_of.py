@@ -1,0 +1,84 @@
+"""random-of: an attack under one threat for each image, chosen at random."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from allrounder.attacks import Pgd, RandomOf, perturb
+from allrounder.objectives import HalfHalf
+from allrounder.rng import Rng
+from allrounder.threats.threat import AnyOf, Threat
+from allrounder.types import Passes
+from tests.support.networks import Tiny, blobs
+
+LINF, L2 = Threat.parse("Linf:0.1"), Threat.parse("L2:0.5")
+UNION = AnyOf((LINF, L2))
+ATTACK = RandomOf(attack=Pgd(steps=3))
+
+
+def network() -> nn.Module:
+    with Rng(0).seed_global():
+        return Tiny().eval()
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    split = blobs().train
+    index = torch.arange(60)
+    return split.fetch(index), split.labels[index]
+
+
+def in_l2_only(x_adv: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return ~LINF.contains(x, x_adv)
+
+
+def test_every_image_lies_in_one_of_the_balls_and_both_are_used():
+    x, y = images()
+    x_adv = perturb(ATTACK, network(), x, y, UNION, Rng(1)).x
+    assert bool((LINF.contains(x, x_adv) | L2.contains(x, x_adv)).all())
+    assert 15 < int(in_l2_only(x_adv, x).sum()) < 45
+
+
+def test_the_choice_changes_with_the_random_numbers_only():
+    x, y = images()
+    first, again, other = (perturb(ATTACK, network(), x, y, UNION, Rng(seed)).x for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(in_l2_only(first, x), in_l2_only(other, x))
+
+
+def test_one_threat_gives_the_attack_under_it():
+    x, y = images()
+    x_adv = perturb(ATTACK, network(), x, y, LINF, Rng(1)).x
+    pgd = perturb(ATTACK.attack, network(), x, y, LINF, Rng(1).fold_in("threat", 0)).x
+    assert torch.equal(x_adv, pgd)
+
+
+def test_ranks_that_share_a_batch_craft_the_images_of_one_process():
+    x, y = images()
+    whole = perturb(ATTACK, network().double(), x.double(), y, UNION, Rng(1)).x
+    parts = [
+        perturb(
+            ATTACK,
+            network().double(),
+            x[rows.start : rows.stop].double(),
+            y[rows.start : rows.stop],
+            UNION,
+            Rng(1).for_shard(rows, len(x)),
+        ).x
+        for rows in (range(25), range(25, 60))
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-9)
+
+
+def test_several_threats_cost_as_much_as_one():
+    objective = HalfHalf(threat=UNION, attack=ATTACK)
+    assert objective.threats() == (LINF, L2)
+    assert objective.craft_passes() == Passes(3, 3)
+    assert objective.passes() == HalfHalf(threat=LINF, attack=Pgd(steps=3)).passes()
+
+
+def test_half_half_refuses_an_attack_that_cannot_search_a_union():
+    with pytest.raises(ValidationError, match="searches one ball, got the union"):
+        HalfHalf(threat=UNION, attack=Pgd(steps=3))
