@@ -278,7 +278,7 @@ def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
     """Raise if a study file differs from the study that ran in a folder, comparing files without torch."""
     saved = parse_toml(read_study_text(folder), str(folder / STUDY_FILE))
     keys = [key for key in {**saved, **raw} if key not in NOT_COMPARED]
-    changed = [key for key in keys if not _is_same(raw.get(key), saved.get(key))]
+    changed = [key for key in keys if not is_same(raw.get(key), saved.get(key))]
     if changed:
         raise RunError(
             f"{source}: differs from the study that ran in {folder} ({', '.join(changed)}); run it with "
@@ -286,14 +286,14 @@ def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _is_same(raw: Any, saved: Any) -> bool:
+def is_same(raw: Any, saved: Any) -> bool:
     """Whether two raw values are equal; a missing key equals the empty default that a saved study has."""
     if isinstance(raw, dict) and isinstance(saved, dict):
         ours, theirs = cast(dict[str, Any], raw), cast(dict[str, Any], saved)
-        return all(_is_same(ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
+        return all(is_same(ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
     if isinstance(raw, list) and isinstance(saved, list):
         items = cast(list[Any], raw), cast(list[Any], saved)
-        return len(items[0]) == len(items[1]) and all(map(_is_same, *items))
+        return len(items[0]) == len(items[1]) and all(map(is_same, *items))
     return raw == saved or not (raw or saved)
 
 

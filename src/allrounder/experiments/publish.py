@@ -18,6 +18,7 @@ from allrounder.experiments.manifest import (
     Manifest,
     TrialEntry,
     evaluation_folder,
+    is_same,
     load_trial_outcome,
     newest_weights,
     read_study_text,
@@ -138,7 +139,7 @@ def _check_target(source: Path, target: Path, names: Sequence[str]) -> Published
             raise RunError(f"{target}: is not empty and holds no published study; {unchanged}")
         return PublishedFiles(target, {})
     earlier = PublishedFiles.load(target)
-    if (target / STUDY_FILE).is_file() and _read_definition(target) != _read_definition(source):
+    if (target / STUDY_FILE).is_file() and not is_same(_read_definition(source), _read_definition(target)):
         raise RunError(f"{target}: holds another study than {source}; {unchanged}")
     lost = [name for name in earlier.digests if name.endswith(f"/{OUTCOME_FILE}") and name not in names]
     if lost:

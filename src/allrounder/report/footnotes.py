@@ -74,8 +74,13 @@ def _group_by_text(
 def _describe_evaluation(outcome: Outcome) -> list[str]:
     keys = [key for key in ("seed", "batch_size", "budget") if key in outcome.facts]
     facts = [f"{key.replace('_', ' ')} {format_fact(outcome.facts[key])}" for key in keys]
+    return ["; ".join([count_images(outcome), *facts])]
+
+
+def count_images(outcome: Outcome) -> str:
+    """Return the number of images of an outcome, and what they are unless they are test images."""
     images = f"{outcome.facts['split']} training images" if "split" in outcome.facts else "images"
-    return ["; ".join([f"{len(outcome)} {images}", *facts])]
+    return f"{len(outcome)} {images}"
 
 
 def _describe_attacks(outcome: Outcome) -> list[str]:

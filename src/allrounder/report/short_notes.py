@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
 from allrounder.report.footnotes import (
+    count_images,
     describe_extra_data,
     describe_missing_judge,
     describe_selection,
@@ -32,9 +33,8 @@ def short_notes(
     outcomes = {
         (row, seed): o for row in rows or results.outcomes for seed, o in results.outcomes[row].items()
     }
-    sizes = sorted({len(outcome) for outcome in outcomes.values()})
     lines = [results.describe_numbers(rows), *results.describe_tests(MARKS[style].differs, rows, titles)]
-    lines.append(f"{' or '.join(map(str, sizes))} images.")
+    lines.append(f"{' or '.join(dict.fromkeys(map(count_images, outcomes.values())))}.")
     lines += condense_warnings(outcomes)
     first, *others = outcomes.values()
     if not all(map(first.has_same_images, others)):

@@ -279,6 +279,14 @@ def test_a_study_without_a_finished_training_is_not_published(source: Path, tmp_
         publish_study(source, tmp_path / "results")
 
 
+def test_a_key_that_only_a_newer_version_writes_is_no_difference(finished, published: Path):
+    text = finished[0].dumps()
+    assert "ood = []\n" in text
+    write_toml_text(published / STUDY_FILE, text.replace("ood = []\n", ""))
+    publish_study(finished[1], published)
+    assert render(published) == render(finished[1])
+
+
 def test_other_folders_and_studies_are_not_overwritten(finished, published: Path, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()

@@ -155,7 +155,14 @@ def test_warnings_that_are_no_flags_are_kept():
     assert "Preflight: random: 2 of 5: AT, seed 0." in notes
     few = Outcome(np.ones(10, np.int64), {"natural": np.ones(10, np.int64)}, {"seed": 0})
     notes = short_notes(StudyResults({"AT": flag({0: []}), "few": {0: few}}))
-    assert "10 or 200 images." in notes and notes[-1] == "The rows were not measured on the same images."
+    assert (
+        "200 images or 10 images." in notes and notes[-1] == "The rows were not measured on the same images."
+    )
+
+
+def test_images_that_are_no_test_images_are_named():
+    notes = short_notes(StudyResults({"AT": flag({0: []}, split="held-out")}))
+    assert "200 held-out training images." in notes
 
 
 def test_trainings_are_listed_by_row():
