@@ -41,7 +41,15 @@ CASES = pytest.mark.parametrize(
         for norm in sorted(cls.norms, key=lambda norm: norm.name)
     ],
 )
-LAYERS = pytest.mark.parametrize("norm_layers", ["eval", "train", "train_frozen"])
+CASES_AND_LAYERS = pytest.mark.parametrize(
+    ("kind", "threat", "norm_layers"),
+    [
+        pytest.param(*case.values, norm_layers, id=f"{norm_layers}-{case.id}")
+        for case in CASES.args[1]
+        for norm_layers in ("eval", "train", "train_frozen")
+        if norm_layers == "eval" or not ATTACKS[case.values[0]].splits_batches
+    ],
+)
 
 
 def attack_of(kind):
@@ -60,8 +68,7 @@ def batch(n=6, dtype=torch.float32):
     return x, torch.arange(n) % 5
 
 
-@CASES
-@LAYERS
+@CASES_AND_LAYERS
 def test_results_stay_in_ball_and_box_and_the_network_is_restored(kind, threat, norm_layers):
     model, (x, y) = network(), batch()
     model[1].eval()
@@ -80,8 +87,7 @@ def test_results_stay_in_ball_and_box_and_the_network_is_restored(kind, threat, 
     assert torch.equal(torch.get_rng_state(), ambient)
 
 
-@CASES
-@LAYERS
+@CASES_AND_LAYERS
 def test_the_same_seed_gives_the_same_images(kind, threat, norm_layers, monkeypatch):
     (x, y), seeds, drawn = batch(), (0, 0, 1), []
     generator = Rng.generator
@@ -133,8 +139,7 @@ def test_reported_loss_and_fooled_are_correct(kind, threat):
         assert result.loss.shape == y.shape and not result.loss.requires_grad
 
 
-@CASES
-@LAYERS
+@CASES_AND_LAYERS
 def test_declared_passes_are_the_counted_ones(kind, threat, norm_layers, monkeypatch):
     monkeypatch.setattr(folding, "folded_copy", lambda model, example: None)
     model, (x, y), forwards, backwards = network(), batch(), [], []

@@ -46,6 +46,8 @@ class Attack(ABC):
     """Whether the attack searches a union of threats; then `run` also takes an AnyOf."""
     is_white_box: ClassVar[bool] = True
     """Whether the attack uses gradients of the network that it attacks; of a cascade, ask the stages."""
+    splits_batches: ClassVar[bool] = False
+    """Whether the attack runs on parts of a batch, so that batch-norm must not compute statistics over it."""
     stops_at_success: ClassVar[bool] = False
     """Whether an image that is fooled costs no further passes; then the cost is not known in advance."""
     names: ClassVar[tuple[str, ...]] = ()
@@ -97,10 +99,19 @@ class Attack(ABC):
         """What this attack spends on one image at most, in words, for a network with `classes` classes."""
         return str(self)
 
+    def check_batch_norm(self, norm_layers: BatchNormMode) -> None:
+        """Raise RecipeError if this attack, or an attack that it contains, needs batch-norm in eval mode."""
+        if self.splits_batches and norm_layers != "eval":
+            problem = "attacks a batch in parts, whose statistics are not those of the batch"
+            raise RecipeError(f'{self} {problem}; set norm_layers = "eval", got "{norm_layers}"')
+        for attack in self.sub_attacks():
+            attack.check_batch_norm(norm_layers)
+
     def check_supports(self, threat: Threat | AnyOf) -> None:
         """Raise RecipeError if this attack, or an attack that it contains, does not support a threat."""
         if isinstance(threat, AnyOf) and not self.supports_unions:
-            raise RecipeError(f"{self} searches one ball, got the union {threat}; give it one threat")
+            fix = "give it one threat, or put it into worst-of or random-of"
+            raise RecipeError(f"{self} searches one ball, got the union {threat}; {fix}")
         for member in threat.threats:
             if type(member.norm) not in self.norms:
                 names = ", ".join(sorted(norm.name for norm in self.norms))
@@ -129,6 +140,7 @@ def perturb(
     _check_images(x)
     _check_labels(y, x)
     attack.check_supports(threat)
+    attack.check_batch_norm(norm_layers)
     if len(x) == 0:
         return AttackResult(x=x.detach().clone(), passes=Passes())
     with torch.inference_mode(False), torch.no_grad(), rng.fold_in("ambient").seed_global():

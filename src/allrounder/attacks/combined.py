@@ -128,13 +128,18 @@ class RandomOf(Attack):
     """Runs an attack on each image under one threat, chosen at random: many threats cost as much as one.
 
     The choice is uniform and independent for every image and every run. A batch is attacked in parts, one for
-    each threat; together the parts take the passes of one run on the whole batch.
+    each threat; together the parts take the passes of one run on the whole batch. Batch-norm is in eval mode.
     """
 
     supports_unions: ClassVar[bool] = True
+    splits_batches: ClassVar[bool] = True
 
     attack: Annotated[Attack, OneOf(_fixed_length)]
     """The attack to run; it determines the supported norms."""
+
+    def __post_init__(self) -> None:
+        if self.attack.supports_unions:
+            raise ValueError(f"{self.attack} takes several threats itself; use it without random-of")
 
     @override
     def check_supports(self, threat: Threat | AnyOf) -> None:
@@ -201,7 +206,9 @@ class PerNorm(Attack):
     @override
     def check_supports(self, threat: Threat | AnyOf) -> None:
         if isinstance(threat, AnyOf):
-            raise ValueError(f"{self} searches one ball, got the union {threat}; put it into worst-of")
+            raise ValueError(
+                f"{self} searches one ball, got the union {threat}; put it into worst-of or random-of"
+            )
         self.attack_in(threat.norm).check_supports(threat)
 
     @override

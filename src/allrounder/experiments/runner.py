@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import final
 
 from allrounder.data.base import Data, Split
-from allrounder.errors import RecipeError, RunError
+from allrounder.errors import RunError
 from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments.manifest import (
     STUDY_FILE,
@@ -183,11 +183,7 @@ def load_images(recipe: Recipe, held_out: bool) -> Data | Split:
     if not held_out:
         return data
     _, images = train_val_split(recipe, data)
-    if images is None:
-        raise RecipeError(
-            f"{recipe.name}: the study evaluates on held-out images, but the recipe holds out none; set "
-            'validation.images to a number above 0 and validation.on to "validation"'
-        )
+    assert images is not None, "Study.trials checks it"
     return images
 
 

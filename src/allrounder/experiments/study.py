@@ -193,6 +193,9 @@ class Study:
                     recipe = Recipe.load(source, [*changes, f"seed={seed}"])
                 except RecipeError as error:
                     raise RecipeError(f'row "{label}": {error}') from None
+                if self.held_out and not recipe.validation.holds_out:
+                    fix = 'set validation.images to a number above 0 and validation.on to "validation"'
+                    raise RecipeError(f'row "{label}": held_out: the recipe holds out no images; {fix}')
                 recipe = replace(recipe, probes=self.probes or recipe.probes, name=f"{label}, seed {seed}")
                 new = Trial(seed, recipe, f"{slug(label)}/seed-{seed}", {})
                 trial = by_recipe.setdefault((recipe.fingerprint(), seed), new)

@@ -139,6 +139,7 @@ class AttackObjective(Objective):
     def __post_init__(self) -> None:
         for threat in self.threats():
             self.effective_attack.check_supports(threat)
+        self.effective_attack.check_batch_norm(self.effective_norm_layers)
 
     @property
     def effective_attack(self) -> Attack:
@@ -181,6 +182,7 @@ class SingleThreatObjective(AttackObjective):
     @override
     def __post_init__(self) -> None:
         self.effective_attack.check_supports(self.threat)  # a union as a whole, not its members
+        self.effective_attack.check_batch_norm(self.effective_norm_layers)
 
     @property
     def uses_crafted(self) -> bool:

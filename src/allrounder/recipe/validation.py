@@ -85,6 +85,11 @@ class Validation:
         """Whether there are images to select the best weights on."""
         return self.on == "test" or self.images is None or self.images.written != 0
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether training images are held out."""
+        return self.on == "validation" and (self.images is None or self.images.written != 0)
+
     def num_held_out(self, num_images: int) -> int:
         """Return how many of `num_images` training images are held out. Raises ValueError if they are more
         than a third, and the recipe only inherits the number."""

@@ -3,7 +3,7 @@
 They are derived from these facts of an outcome, where it has them:
 
 seed, batch_size, budget  how it was evaluated
-split                     "held-out" for training images that no training used; test images otherwise
+split                     "held-out" for training images that the recipe holds out; test images otherwise
 attacks                   the settings of every attack, as a text or by name
 ood                       the sets of corrupted images and of perturbation sequences
 weights, selected_on      which weights were evaluated, and on which images they were selected
@@ -123,6 +123,8 @@ def describe_selection(outcome: Outcome) -> list[str]:
     if selected_on is None:
         return [] if weights is None else [name]
     images = "the TEST set, so too optimistic" if selected_on == "test" else f"{selected_on} images"
+    if selected_on == "validation" and outcome.facts.get("split") == "held-out":
+        images = "THE SAME images, so too optimistic"
     return [f"{name} selected on {images}"]
 
 

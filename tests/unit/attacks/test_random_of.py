@@ -7,7 +7,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from allrounder.attacks import Pgd, RandomOf, perturb
+from allrounder.attacks import Attack, Msd, Pgd, RandomOf, Restarts, WorstOf, perturb
+from allrounder.errors import RecipeError
 from allrounder.objectives import HalfHalf
 from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
@@ -82,3 +83,17 @@ def test_several_threats_cost_as_much_as_one():
 def test_half_half_refuses_an_attack_that_cannot_search_a_union():
     with pytest.raises(ValidationError, match="searches one ball, got the union"):
         HalfHalf(threat=UNION, attack=Pgd(steps=3))
+
+
+def test_batch_norm_must_be_in_eval_mode():
+    with pytest.raises(ValidationError, match=r'in parts, .*set norm_layers = "eval", got "train"'):
+        HalfHalf(threat=UNION, attack=ATTACK, norm_layers="train")
+    x, y = images()
+    with pytest.raises(RecipeError, match="in parts"):
+        perturb(Restarts(attack=ATTACK, count=2), network(), x, y, LINF, Rng(1), norm_layers="train_frozen")
+
+
+@pytest.mark.parametrize("attack", [Msd(steps=3), WorstOf(attack=Pgd(steps=3))])
+def test_attacks_that_take_a_union_are_refused(attack: Attack):
+    with pytest.raises(ValueError, match="takes several threats itself; use it without random-of"):
+        RandomOf(attack=attack)

@@ -259,13 +259,15 @@ def test_a_study_can_be_evaluated_on_held_out_images(study: Study, tmp_path: Pat
     assert held_out is not None and len(outcome) == len(held_out) == 20
     assert outcome.label.tolist() == held_out.labels.tolist()
     assert "20 held-out training images; seed 0; batch size 64; budget full." in results.notes()
+    assert "Weights 'best' selected on THE SAME images, so too optimistic." in results.notes()
     assert Study.loads(tuning.dumps()) == tuning
 
 
 def test_held_out_images_must_exist(study: Study, tmp_path: Path):
     tuning = replace(study, seeds=(0,), held_out=True, sets=("validation.images=0",))
-    with pytest.raises(RecipeError, match=r"the recipe holds out none; set validation\.images"):
+    with pytest.raises(RecipeError, match=r'row "slow": held_out: the recipe holds out no images; set val'):
         run_here(tuning, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_outcome_holds_the_cost(study: Study, tmp_path: Path):

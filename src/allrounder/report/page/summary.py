@@ -108,13 +108,15 @@ def _doubts(outcome: Outcome) -> list[str]:
     doubts = [*stored_flags(outcome), *map(str, outcome.facts.get("findings", ()))]
     if outcome.facts.get("selected_on") == "test":
         doubts.append("The weights were selected on the test set, so the numbers are too high.")
+    if outcome.facts.get("split") == "held-out":
+        doubts.append("It was measured on held-out training images, not on test images.")
     if "extra" in outcome.facts:
         doubts.append("The network was trained with extra data.")
     return doubts
 
 
 def _count_images(results: Results) -> list[str]:
-    """The number of test images, by rows if they differ."""
+    """The number of images, by rows if they differ."""
     rows: dict[int, list[str]] = {}
     for entry in results.evaluated:
         for count in {len(outcome) for outcome in entry.outcomes.values()}:
