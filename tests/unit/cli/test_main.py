@@ -205,7 +205,9 @@ def test_show_prints_a_recipe_as_a_file_that_loads(
         assert Recipe.loads(answer.out) == recipe
         first, files, *lines = answer.out.splitlines()
         assert first == f"# {name}, fingerprint {recipe.fingerprint()}"
-        assert files.startswith(f"# from: {name.split('/')[0].replace('cifar100', 'cifar10')}/_base.toml, ")
+        folder = name.partition("/")[0]
+        base = {"cifar100": "cifar10", "small": "embedded"}.get(folder, folder)
+        assert files.startswith(f"# from: {base}/_base.toml, ")
         stages = [line for line in lines if line.startswith("# stage ")]
         assert len(stages) == (0 if recipe.pipeline is None else len(recipe.stage_recipes()))
         assert all(line.endswith("forward/backward passes per step") for line in stages)
