@@ -1,0 +1,72 @@
+"""Measure how batch-norm statistics change a trained network: scripts/measure_statistics.py RUN [WHICH ...].
+
+Prints natural accuracy and accuracy under PGD-20 and APGD-CE (Linf 0.1) on 300 test images, for the network's
+own statistics, and for statistics measured on 2,048 natural or adversarial (PGD-10) training images. WHICH are
+weights of the run, such as last or a learner's name; by default last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from allrounder import craft, load
+from allrounder.data.splits import stratified_indices
+from allrounder.nn.batchnorm import recalibrate_
+from allrounder.rng import Rng
+from allrounder.training.data import load_data, train_val_split
+from allrounder.training.run import Run
+
+THREAT = "Linf:0.1"
+NUM_TRAIN, NUM_TEST, BATCH_SIZE = 2048, 300, 64
+ATTACKS = ("pgd-20", "apgd-ce")
+
+
+def measure_accuracies(network: nn.Module, x: Tensor, y: Tensor) -> list[float]:
+    """Return the natural accuracy and the accuracy under every attack, in percent."""
+    images = [x, *(craft(network, x, y, attack=attack, threat=THREAT) for attack in ATTACKS)]
+    with torch.no_grad():
+        return [100 * float((network(batch).argmax(1) == y).float().mean()) for batch in images]
+
+
+def measure_run(folder: str, names: Sequence[str]) -> None:
+    """Print the accuracies of some weights of a run under three kinds of statistics."""
+    recipe = Run(folder).recipe
+    data = load_data(recipe)
+    train, _ = train_val_split(recipe, data)
+    rows = Rng(0).fold_in("recalibrate").permutation(len(train))[:NUM_TRAIN]
+    x, y = train.fetch(rows), train.labels[rows]
+    tested = stratified_indices(data.test, NUM_TEST, seed=0)
+    test = data.test.fetch(tested), data.test.labels[tested]
+    print("weights   statistics   " + "  ".join(f"{title:>8}" for title in ("natural", *ATTACKS)))
+    for name in names:
+        network = load(folder, name).eval()
+        kinds = {
+            "own": None,
+            "natural": x,
+            "adversarial": craft(network, x, y, attack="pgd-10", threat=THREAT),
+        }
+        for kind, images in kinds.items():
+            measured = copy.deepcopy(network)
+            if images is not None:
+                recalibrate_(measured, images.split(BATCH_SIZE))
+            numbers = "  ".join(f"{number:8.1f}" for number in measure_accuracies(measured, *test))
+            print(f"{name:9} {kind:12} {numbers}", flush=True)
+
+
+def main() -> None:
+    """Read the arguments and measure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("run", help="the folder of a finished run")
+    parser.add_argument("which", nargs="*", default=["last"], help="weights of the run")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    measure_run(options.run, options.which)
+
+
+if __name__ == "__main__":
+    main()
