@@ -16,7 +16,7 @@ from typer import BadParameter
 
 from allrounder.cli.run_figure import run_figure
 from allrounder.errors import AllrounderError, InputError
-from allrounder.experiments.result_pages import PageWriter
+from allrounder.experiments.result_pages import PageWriter, read_page
 from allrounder.system.files import make_folder, write_text
 
 ROOT = Path(__file__).parents[1]
@@ -34,18 +34,24 @@ def require_figure(name: str, study: Path, file: Path, charts: list[str], rows: 
         raise InputError(f"{file}: the figure {name} of {study} is missing; draw it with: make results")
 
 
-def update_pages(check: bool) -> list[Path]:
-    """Write the pages that change, or only check them; return them."""
-    writer = PageWriter(Path(), require_figure if check else draw_figure)
+def update_pages(check: bool) -> tuple[list[Path], list[Path]]:
+    """Write the pages that change and draw all figures, or only check them; return the pages and figures."""
+    figures: list[Path] = []
+
+    def draw(name: str, study: Path, file: Path, charts: list[str], rows: list[str]) -> None:
+        (require_figure if check else draw_figure)(name, study, file, charts, rows)
+        figures.append(file)
+
+    writer = PageWriter(Path(), draw)
     pages = [Path("README.md"), *sorted(Path("docs/results").glob("*.md"))]
     changed: list[Path] = []
     for page in filter(Path.is_file, pages):
         text = writer.update(page)
-        if text != page.read_text(encoding="utf-8"):
+        if text != read_page(page):
             changed.append(page)
             if not check:
                 write_text(page, text)
-    return changed
+    return changed, figures
 
 
 def main() -> None:
@@ -56,12 +62,14 @@ def main() -> None:
     options = parser.parse_args()
     os.chdir(options.root)  # so that errors name short paths
     try:
-        changed = update_pages(options.check)
+        changed, figures = update_pages(options.check)
     except (AllrounderError, BadParameter) as error:
         sys.exit(f"error: {error}")
     names = ", ".join(map(str, changed))
     if options.check and changed:
         sys.exit(f"stale: {names}; write them with: make results")
+    if figures and not options.check:
+        print(f"drawn: {', '.join(map(str, figures))}")
     print(f"written: {names}" if changed else "all pages are up to date")
 
 

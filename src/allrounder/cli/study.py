@@ -137,8 +137,8 @@ def publish(
 
     source = find_study_folder(study, folder, read_index()["lists"]["studies"])
     publication = publish_study(source, to)
-    if publication.left_out:
-        echo_note(f"Left out, because they are not finished: {', '.join(publication.left_out)}.")
+    if publication.unfinished:
+        echo_note(f"Left out, because they are not finished: {', '.join(publication.unfinished)}.")
     trainings = "1 training" if publication.trainings == 1 else f"{publication.trainings} trainings"
     echo(f"{to}: {trainings}, {publication.files} files, {publication.size / 1000:.0f} kB")
 

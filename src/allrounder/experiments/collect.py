@@ -16,6 +16,7 @@ from allrounder.experiments.manifest import (
     find_study_folder,
     shipped_studies,
 )
+from allrounder.experiments.published import check_published_files
 from allrounder.experiments.run_rows import is_evaluation, note_damage, read_evaluation_row, read_run_rows
 from allrounder.experiments.study_rows import read_study_rows
 from allrounder.report.entry import Entry, Results
@@ -75,6 +76,11 @@ def _read_source(path: str) -> _Source:
     if is_study or path in shipped or (folder.is_file() and folder.suffix == ".toml"):
         return _read_study(find_study_folder(path, None, shipped))
     title = folder.resolve().name
+    problems: list[str] = []
+    with note_damage(problems):
+        check_published_files(folder)
+    if problems:
+        return _Source(title, [Entry(title, problems=tuple(problems))])
     if any((folder / name).is_file() for name in RUN_FILES):
         return _Source(title, read_run_rows(folder))
     if is_evaluation(folder):

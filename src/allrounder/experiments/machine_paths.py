@@ -13,8 +13,22 @@ from allrounder.config.toml import parse_toml
 from allrounder.errors import RunError
 from allrounder.report.outcome import Outcome
 
-ABSOLUTE_PATH = re.compile(r"""(?:^|(?<=[\s'"=(\[{,:]))(?:~?/[\w.-]|[A-Za-z]:[\\/]\w)[^\s'"]*""")
-"""An absolute path in a text: /data/x, ~/x or C:\\x, but not the 8/255 of a threat or an address."""
+BEFORE = r"""'"`=(\[{,:;<>|"""
+"""The signs after which a path may start."""
+ABSOLUTE_PATH = re.compile(
+    rf"""
+    (?: (?: ^ | (?<=[{BEFORE}]) | (?<=[:=]\s) ) /[\w.-]    # /data
+      | (?<=\s) /[\w.-]+/[\w.-]                            # after a word it needs two parts: not PGD /AT
+      | (?: ^ | (?<=[\s{BEFORE}]) )
+        (?: ~(?:[A-Za-z_][\w.-]*)?/[\w.-]                  # ~/data
+          | [A-Za-z]:[\\/]\w                               # C:\data
+          | \\\\[\w.-]+\\\w                                # \\server\data
+          | file:/+[\w.-] ) )                              # file:///data
+    [^\s'"`]*
+    """,
+    re.VERBOSE,
+)
+"""An absolute path in a text, but not the 8/255 of a threat or the address of a page."""
 ADVICE = (
     "train with a path that is relative to the working folder, or with a dataset that is found by its name"
 )

@@ -30,7 +30,7 @@ from allrounder.config.fields import (
 from allrounder.config.text import shorten
 from allrounder.config.toml import is_file, parse_toml, read_toml
 from allrounder.errors import RecipeError, RunError
-from allrounder.experiments.published import find_published
+from allrounder.experiments.published import INNER_PATH, REMOVE, find_published, is_inner_path
 from allrounder.recipe.init import STAGES_DIR
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.study import StudyResults
@@ -91,16 +91,22 @@ class Manifest:
             reason = f"no study ran there, it has no {MANIFEST_FILE}; name the folder of a study"
             raise RunError(f"{folder}: {reason}, or run one with: allrounder sweep")
         if (published := find_published(folder)) is not None:
-            for name in (STUDY_FILE, MANIFEST_FILE):
-                published.check_file(name)
+            published.check_file(STUDY_FILE, REMOVE)  # publishing again compares it
+            published.check_file(MANIFEST_FILE)
         fields = read_json(file, again, FORMAT_VERSION)
         fields.pop("format")
         try:
-            return adapter(cls).validate_python(fields)
+            manifest = adapter(cls).validate_python(fields)
         except ValidationError as error:
             first = error.errors()[0]
             place = shorten(".".join(str(key) for key in first["loc"]))
             raise RunError(f"{file}: {place}: {first['msg']}; {again}") from None
+        for index, trial in enumerate(manifest.trials):
+            for name in (trial.folder, *trial.rows.values()):
+                if not is_inner_path(name):
+                    problem = f"trials.{index}: got {shorten(name)!r}, expected {INNER_PATH}"
+                    raise RunError(f"{file}: {problem}; it was changed by hand, {again}")
+        return manifest
 
     def save(self, folder: Path) -> None:
         """Write the manifest, unless the folder has it already."""
@@ -289,8 +295,8 @@ def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
 def is_same(raw: Any, saved: Any) -> bool:
     """Whether two raw values are equal; a missing key equals the empty default that a saved study has."""
     if isinstance(raw, dict) and isinstance(saved, dict):
-        ours, theirs = cast(dict[str, Any], raw), cast(dict[str, Any], saved)
-        return all(is_same(ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
+        first, second = cast(dict[str, Any], raw), cast(dict[str, Any], saved)
+        return all(is_same(first.get(key), second.get(key)) for key in {**first, **second})
     if isinstance(raw, list) and isinstance(saved, list):
         items = cast(list[Any], raw), cast(list[Any], saved)
         return len(items[0]) == len(items[1]) and all(map(is_same, *items))

@@ -4,10 +4,10 @@ control. See `published.py` for the folder."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from allrounder.config.toml import parse_toml
 from allrounder.errors import RunError
@@ -24,14 +24,22 @@ from allrounder.experiments.manifest import (
     read_study_text,
     signature_file,
 )
-from allrounder.experiments.published import PUBLISHED_FILE, PublishedFiles, is_published
+from allrounder.experiments.published import (
+    PUBLISHED_FILE,
+    REMOVE,
+    PublishedFiles,
+    check_no_links,
+    is_published,
+)
 from allrounder.experiments.run_rows import ENV_FILE
 from allrounder.recipe.init import STAGES_DIR
+from allrounder.report.dial import DIAL_FILE, DIAL_FOLDER, read_points
 from allrounder.report.outcome import OUTCOME_FILE
-from allrounder.system.checked_files import ADVICE, read_json
+from allrounder.system.checked_files import ADVICE, read_json, read_toml_text
 from allrounder.system.files import (
     MANIFEST,
     check_location,
+    hash_file,
     make_folder,
     newest_folder,
     temporary_path,
@@ -46,7 +54,7 @@ from allrounder.training.record import (
     read_metrics,
 )
 
-RUN_FILES = (RECIPE_FILE, FORMAT_FILE, ENV_FILE, METRICS_FILE)
+RUN_FILES = (RECIPE_FILE, FORMAT_FILE, ENV_FILE, METRICS_FILE, f"{DIAL_FOLDER}/{DIAL_FILE}")
 STUDY_FILES = (STUDY_FILE, MANIFEST_FILE)
 MAY_CHANGE = ("about", "name", "seeds")
 """Keys of a study that may differ from those of the study that was published before."""
@@ -61,24 +69,26 @@ class Publication:
     files: int
     size: int
     """In bytes."""
-    left_out: tuple[str, ...]
-    """The folders of trainings that are not finished or not evaluated."""
+    unfinished: tuple[str, ...]
+    """The folders of trainings that are not finished or not evaluated; if only some rows of a training are
+    not evaluated, with these rows."""
 
 
 def publish_study(source: Path, target: Path) -> Publication:
     """Copy the definition, logs and outcomes of all finished trainings of a study, after checking them.
 
     Every outcome is compared with the weights that it is of. Files are replaced one by one, the list of
-    digests comes last. So a study can be published again, with more seeds; what was published before must be
-    part of it. Raises RunError if a file is damaged or holds an absolute path; then nothing is changed.
+    digests comes last. So a study can be published again, with more seeds; the outcomes that were published
+    before must be part of it. Raises RunError if a file is damaged or holds an absolute path, or if the
+    target has a symbolic link; then nothing is changed.
     """
     if is_published(source):
         raise RunError(
             f"{source}: is a published study, which has no weights; name the folder that it ran in"
         )
     manifest = Manifest.load(source)
-    finished = [trial for trial in manifest.trials if _is_evaluated(source / trial.folder, trial)]
-    left_out = tuple(trial.folder for trial in manifest.trials if trial not in finished)
+    evaluated = [_select_evaluated_rows(source / trial.folder, trial) for trial in manifest.trials]
+    finished = [trial for trial in evaluated if trial.rows]
     if not finished:
         reason = f"no training of {manifest.name} is finished"
         raise RunError(f"{source}: {reason}; run it first with: allrounder sweep {source / STUDY_FILE}")
@@ -92,18 +102,33 @@ def publish_study(source: Path, target: Path) -> Publication:
     for name in names:
         check_no_machine_paths(source / name)
     size = _copy_files(source, target, names, earlier)
-    return Publication(len(finished), len(names), size, left_out)
+    missing = map(_describe_missing_rows, manifest.trials, evaluated)
+    return Publication(len(finished), len(names), size, tuple(filter(None, missing)))
 
 
-def _is_evaluated(run: Path, trial: TrialEntry) -> bool:
-    folders = [evaluation_folder(run, which) for which in trial.rows.values()]
-    return all((folder / OUTCOME_FILE).is_file() for folder in folders)
+def _select_evaluated_rows(run: Path, trial: TrialEntry) -> TrialEntry:
+    """Return a training with only those of its rows that have an outcome."""
+    rows = {
+        label: which
+        for label, which in trial.rows.items()
+        if (evaluation_folder(run, which) / OUTCOME_FILE).is_file()
+    }
+    return replace(trial, rows=rows)
+
+
+def _describe_missing_rows(trial: TrialEntry, evaluated: TrialEntry) -> str:
+    """Return the folder of a training, with the rows that are missing unless all are; empty if none is."""
+    missing = [label for label in trial.rows if label not in evaluated.rows]
+    if not evaluated.rows:
+        return trial.folder
+    return f"{trial.folder} ({'; '.join(missing)})" if missing else ""
 
 
 def _check_trial(run: Path, trial: TrialEntry, images: int | None) -> None:
     """Raise RunError if a training is damaged, or if its outcomes are not those of its weights."""
     RunRecord.read(run)
     read_json(run / ENV_FILE, ADVICE, FORMAT_VERSION)
+    read_points(run)
     for stage in _list_stages(run):
         read_metrics(stage)
     for which in trial.rows.values():
@@ -120,7 +145,7 @@ def _list_trial_files(run: Path, trial: TrialEntry) -> list[Path]:
     files += [stage / METRICS_FILE for stage in _list_stages(run)]
     files += [folder / MANIFEST for folder in dict.fromkeys(weights) if folder is not None]
     files += [file for folder in evaluations for file in (signature_file(folder), folder / OUTCOME_FILE)]
-    return [file for file in files if file.is_file()]  # a run without events has no log
+    return [file for file in files if file.is_file()]  # not every run has a log or measured mixtures
 
 
 def _list_stages(run: Path) -> list[Path]:
@@ -130,28 +155,52 @@ def _list_stages(run: Path) -> list[Path]:
 
 def _check_target(source: Path, target: Path, names: Sequence[str]) -> PublishedFiles:
     """Return the files that were published to a folder before; raise RunError if it holds anything else,
-    another study, or trainings that would be lost."""
+    another study, a symbolic link, or outcomes that would be removed or changed."""
     check_location(target)
     unchanged = "name another --to, nothing was changed"
     if not is_published(target):
-        ours = temporary_path(target / PUBLISHED_FILE)  # what an interrupted call leaves
-        if target.exists() and (not target.is_dir() or any(path != ours for path in target.iterdir())):
+        rest = temporary_path(target / PUBLISHED_FILE)  # of an interrupted call
+        if target.exists() and (not target.is_dir() or any(path != rest for path in target.iterdir())):
             raise RunError(f"{target}: is not empty and holds no published study; {unchanged}")
+        _check_no_target_links(target, names)
         return PublishedFiles(target, {})
     earlier = PublishedFiles.load(target)
-    if (target / STUDY_FILE).is_file() and not is_same(_read_definition(source), _read_definition(target)):
+    _check_no_target_links(target, {*names, *earlier.digests})
+    if (target / STUDY_FILE).is_file() and not _is_same_study(source, target):
         raise RunError(f"{target}: holds another study than {source}; {unchanged}")
-    lost = [name for name in earlier.digests if name.endswith(f"/{OUTCOME_FILE}") and name not in names]
-    if lost:
-        reason = f"has outcomes that {source} does not have: {', '.join(sorted(lost))}"
+    outcomes = {name: d for name, d in earlier.digests.items() if name.endswith(f"/{OUTCOME_FILE}")}
+    removed = [name for name in outcomes if name not in names]
+    if removed:
+        reason = f"has outcomes that {source} does not have: {', '.join(sorted(removed))}"
         raise RunError(f"{target}: {reason}; finish them there, or {unchanged}")
+    _check_same_outcomes(source, target, outcomes)
     return earlier
 
 
-def _read_definition(folder: Path) -> dict[str, Any]:
-    """Return the study of a folder as a raw table, without what may change."""
-    raw = parse_toml(read_study_text(folder), str(folder / STUDY_FILE))
-    return {key: value for key, value in raw.items() if key not in MAY_CHANGE}
+def _check_no_target_links(target: Path, names: Collection[str]) -> None:
+    """Raise RunError if a file to write or to remove, or its temporary file, is outside of the target."""
+    files = [Path(name) for name in (PUBLISHED_FILE, *sorted(names))]
+    paths = [path.as_posix() for file in files for path in (file, temporary_path(file))]
+    check_no_links(target, paths, "remove the link, or name another --to; nothing was changed")
+
+
+def _check_same_outcomes(source: Path, target: Path, outcomes: Mapping[str, str]) -> None:
+    """Raise RunError if outcomes, given by their published digests, would change."""
+    changed = [name for name, digest in outcomes.items() if hash_file(source / name) != digest]
+    if changed:
+        reason = f"has outcomes that differ from those of {source}: {', '.join(sorted(changed))}"
+        advice = "publish into another folder, or remove this one; nothing was changed"
+        raise RunError(f"{target}: {reason}; {advice}")
+
+
+def _is_same_study(source: Path, target: Path) -> bool:
+    """Whether two folders have the same study, except for what may change."""
+    files = {
+        source / STUDY_FILE: read_study_text(source),
+        target / STUDY_FILE: read_toml_text(target / STUDY_FILE, REMOVE),
+    }
+    raw = [parse_toml(text, str(file)) for file, text in files.items()]
+    return is_same(*({key: value for key, value in study.items() if key not in MAY_CHANGE} for study in raw))
 
 
 def _copy_files(source: Path, target: Path, names: Sequence[str], earlier: PublishedFiles) -> int:

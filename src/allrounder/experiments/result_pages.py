@@ -9,7 +9,7 @@ A page has blocks between two comments, and only what is within a block is writt
 <!-- end -->
 
 A table has all columns, all rows and short notes unless the comment names others. Paths start at the folder
-of the project.
+of the project. Comments in code blocks are text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from allrounder.report.excerpt import Excerpt
 from allrounder.report.study import StudyResults
 from allrounder.report.tables import to_markdown
 
-START = re.compile(r"<!-- (table|figure)\b(.*)-->\s*")
+START = re.compile(r"<!-- (table|figure)\s(.*)-->\s*")
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+"""The first or the last line of a code block."""
 END = "<!-- end -->"
 RESULTS = "results"
 """The folder of the published studies of a project."""
@@ -54,14 +56,17 @@ class Block:
             words = shlex.split(text)
         except ValueError as error:
             raise InputError(f"{kind}: cannot be read ({error}); put texts with spaces into quotes") from None
-        options = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
         plain = tuple(word for word in words if not re.match(r"[a-z]+=", word))
-        for name in options:
-            if name not in OPTIONS[kind]:
-                known = OPTIONS[kind]
+        options: dict[str, str] = {}
+        known = OPTIONS[kind]
+        for name, value in (word.split("=", 1) for word in words if re.match(r"[a-z]+=", word)):
+            if name not in known:
                 raise InputError(
                     f"{kind}: got {name}=, expected {', '.join(known)}{did_you_mean(name, known)}"
                 )
+            if name in options:
+                raise InputError(f"{kind}: got {name}= twice, expected it once")
+            options[name] = value
         if len(plain) != len(WORDS[kind]):
             got = " ".join(plain) or "nothing"
             raise InputError(f"{kind}: got {got}, expected {', '.join(WORDS[kind])}")
@@ -74,6 +79,23 @@ class Block:
 
 Draw = Callable[[str, Path, Path, list[str], list[str]], None]
 """Draws a figure: its name, a folder of results, the file to write, and the charts and rows to draw."""
+
+
+def read_page(file: Path) -> str:
+    """Read a page and keep the ends of its lines, which may be those of Windows."""
+    return file.read_bytes().decode("utf-8")
+
+
+def _follow_fence(fence: str, line: str) -> str:
+    """Return the marks of the code block that goes on after a line; empty outside of code blocks. `fence` is
+    that before the line."""
+    found = FENCE.fullmatch(line.rstrip())
+    if found is None:
+        return fence
+    marks, rest = found.groups()
+    if not fence:
+        return "" if "`" in marks and "`" in rest else marks
+    return "" if marks.startswith(fence) and not rest else fence
 
 
 @final
@@ -89,21 +111,26 @@ class PageWriter:
     def update(self, page: Path) -> str:
         """Return the text of a page, a path below the root, with the content of its blocks replaced."""
         lines: list[str] = []
-        begun = 0
-        text = (self.root / page).read_text(encoding="utf-8")
-        for number, line in enumerate(text.split("\n"), start=1):
+        number, start_line, fence = 0, 0, ""
+        for number, line in enumerate(read_page(self.root / page).split("\n"), start=1):
+            fence = "" if start_line else _follow_fence(fence, line)
             start, is_end = START.fullmatch(line), line.strip() == END
-            if (start and begun) or (is_end and not begun):
+            if fence:
+                start, is_end = None, False
+            if (start and start_line) or (is_end and not start_line):
                 expected = f'expected "{END}" first' if start else "there is no block that it ends"
-                raise InputError(f"{page}, line {number}: got {line}, {expected}; correct the page")
-            if not begun or is_end:
+                raise InputError(f"{page}, line {number}: got {line.strip()}, {expected}; correct the page")
+            if not start_line or is_end:
                 lines.append(line)
             if start:
-                begun = number
-                lines += self._render(page, number, start[1], start[2])
-            begun = 0 if is_end else begun
-        if begun:
-            raise InputError(f'{page}, line {begun}: the block has no end; write "{END}" below it')
+                start_line = number
+                end = "\r" if line.endswith("\r") else ""
+                lines += [f"{text}{end}" for text in self._render(page, number, start[1], start[2])]
+            start_line = 0 if is_end else start_line
+        if start_line:
+            raise InputError(f'{page}, line {start_line}: the block has no end; write "{END}" below it')
+        if fence:
+            raise InputError(f"{page}, line {number}: a code block has no end; write {fence} below it")
         return "\n".join(lines)
 
     def _render(self, page: Path, number: int, kind: str, text: str) -> list[str]:

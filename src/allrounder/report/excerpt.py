@@ -11,11 +11,19 @@ from allrounder.config.fields import did_you_mean
 from allrounder.errors import InputError
 from allrounder.report.short_notes import short_notes
 from allrounder.report.study import StudyResults, render_study
-from allrounder.report.tables import ResultTable, to_latex, to_markdown
+from allrounder.report.tables import (
+    ResultTable,
+    column_title,
+    summary_notes,
+    to_latex,
+    to_markdown,
+)
 
 NoteLevel: TypeAlias = Literal["all", "short", "no"]
 """All notes, those that a reader must not miss, or none."""
 STYLES = {"markdown": to_markdown, "latex": to_latex}
+COLUMN_NOTES = {"cost": "Cost: ", "minutes": "Minutes: ", "paper": "Paper: "}
+"""The beginning of the note that explains a column."""
 
 
 @final
@@ -43,8 +51,18 @@ class Excerpt:
         mark_style = "markdown" if style == "markdown" else "text"  # as in StudyResults.to_table
         if self.notes == "no" or not table.rows:
             return replace(table, notes=())
-        describe = short_notes if self.notes == "short" else StudyResults.notes
-        return replace(table, notes=describe(results, mark_style, self.rows, self.columns))
+        if self.notes == "short":
+            return replace(table, notes=short_notes(results, mark_style, self.rows, self.columns))
+        hidden = self._list_hidden_notes(results, table.header)
+        notes = results.notes(mark_style, self.rows, self.columns)
+        return replace(table, notes=[note for note in notes if not note.startswith(hidden)])
+
+    def _list_hidden_notes(self, results: StudyResults, titles: Sequence[str]) -> tuple[str, ...]:
+        """Return the beginnings of notes that explain columns which are not among the titles."""
+        columns = results.columns()
+        shown = [column for column in columns if column_title(column) in titles]
+        hidden = [start for title, start in COLUMN_NOTES.items() if title not in titles]
+        return (*hidden, *(note for note in summary_notes(columns) if note not in summary_notes(shown)))
 
 
 def select_cells(table: ResultTable, columns: Sequence[str] = (), rows: Sequence[str] = ()) -> ResultTable:
@@ -55,9 +73,14 @@ def select_cells(table: ResultTable, columns: Sequence[str] = (), rows: Sequence
     for title in columns:
         _check_known("column", title, titles)
         matching = [index for index, name in enumerate(titles) if name == title]
-        chosen.append(next((i for i in matching if i > max(chosen[-1:], default=-1)), matching[0]))
-    for row in rows:
+        index = next((i for i in matching if i > max(chosen[-1:], default=-1)), matching[0])
+        if index in chosen:
+            raise InputError(f'columns: got "{title}" twice, expected every column once')
+        chosen.append(index)
+    for position, row in enumerate(rows):
         _check_known("row", row, list(by_name))
+        if row in rows[:position]:
+            raise InputError(f'rows: got "{row}" twice, expected every row once')
     indices = chosen if columns else range(len(titles))
     return replace(
         table,

@@ -21,8 +21,9 @@ from allrounder.report.tables import MARKS
 
 Training: TypeAlias = tuple[str, int]
 """A row and a seed."""
-COUNT = re.compile(r"(?<![\w.:@/-])\d+(?:\.\d+)?")
-"""A number that may differ from training to training in the text of a warning; not that of pgd-20 or L2:1."""
+COUNT = re.compile(r"(?<![\w.:@/-])(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+"""A number that may differ from training to training in the text of a warning, such as 12.5 or 10,000; not
+that of pgd-20 or L2:1."""
 GAP = "\0"
 
 
@@ -46,16 +47,22 @@ def short_notes(
 
 
 def condense_warnings(outcomes: Mapping[Training, Outcome]) -> list[str]:
-    """Return one line for every kind of warning, with the rows and seeds that have it unless all have."""
-    kinds: dict[str, _Warnings] = {}
+    """Return one line for every kind of warning, with the rows and seeds that have it unless all have.
+    Threats are in one line if the same trainings have the warning for all of them."""
+    kinds: dict[tuple[str, str], _Warnings] = {}
     for training, outcome in outcomes.items():
         threats = {name.partition("@")[2] for name in outcome.predicted}
         for start, text in _list_warnings(outcome):
             threat, _, rest = text.partition(": ")
             threat, rest = (threat, rest) if threat in threats else ("", text)
-            kind = kinds.setdefault(f"{start}{COUNT.sub(GAP, rest)}", _Warnings(start))
-            kind.add(rest, threat, training)
-    return [kind.describe(len(outcomes)) for kind in kinds.values()]
+            kind = kinds.setdefault((f"{start}{COUNT.sub(GAP, rest)}", threat), _Warnings(start))
+            kind.texts.append(rest)
+            kind.trainings[training] = None
+    merged: dict[tuple[str, bool, frozenset[Training]], _Warnings] = {}
+    for (text, threat), kind in kinds.items():
+        key = text, bool(threat), frozenset(kind.trainings)
+        merged.setdefault(key, _Warnings(kind.start)).extend(kind, threat)
+    return [kind.describe(len(outcomes)) for kind in merged.values()]
 
 
 def list_trainings(trainings: Iterable[Training]) -> str:
@@ -76,15 +83,14 @@ class _Warnings:
 
     start: str
     texts: list[str] = field(default_factory=list[str])
-    threats: dict[str, None] = field(default_factory=dict[str, None])
+    threats: list[str] = field(default_factory=list[str])
     trainings: dict[Training, None] = field(default_factory=dict[Training, None])
 
-    def add(self, text: str, threat: str, training: Training) -> None:
-        """Add a warning; a training may have it for several threats."""
-        self.texts.append(text)
-        self.trainings[training] = None
-        if threat:
-            self.threats[threat] = None
+    def extend(self, other: _Warnings, threat: str) -> None:
+        """Add the warnings for another threat, or for none if it is empty."""
+        self.texts += other.texts
+        self.threats += [threat] if threat else []
+        self.trainings |= other.trainings
 
     def describe(self, num_trainings: int) -> str:
         """Return one sentence, in which numbers that differ are ranges."""
@@ -98,7 +104,8 @@ class _Warnings:
 
 
 def _describe_range(numbers: Sequence[str]) -> str:
-    low, high = min(numbers, key=float), max(numbers, key=float)
+    by_value = {float(number.replace(",", "")): number for number in numbers}
+    low, high = by_value[min(by_value)], by_value[max(by_value)]
     return low if low == high else f"{low} to {high}"
 
 

@@ -55,9 +55,11 @@ def test_a_table_shows_some_columns_and_rows(allrounder: Command):
     assert shown[0] == "| row | natural | cost |" and len(shown) == 3 and shown[2].startswith("| fast |")
     short, everything = (allrounder(*words, "--notes", level).out for level in ("short", "all"))
     assert "Cost:" not in short and "40 images.\n" in short and "Cost:" in everything
+    assert "Worst:" not in everything and "Worst:" in allrounder("table", "out", "--rows", "fast").out
     for wrong, message in (
         (["--columns", "natura"], 'no column "natura", expected some of natural; '),
         (["--rows", "fats"], 'no row "fats", expected some of slow; fast'),
+        (["--rows", "fast; fast"], 'rows: got "fast" twice, expected every row once'),
         (["--notes", "few"], "few: expected one of all, short, no"),
         (["--rows", "fast", "--style", "csv"], "got style 'csv', expected markdown or latex"),
     ):

@@ -26,6 +26,13 @@ from tests.support.studies import run_here, tiny_study
         "read from: /srv/x",
         "C:\\data\\x",
         "d:/data",
+        "file:///srv/x",
+        r"\\server\share",
+        "a;/srv/x",
+        "see `/srv/x`",
+        "read from: /data",
+        "read from /srv/x",
+        "of ~me/x",
     ],
 )
 def test_absolute_paths_are_found(text: str):
@@ -43,6 +50,9 @@ def test_absolute_paths_are_found(text: str):
         "./data",
         "../data",
         "natural / robust",
+        "PGD /AT",
+        "1 /2",
+        "~8/255",
         "weights/best-00000003/global.safetensors",
         "https://example.org/a/b",
         "aa@Linf:0.1: apgd-ce: 100 steps",

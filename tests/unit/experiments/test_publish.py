@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from allrounder.errors import RunError
@@ -17,8 +18,10 @@ from allrounder.experiments.publish import publish_study
 from allrounder.experiments.published import PUBLISHED_FILE, PublishedFiles
 from allrounder.experiments.runner import open_study
 from allrounder.experiments.study import Study
+from allrounder.report.dial import DialPoint
+from allrounder.report.outcome import Outcome
 from allrounder.report.study import render_study
-from allrounder.system.checked_files import add_digest, write_toml_text
+from allrounder.system.checked_files import add_digest, write_json, write_toml_text
 from allrounder.system.files import hash_file
 from allrounder.training.run import load
 from tests.support.damage import cut, edit_json, flip
@@ -38,7 +41,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
         patch.chdir(folder)
         study = replace(tiny_study(Path()), images=IMAGES)
         run_here(study, Path("out"))
+    for number, file in enumerate(sorted((folder / "out").glob("*/seed-*/eval/best/outcome.safetensors"))):
+        change_outcome(file, 2 * number + 1)
     return study, folder / "out"
+
+
+def change_outcome(file: Path, count: int) -> None:
+    """Let the first `count` images of an outcome be right, so that outcomes differ between rows and seeds."""
+    outcome = Outcome.load(file)
+    is_right = np.arange(len(outcome)) < count
+    predicted = np.where(is_right, outcome.label, (outcome.label + 1) % 3)
+    replace(outcome, predicted=dict.fromkeys(outcome.predicted, predicted)).save(file)
 
 
 @pytest.fixture
@@ -87,19 +100,27 @@ def test_the_table_is_that_of_the_study(style: str, finished, published: Path):
     assert render(published, style) == render(finished[1], style)
 
 
+def test_the_numbers_are_those_of_their_rows_and_seeds(published: Path):
+    outcomes = collect_results(Manifest.load(published), published).outcomes
+    right = {row: [9 * o.accuracy() for o in by_seed.values()] for row, by_seed in outcomes.items()}
+    assert right == {"slow": pytest.approx([5, 7]), "fast": pytest.approx([1, 3])}
+
+
 def test_the_report_has_the_rows_of_the_study(finished, published: Path):
-    ours, theirs = (read_results(folder).entries for folder in (published, finished[1]))
-    for entry, other in zip(ours, theirs, strict=True):
+    entries, others = (read_results(folder).entries for folder in (published, finished[1]))
+    for entry, other in zip(entries, others, strict=True):
         assert (entry.name, entry.study, entry.cost, entry.minutes, entry.classes, entry.problems) == (
             *(other.name, other.study, other.cost, other.minutes, other.classes),
             (),
         )
         assert list(entry.outcomes) == list(other.outcomes) == [0, 1]
+        for seed, outcome in entry.outcomes.items():
+            assert outcome.accuracy() == other.outcomes[seed].accuracy()
         for seed, training in entry.trainings.items():
             assert vars(replace(training, folder="")) == vars(replace(other.trainings[seed], folder=""))
 
 
-def test_no_published_file_knows_the_machine(finished, published: Path):
+def test_no_published_file_has_a_path_of_the_machine(finished, published: Path):
     for name in list_files(published):
         assert str(finished[1].parent).encode() not in (published / name).read_bytes(), name
 
@@ -109,15 +130,63 @@ def test_unfinished_trainings_are_left_out_and_published_later(finished, source:
     shutil.rmtree(source / "slow" / "seed-1" / "eval")
     shutil.rmtree(source / "fast" / "seed-1")
     publication = publish_study(source, target)
-    assert publication.left_out == ("slow/seed-1", "fast/seed-1") and publication.trainings == 2
+    assert publication.unfinished == ("slow/seed-1", "fast/seed-1") and publication.trainings == 2
     assert publication.files == len(list_files(target)) - 1
     assert not (target / "slow" / "seed-1").exists()
     assert render(target) == render(source) and "MISSING: slow, seed 1" in render(target)
     advice = "finish it where the study runs, and publish the study again"
     (problem,) = read_results(target).entries[0].problems
     assert problem == f"{target / 'slow' / 'seed-1'}: not trained yet; {advice}"
-    assert publish_study(complete, target).left_out == ()
+    assert publish_study(complete, target).unfinished == ()
     assert render(target) == render(complete) and "MISSING" not in render(target)
+
+
+def add_row(folder: Path, label: str, which: str) -> None:
+    """Add a row with other weights of the trainings of the row "fast"."""
+    manifest = Manifest.load(folder)
+    trials = [
+        replace(trial, rows={**trial.rows, label: which}) if "fast" in trial.rows else trial
+        for trial in manifest.trials
+    ]
+    replace(manifest, labels=(*manifest.labels, label), trials=tuple(trials)).save(folder)
+
+
+def test_the_evaluated_rows_of_a_training_are_published_without_the_others(source: Path, tmp_path: Path):
+    add_row(source, "fast, last", "last")
+    publication = publish_study(source, tmp_path / "results")
+    assert publication.trainings == 4
+    assert publication.unfinished == ("fast/seed-0 (fast, last)", "fast/seed-1 (fast, last)")
+    table = render(tmp_path / "results")
+    assert table == render(source) and "MISSING: fast, last, seed 0; fast, last, seed 1." in table
+    *_, last = read_results(tmp_path / "results").entries
+    assert last.name == "fast, last" and "last is not evaluated; finish it where" in last.problems[0]
+
+
+def test_measured_mixtures_are_published_without_weights(source: Path, tmp_path: Path):
+    point = DialPoint({"a": 1.0}, 0.5, {"L2:1": 0.2}, 0.2, 0.2)
+    (source / RUN / "dial" / "best").mkdir(parents=True)
+    write_json(source / RUN / "dial" / "dial.json", {"format": 1, "points": [asdict(point)]})
+    (source / RUN / "dial" / "best" / "global.safetensors").touch()
+    publish_study(source, tmp_path / "results")
+    names = list_files(tmp_path / "results")
+    assert [name for name in names if "/dial/" in name] == [f"{RUN}/dial/dial.json"]
+    (training, *_) = read_results(tmp_path / "results").entries[1].trainings.values()
+    assert training.mixtures == (point,)
+    flip(source / RUN / "dial" / "dial.json")
+    with pytest.raises(RunError, match=r"dial\.json: cannot be read"):
+        publish_study(source, tmp_path / "other")
+
+
+def test_published_outcomes_are_not_replaced_by_others(source: Path, published: Path):
+    before = {name: hash_file(published / name) for name in list_files(published)}
+    change_outcome(source / OUTCOME, 4)
+    with pytest.raises(
+        RunError,
+        match=rf"tiny: has outcomes that differ from those of .*out: {OUTCOME}; publish into another folder, "
+        "or remove this one",
+    ):
+        publish_study(source, published)
+    assert before == {name: hash_file(published / name) for name in list_files(published)}
 
 
 def test_a_study_with_more_seeds_is_published_again(finished, source: Path, tmp_path: Path):
@@ -201,8 +270,12 @@ def add_file(file: Path) -> None:
         (f"{RUN}/env.json", Path.unlink, "cannot be read"),
         (f"{RUN}/stages/base/metrics.jsonl", add_file, r"is not listed in published\.json, .*; remove it"),
         (MANIFEST_FILE, edit(reference="fast"), "it was changed"),
-        (STUDY_FILE, flip, "it was changed"),
-        (PUBLISHED_FILE, flip, r"published\.json: cannot be read .*publish the study again"),
+        (STUDY_FILE, flip, "it was changed; restore it from a copy, or remove the folder and publish"),
+        (
+            PUBLISHED_FILE,
+            flip,
+            r"published\.json: cannot be read .*or remove the folder and publish the study",
+        ),
         (PUBLISHED_FILE, edit(format=2), "got format version 2, expected format version 1"),
         (PUBLISHED_FILE, edit(files=[1]), "expected the digest of every file"),
         (PUBLISHED_FILE, edit(files={"study.toml": 1}), "expected the digest of every file"),
@@ -281,8 +354,10 @@ def test_a_study_without_a_finished_training_is_not_published(source: Path, tmp_
 
 def test_a_key_that_only_a_newer_version_writes_is_no_difference(finished, published: Path):
     text = finished[0].dumps()
-    assert "ood = []\n" in text
-    write_toml_text(published / STUDY_FILE, text.replace("ood = []\n", ""))
+    for line in ("ood = []\n", "held_out = false\n"):
+        assert line in text
+        text = text.replace(line, "")
+    write_toml_text(published / STUDY_FILE, text)
     publish_study(finished[1], published)
     assert render(published) == render(finished[1])
 

@@ -68,6 +68,38 @@ def test_a_table_is_written_and_nothing_else_is_touched(project: Path):
     assert update(project, *lines) == lines, "writing again changes nothing"
 
 
+@pytest.mark.parametrize(
+    "comment", ["<!-- table-of-contents -->", "<!-- figure: note -->", "<!-- tables -->"]
+)
+def test_other_comments_are_no_blocks(comment: str, project: Path):
+    assert update(project, comment, "text") == [comment, "text"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [("```", "```"), ("~~~~ html", " ~~~~~"), ("````", "````"), ("   ```md", "```")]
+)
+def test_blocks_in_code_are_text(first: str, last: str, project: Path):
+    code = [first, TABLE, "text", "```x", "~~~", END, END, last]
+    lines = update(project, *code, TABLE, END, *code)
+    assert lines[:9] == [*code, TABLE] and lines[-9:] == [END, *code] and len(lines) > 20
+    assert update(project, "```a``` b", TABLE, END)[3].startswith("| row | natural |")
+
+
+def test_code_without_an_end_is_an_error(project: Path):
+    with pytest.raises(InputError, match=r"page\.md, line 3: a code block has no end; write ``` below it"):
+        update(project, "```", TABLE, END)
+
+
+def test_the_ends_of_lines_are_kept(project: Path):
+    page = project / PAGE
+    unix = "\n".join(update(project, "# Title", TABLE, "old", END, ""))
+    page.write_bytes(f"# Title\r\n{TABLE}\r\nold\r\n{END}\r\n".encode())
+    text = PageWriter(project, lambda name, study, file, charts, rows: None).update(PAGE)
+    assert text == unix.replace("\n", "\r\n")
+    page.write_bytes(text.encode())
+    assert make_results(project, "--check") == (0, "all pages are up to date\n")
+
+
 def test_all_notes_or_none_are_written_if_asked(project: Path):
     everything = update(project, "<!-- table results/tiny notes=all -->", END)
     none = update(project, "<!-- table results/tiny notes=no -->", END)
@@ -100,6 +132,10 @@ def test_a_figure_is_drawn_and_linked_from_the_page(project: Path):
         (["<!-- table results/tiny colums=a -->", END], "got colums=, expected columns, rows, notes"),
         (["<!-- table -->", END], "table: got nothing, expected the folder of a published study"),
         (["<!-- table results/tiny x -->", END], "table: got results/tiny x, expected"),
+        (
+            ["<!-- table results/tiny notes=no notes=all -->", END],
+            "table: got notes= twice, expected it once",
+        ),
         (["<!-- figure tradeoff results/tiny -->", END], "expected a figure, a study, the file"),
         (["<!-- figure tradeoff results/x x.svg -->", END], "results/x: not a published study"),
         (['<!-- table results/tiny rows="a -->', END], r"cannot be read \(No closing quotation\)"),
@@ -151,6 +187,8 @@ def test_the_script_writes_pages_and_names_stale_ones(project: Path):
     code, text = make_results(project, "--check")
     assert code == 1 and text == "stale: docs/results/page.md; write them with: make results\n"
     assert make_results(project)[0] == 0 and (project / PAGE).read_text(encoding="utf-8") == content
+    code, text = make_results(project)
+    assert code == 0 and text.endswith("drawn: docs/images/x.svg\nall pages are up to date\n")
     readme.write_text("<!-- figure tradeoff results/tiny x.svg charts=nonsense -->\n<!-- end -->\n")
     code, text = make_results(project)
     assert code == 1 and "nonsense: expected one of" in text

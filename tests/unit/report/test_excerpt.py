@@ -70,6 +70,24 @@ def test_unknown_names_are_errors_that_list_what_exists():
         render_excerpt(results(), Excerpt(("natural",)), "csv")
 
 
+def test_names_that_are_given_twice_are_errors():
+    with pytest.raises(InputError, match='rows: got "AT" twice, expected every row once'):
+        Excerpt(rows=("AT", "NT", "AT")).to_table(results())
+    with pytest.raises(InputError, match='columns: got "natural" twice, expected every column once'):
+        Excerpt(("natural", "paper", "natural")).to_table(results())
+
+
+def test_notes_explain_only_the_columns_that_are_shown():
+    for columns, expected in (
+        (("natural",), set[str]()),
+        (("natural", "cost"), {"Cost"}),
+        (("natural", "paper", "pgd-20 worst"), {"Paper", "Worst"}),
+        ((), {"Cost", "Paper", "Worst"}),
+    ):
+        starts = {note.partition(":")[0] for note in Excerpt(columns).to_table(results()).notes}
+        assert starts & {"Cost", "Paper", "Worst"} == expected
+
+
 def test_names_are_read_from_texts():
     columns = "natural, corruptions severity 5 (official, 1 of 15),aa mean (the papers' Union)"
     excerpt = Excerpt.parse(columns, "half-half, averaged; AT;", "short")
@@ -128,14 +146,32 @@ def test_the_same_flag_of_several_trainings_is_one_line():
     study = StudyResults(
         {
             "AT": flag({0: [SQUARE.format(1)], 1: [SQUARE.format(3)], 2: []}),
-            "half-half, averaged": flag({0: [SQUARE.format(2).replace("L2:1", "Linf:0.1"), "other"]}),
+            "half-half, averaged": flag({0: [SQUARE.format(2), "other"]}),
         }
     )
     notes = short_notes(study)
     square = "in aa, square, which uses no gradient of the network, fools it on 1 to 3 of 200 images"
     concerned = "AT, seeds 0, 1; half-half, averaged, seed 0"
-    assert f"FLAGGED under L2:1, Linf:0.1: {square}: {concerned}." in notes
+    assert f"FLAGGED under L2:1: {square}: {concerned}." in notes
     assert "FLAGGED: other: half-half, averaged, seed 0." in notes
+
+
+def test_threats_are_in_one_line_only_if_the_same_trainings_are_flagged():
+    l2, linf = SQUARE.format(1), SQUARE.format(3).replace("L2:1", "Linf:0.1")
+    text = SQUARE.partition(": ")[2]
+    apart = short_notes(StudyResults({"AT": flag({0: [l2]}), "NT": flag({0: [linf]})}))
+    assert f"FLAGGED under L2:1: {text.format(1)}: AT, seed 0." in apart
+    assert f"FLAGGED under Linf:0.1: {text.format(3)}: NT, seed 0." in apart
+    both = short_notes(StudyResults({"AT": flag({0: [l2, linf]}), "NT": flag({0: [l2, linf]})}))
+    assert f"FLAGGED under L2:1, Linf:0.1: {text.format('1 to 3')}." in both
+    some = short_notes(StudyResults({"AT": flag({0: [l2, linf]}), "NT": flag({0: []})}))
+    assert f"FLAGGED under L2:1, Linf:0.1: {text.format('1 to 3')}: AT, seed 0." in some
+
+
+def test_thousands_separators_are_part_of_a_number():
+    texts = {0: ["fools it on 2 of 10,000 images"], 1: ["fools it on 1,500 of 10,000 images"]}
+    lines = condense_warnings({("AT", seed): o for seed, o in flag(texts).items()})
+    assert lines[-1] == "FLAGGED: fools it on 2 to 1,500 of 10,000 images."
 
 
 def test_a_flag_of_all_trainings_names_none_and_numbers_of_names_stay():
