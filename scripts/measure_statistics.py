@@ -1,8 +1,8 @@
 """Measure how batch-norm statistics change a trained network: scripts/measure_statistics.py RUN [WHICH ...].
 
 Prints natural accuracy and accuracy under PGD-20 and APGD-CE (Linf 0.1) on 300 test images, for the network's
-own statistics, and for statistics measured on 2,048 natural or adversarial (PGD-10) training images. WHICH are
-weights of the run, such as last or a learner's name; by default last.
+own statistics, and for statistics of 2,048 natural or adversarial (PGD-10) training images. WHICH are weights
+of the run, such as last or a learner's name; by default last.
 """
 
 from __future__ import annotations
@@ -45,15 +45,12 @@ def measure_run(folder: str, names: Sequence[str]) -> None:
     print("weights   statistics   " + "  ".join(f"{title:>8}" for title in ("natural", *ATTACKS)))
     for name in names:
         network = load(folder, name).eval()
-        kinds = {
-            "own": None,
-            "natural": x,
-            "adversarial": craft(network, x, y, attack="pgd-10", threat=THREAT),
-        }
-        for kind, images in kinds.items():
+        x_adv = craft(network, x, y, attack="pgd-10", threat=THREAT)
+        for kind, images in {"own": None, "natural": x, "adversarial": x_adv}.items():
             measured = copy.deepcopy(network)
             if images is not None:
-                recalibrate_(measured, images.split(BATCH_SIZE))
+                starts = range(0, NUM_TRAIN, BATCH_SIZE)
+                recalibrate_(measured, [images[start : start + BATCH_SIZE] for start in starts])
             numbers = "  ".join(f"{number:8.1f}" for number in measure_accuracies(measured, *test))
             print(f"{name:9} {kind:12} {numbers}", flush=True)
 
