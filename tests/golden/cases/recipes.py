@@ -15,7 +15,7 @@ STEPS = 6
 """Steps of an epoch."""
 NEW_RECIPES = {
     *(f"embedded/generalist-t-{kind}" for kind in ("uniform", "fisher", "outer", "soft", "chosen")),
-    *("embedded/half-half-taught", "embedded/generalist-d-nt-linf-taught"),
+    *("embedded/half-half-taught", "embedded/generalist-d-nt-linf-taught", "embedded/random-threat"),
 }
 """Recipes that are younger than the recorded digests. A digest covers all recipes of a folder, and adding one
 must not hide a change of the others."""

@@ -23,7 +23,7 @@ def test_the_overview_names_every_list_on_one_screen(allrounder: Command, monkey
     answer = allrounder("list")
     assert answer.code == 0
     rows = answer.out.splitlines()
-    assert len(rows) <= 42 and max(map(len, rows)) <= 80
+    assert len(rows) <= 44 and max(map(len, rows)) <= 80
     for title, lines in read_index()["lists"].items():
         assert f"{title} ({len(lines)})" in rows
     embedded = [name for name in shipped_recipes() if name.startswith("embedded/")]
@@ -111,4 +111,6 @@ def test_a_filter_that_matches_nothing_is_a_mistake_of_usage(
 
 
 def test_folders_are_those_of_recipes_and_studies():
-    assert list_folders() == ["cifar10", "cifar100", "embedded", "imagenet", "mnist", "svhn"]
+    assert list_folders() == [
+        *("cifar10", "cifar100", "embedded", "evidence", "imagenet", "mnist", "small", "svhn")
+    ]
