@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A natural and a robust run on the embedded images."""
     folder = tmp_path_factory.mktemp("runs")
     train("embedded/nt", folder / "natural", overrides=SETS, progress=False)
-    robust = ["task.linf.objective.attack.steps=2", "task.linf.objective.threat=Linf:0.1"]
+    robust = ["task.linf.objective.attack.steps=2", "task.linf.objective.threat=Linf:0.2"]
     train("embedded/at-linf", folder / "robust", overrides=[*SETS, *robust], progress=False)
     return folder / "natural", folder / "robust"
 
