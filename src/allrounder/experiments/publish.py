@@ -194,12 +194,15 @@ def _check_same_outcomes(source: Path, target: Path, outcomes: Mapping[str, str]
 
 
 def _is_same_study(source: Path, target: Path) -> bool:
-    """Whether two folders have the same study, except for what may change."""
+    """Whether two folders have the same study, except for what may change and rows that the source adds."""
     files = {
         source / STUDY_FILE: read_study_text(source),
         target / STUDY_FILE: read_toml_text(target / STUDY_FILE, REMOVE),
     }
     raw = [parse_toml(text, str(file)) for file, text in files.items()]
+    new_rows, old_rows = (study.pop("row", []) for study in raw)
+    if not all(any(is_same(row, new) for new in new_rows) for row in old_rows):
+        return False
     return is_same(*({key: value for key, value in study.items() if key not in MAY_CHANGE} for study in raw))
 
 

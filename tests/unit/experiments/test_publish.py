@@ -362,6 +362,18 @@ def test_a_key_that_only_a_newer_version_writes_is_no_difference(finished, publi
     assert render(published) == render(finished[1])
 
 
+def test_rows_can_be_added_to_published_results_but_not_removed(finished, published: Path):
+    study, source = finished
+    fewer = replace(study, row=study.row[:1])
+    write_toml_text(published / STUDY_FILE, fewer.dumps())
+    publish_study(source, published)
+    assert render(published) == render(source)
+    more = replace(study, row=(*study.row, replace(study.row[0], label="third")))
+    write_toml_text(published / STUDY_FILE, more.dumps())
+    with pytest.raises(RunError, match="holds another study than"):
+        publish_study(source, published)
+
+
 def test_other_folders_and_studies_are_not_overwritten(finished, published: Path, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()

@@ -58,6 +58,21 @@ def test_seeds_can_be_added_and_another_study_is_refused(study: Study, tmp_path:
     assert Study.loads((folder / STUDY_FILE).read_text(encoding="utf-8")).seeds == (0, 1)
     with pytest.raises(RunError, match=r"holds another study .*tiny: slow, fast.*nothing was changed"):
         open_study(replace(study, sets=("epochs=3",)), folder)
+
+
+def test_rows_can_be_added_but_not_changed(study: Study, tmp_path: Path):
+    folder = tmp_path / "out"
+    one_seed = replace(study, seeds=(0,))
+    run_here(one_seed, folder)
+    third = Point(label="third", recipe=study.base, sets=("epochs=1",))
+    extended = replace(one_seed, row=(*study.row, third))
+    events = run_here(extended, folder)
+    assert [event.name for event in events if event.stage == "already done"] == ["slow/seed-0", "fast/seed-0"]
+    assert list(collect_study(extended, folder).outcomes) == ["slow", "fast", "third"]
+    assert Study.loads((folder / STUDY_FILE).read_text(encoding="utf-8")).row == extended.row
+    for other in (one_seed, replace(one_seed, row=(*study.row, replace(third, sets=("epochs=3",))))):
+        with pytest.raises(RunError, match="holds another study"):
+            open_study(other, folder)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter").touch()
     with pytest.raises(RunError, match="is not empty and holds no study"):
