@@ -78,8 +78,9 @@ def publish_study(source: Path, target: Path) -> Publication:
     """Copy the definition, logs and outcomes of all finished trainings of a study, after checking them.
 
     Every outcome is compared with the weights that it is of. Files are replaced one by one, the list of
-    digests comes last. So a study can be published again, with more seeds; the outcomes that were published
-    before must be part of it. Raises RunError if a file is damaged or holds an absolute path, or if the
+    digests comes last. So a study can be published again, with more rows or seeds. Trainings that were
+    published before are kept if the study has them, even if they did not run in this folder; their outcomes
+    are never replaced by others. Raises RunError if a file is damaged or holds an absolute path, or if the
     target has a symbolic link; then nothing is changed.
     """
     if is_published(source):
@@ -98,11 +99,16 @@ def publish_study(source: Path, target: Path) -> Publication:
         files = _list_trial_files(source / trial.folder, trial)
         names += [file.relative_to(source).as_posix() for file in files]
     names += STUDY_FILES  # after the trainings that they list
-    earlier = _check_target(source, target, names)
+    kept = _find_kept_trials(target, [trial for trial in evaluated if not trial.rows])
+    earlier = _check_target(source, target, names, kept)
     for name in names:
         check_no_machine_paths(source / name)
-    size = _copy_files(source, target, names, earlier)
-    missing = map(_describe_missing_rows, manifest.trials, evaluated)
+    size = _copy_files(source, target, names, earlier, kept)
+    missing = [
+        _describe_missing_rows(trial, rest)
+        for trial, rest in zip(manifest.trials, evaluated, strict=True)
+        if trial.folder not in kept
+    ]
     return Publication(len(finished), len(names), size, tuple(filter(None, missing)))
 
 
@@ -122,6 +128,22 @@ def _describe_missing_rows(trial: TrialEntry, evaluated: TrialEntry) -> str:
     if not evaluated.rows:
         return trial.folder
     return f"{trial.folder} ({'; '.join(missing)})" if missing else ""
+
+
+def _find_kept_trials(target: Path, unfinished: Sequence[TrialEntry]) -> list[str]:
+    """Return the folders of the trainings that the target has and that did not run where the study is."""
+    if not unfinished or not is_published(target):
+        return []
+    published = PublishedFiles.load(target)
+    recipes = {trial.folder: trial.recipe for trial in Manifest.load(target).trials}
+    kept = [
+        trial.folder
+        for trial in unfinished
+        if recipes.get(trial.folder) == trial.recipe and published.names_below(trial.folder)
+    ]
+    for folder in kept:
+        published.check_files_below(folder)
+    return kept
 
 
 def _check_trial(run: Path, trial: TrialEntry, images: int | None) -> None:
@@ -153,7 +175,7 @@ def _list_stages(run: Path) -> list[Path]:
     return sorted(path for path in (run / STAGES_DIR).glob("*") if path.is_dir())
 
 
-def _check_target(source: Path, target: Path, names: Sequence[str]) -> PublishedFiles:
+def _check_target(source: Path, target: Path, names: Sequence[str], kept: Sequence[str]) -> PublishedFiles:
     """Return the files that were published to a folder before; raise RunError if it holds anything else,
     another study, a symbolic link, or outcomes that would be removed or changed."""
     check_location(target)
@@ -168,7 +190,12 @@ def _check_target(source: Path, target: Path, names: Sequence[str]) -> Published
     _check_no_target_links(target, {*names, *earlier.digests})
     if (target / STUDY_FILE).is_file() and not _is_same_study(source, target):
         raise RunError(f"{target}: holds another study than {source}; {unchanged}")
-    outcomes = {name: d for name, d in earlier.digests.items() if name.endswith(f"/{OUTCOME_FILE}")}
+    kept_names = {name for folder in kept for name in earlier.names_below(folder)}
+    outcomes = {
+        name: digest
+        for name, digest in earlier.digests.items()
+        if name.endswith(f"/{OUTCOME_FILE}") and name not in kept_names
+    }
     removed = [name for name in outcomes if name not in names]
     if removed:
         reason = f"has outcomes that {source} does not have: {', '.join(sorted(removed))}"
@@ -206,12 +233,15 @@ def _is_same_study(source: Path, target: Path) -> bool:
     return is_same(*({key: value for key, value in study.items() if key not in MAY_CHANGE} for study in raw))
 
 
-def _copy_files(source: Path, target: Path, names: Sequence[str], earlier: PublishedFiles) -> int:
-    """Copy files, remove those that only the earlier list has, and write the new list; return the bytes."""
+def _copy_files(
+    source: Path, target: Path, names: Sequence[str], earlier: PublishedFiles, kept: Sequence[str]
+) -> int:
+    """Copy files, remove those that only the earlier list has, except below the kept folders, and write the
+    new list; return the bytes."""
     make_folder(target)
     if not earlier.digests:
         earlier.save()  # so that an interrupted call can be repeated
-    digests: dict[str, str] = {}
+    digests = {name: earlier.digests[name] for folder in kept for name in earlier.names_below(folder)}
     size = 0
     for name in names:
         content = (source / name).read_bytes()

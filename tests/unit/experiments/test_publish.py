@@ -210,6 +210,31 @@ def test_a_study_with_more_seeds_is_published_again(finished, source: Path, tmp_
     assert render(target) == render(complete), "nothing was changed"
 
 
+def test_trainings_of_other_folders_are_kept_if_the_study_has_them(finished, source: Path, tmp_path: Path):
+    target, other = tmp_path / "results", tmp_path / "other"
+    shutil.copytree(source, other)
+    remove_seed(source, 1)
+    remove_seed(other, 0)
+    assert publish_study(source, target).unfinished == ("slow/seed-1", "fast/seed-1")
+    assert publish_study(other, target).unfinished == ()
+    assert render(target) == render(finished[1]) and "MISSING" not in render(target)
+    before = {name: hash_file(target / name) for name in list_files(target)}
+    assert publish_study(finished[1], target).trainings == 4
+    assert before == {name: hash_file(target / name) for name in list_files(target)}
+    flip(target / "slow" / "seed-0" / "metrics.jsonl")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: has the SHA-256 .* it was changed"):
+        publish_study(other, target)
+
+
+def test_trainings_of_another_recipe_are_not_kept(source: Path, published: Path):
+    remove_seed(source, 1)
+    manifest = Manifest.load(source)
+    changed = tuple(replace(trial, recipe="0" * 12) if trial.seed else trial for trial in manifest.trials)
+    replace(manifest, trials=changed).save(source)
+    with pytest.raises(RunError, match=r"has outcomes that .* does not have: fast/seed-1/"):
+        publish_study(source, published)
+
+
 def test_files_that_are_no_longer_part_of_it_are_removed(finished, source: Path, tmp_path: Path):
     target = tmp_path / "results"
     (source / RUN / "stages" / "base").mkdir(parents=True)
