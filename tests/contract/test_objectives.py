@@ -30,6 +30,7 @@ from allrounder.objectives import (
     HalfHalf,
     Natural,
     Objective,
+    RandomTask,
     Taught,
     Teacher,
 )
@@ -61,6 +62,9 @@ FURTHER: dict[str, Objective] = {
     "max": Adversarial(threat=UNION, attack=WorstOf(attack=Pgd(steps=10, step=0.25))),
     "half-half, random-of": HalfHalf(threat=UNION, attack=RandomOf(attack=Pgd(steps=10, step=0.25))),
     "msd": Adversarial(threat=UNION, attack=Msd(), norm_layers="train"),
+    "random-task, random-of": RandomTask(
+        threat=UNION, natural_share=0.25, attack=RandomOf(attack=Pgd(steps=8, step=0.25))
+    ),
     "taught avg": Taught(
         base=Average(against=UNION.threats),
         natural=Teacher(teacher="natural"),

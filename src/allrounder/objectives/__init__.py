@@ -17,6 +17,7 @@ from allrounder.objectives.logit_pairing import LogitPairing as LogitPairing
 from allrounder.objectives.mart import Mart as Mart
 from allrounder.objectives.natural import Natural as Natural
 from allrounder.objectives.part import Part as Part
+from allrounder.objectives.random_task import RandomTask as RandomTask
 from allrounder.objectives.robust_self_training import RobustSelfTraining as RobustSelfTraining
 from allrounder.objectives.score import Score as Score
 from allrounder.objectives.taught import Taught as Taught
@@ -28,6 +29,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "natural": Natural,
     "adversarial": Adversarial,
     "half-half": HalfHalf,
+    "random-task": RandomTask,
     "trades": Trades,
     "mart": Mart,
     "fat": Fat,
