@@ -11,6 +11,7 @@ from typer import Argument, BadParameter, Option
 from allrounder.cli.index import check_choice
 
 CRITERIA = ("worst", "mean")
+STATISTICS = ("adversarial", "natural", "both")
 Runs = Annotated[
     list[Path],
     Argument(metavar="RUN...", help="A finished run with several learners, or several finished runs."),
@@ -37,6 +38,14 @@ Threats = Annotated[
     Option("--threat", help="A threat such as Linf:8/255; repeat for several. Default: those of the runs."),
 ]
 NumImages = Annotated[int | None, Option("--n", min=1, help="Held-out images to measure on. Default: all.")]
+StatisticsName = Annotated[
+    str | None,
+    Option(
+        "--statistics",
+        help="Training images that batch-norm statistics of every mixture are re-estimated on: adversarial, "
+        "natural, or both, half of each. Default: adversarial.",
+    ),
+]
 Outputs = Annotated[
     bool,
     Option(
@@ -64,6 +73,7 @@ class DialCommand:
     attack: str | None
     threat: list[str] | None
     n: int | None
+    statistics: str | None
     outputs: bool
     tolerance: float
     workers: int
@@ -79,6 +89,7 @@ def dial(
     attack: AttackName = None,
     threat: Threats = None,
     n: NumImages = None,
+    statistics: StatisticsName = None,
     outputs: Outputs = False,
     tolerance: Tolerance = 0.02,
     workers: Workers = 1,
@@ -92,10 +103,16 @@ def dial(
     """
     command = DialCommand(**locals())
     check_choice(by, CRITERIA, "--by")
+    if statistics is not None:
+        check_choice(statistics, STATISTICS, "--statistics")
     if pick and shares:
         raise BadParameter("both choose a mixture; give one of them", param_hint="--pick and --shares")
     if outputs and (pick or shares):
         raise BadParameter("choose a mixture of weights; leave them out", param_hint="--pick and --shares")
+    if outputs and statistics:
+        raise BadParameter(
+            "every network keeps its own with --outputs; leave it out", param_hint="--statistics"
+        )
     if outputs and (len(runs) != 2 or out is None):
         raise BadParameter("expected a natural run, a robust run and --out FOLDER", param_hint="--outputs")
     if out is not None and not (pick or shares or outputs):

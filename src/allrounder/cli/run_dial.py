@@ -21,6 +21,7 @@ from allrounder.report.dial import DIAL_FILE, Criterion, DialPoint, check_goals,
 from allrounder.report.statistics import format_percent
 from allrounder.report.tables import format_rows
 from allrounder.system.progress_bar import format_duration
+from allrounder.training.recalibration import Statistics
 
 FIGURE_FILE = "dial.svg"
 
@@ -74,6 +75,7 @@ def run_dial(command: DialCommand) -> None:
             attack=command.attack,
             threats=command.threat or (),
             n=command.n,
+            statistics=cast(Statistics, command.statistics or "adversarial"),
             workers=command.workers,
             progress=PointBar(bars),
         )

@@ -4,7 +4,7 @@ The networks are the learners of one run and its global weights, or the global w
 soups of Croce, Rebuffi, Shelhamer and Gowal, 2023, Seasoning model soups for robustness to adversarial and
 natural distribution shifts. Results are in RUN/dial, or, for several runs, in a folder below it:
 
-    points/DIGEST.json  every point that was measured with the same weights, images and attack
+    points/DIGEST.json  every point that was measured with the same weights, images, statistics and attack
     dial.json           the points of the last call, with their front
     table.md            the same as a table
     dial.svg            the front, if the command line drew it
@@ -12,10 +12,10 @@ natural distribution shifts. Results are in RUN/dial, or, for several runs, in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from allrounder.data.base import Data
 from allrounder.errors import InputError
@@ -38,6 +38,7 @@ from allrounder.system.files import write_text
 from allrounder.system.processes import use_threads
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.threats.threat import Threat
+from allrounder.training.recalibration import Statistics
 from allrounder.training.run import Run
 
 
@@ -77,7 +78,7 @@ class Dial:
         facts = {
             "mixture": dict(point.shares),
             "sources": runs.describe(),
-            "recalibrated_on": mixtures.plan["recalibrated_on"],
+            **{key: mixtures.plan[key] for key in ("recalibrated_on", "statistics", "crafted_by")},
         }
         with use_threads(1):
             weights = mixtures.weights_at(point.shares)
@@ -94,6 +95,7 @@ def dial(
     attack: str | None = None,
     threats: Sequence[Threat | str] = (),
     n: int | None = None,
+    statistics: Statistics = "adversarial",
     workers: int = 1,
     model: ModelLike | None = None,
     data: Data | None = None,
@@ -101,12 +103,21 @@ def dial(
 ) -> Dial:
     """Measure mixtures of the learners of a finished run, or of the global weights of several runs.
 
-    `points` is the number of mixtures of every two networks, `also` are more mixtures. Points that an earlier
-    call measured with the same weights, images and attack are reused, so an interrupted call continues.
-    `model` and `data` replace those of the recipes, as in `train`.
+    `points` is the number of mixtures of every two networks, `also` are more mixtures. `statistics` are the
+    training images that batch-norm statistics of every mixture are re-estimated on: "adversarial", "natural",
+    or "both", half of each. Points that an earlier call measured with the same weights, images, statistics
+    and attack are reused, so an interrupted call continues. `model` and `data` replace those of the recipes,
+    as in `train`.
     """
     mixtures = Mixtures.open(
-        runs, attack=attack, threats=threats, n=n, workers=workers, model=model, data=data
+        runs,
+        attack=attack,
+        threats=threats,
+        n=n,
+        statistics=statistics,
+        workers=workers,
+        model=model,
+        data=data,
     )
     for shares in also:
         check_shares(shares, tuple(mixtures.weights))
@@ -134,10 +145,20 @@ def _describe(mixtures: Mixtures) -> tuple[str, ...]:
     plan = mixtures.plan
     attack = plan["attack"].removeprefix("validation: ")
     images = f"{plan['images']} held-out training images, never test images; seed {plan['seed']}"
-    statistics = f"{plan['recalibrated_on']} training images"
     return (
         f"Percent of images classified correctly: {images}.",
         f"Attack: {attack}; accuracies under it are upper bounds.",
-        f"Batch-norm statistics are re-estimated on {statistics} at every point.",
+        _describe_statistics(plan),
         "Worst: correct under every threat at once; mean: over the threats; score: natural plus mean.",
     )
+
+
+def _describe_statistics(plan: Mapping[str, Any]) -> str:
+    """Return a note on the training images that statistics were measured on; it names the attack that
+    crafted them if it is not the one that the points were measured with."""
+    count, kind, attack = f"{plan['recalibrated_on']:,}", plan["statistics"], plan["crafted_by"]
+    halves = "training images, half of them adversarial,"
+    images = f"{count} {halves}" if kind == "both" else f"{count} {kind} training images"
+    is_other = attack is not None and not plan["attack"].endswith(f": {attack}")
+    crafted = f"; {attack} crafts them" if is_other else ""
+    return f"Batch-norm statistics are re-estimated on {images} at every point{crafted}."

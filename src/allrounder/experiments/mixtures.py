@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, get_args
 
 from torch import nn
 
+from allrounder.attacks import ATTACKS
+from allrounder.config.fields import did_you_mean
 from allrounder.data.base import Data
 from allrounder.data.fingerprint import fingerprint_data
-from allrounder.errors import Interrupted, RunError
+from allrounder.errors import InputError, Interrupted, RunError
 from allrounder.evaluation.evaluate import EvalOptions, default_batch_size, evaluate
 from allrounder.evaluation.probes import Probe
 from allrounder.experiments.finished_runs import FinishedRuns
@@ -29,7 +31,8 @@ from allrounder.system.processes import use_threads
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.system.signals import stop_on_signals
 from allrounder.threats.threat import Threat
-from allrounder.training.mixer import NUM_IMAGES, recalibrate
+from allrounder.training.mixer import NUM_IMAGES
+from allrounder.training.recalibration import Crafting, Statistics, measure_statistics
 from allrounder.training.setup import build_initial_model
 from allrounder.types import Weights
 
@@ -51,6 +54,10 @@ class Mixtures:
     probes: tuple[Probe, ...]
     n: int | None
     """Held-out images to measure on; None for all."""
+    statistics: Statistics
+    """The training images that batch-norm statistics of every mixture are measured on."""
+    crafting: Crafting
+    """How these images are attacked, unless they are natural."""
     factory: ModelFactory | None = None
     workers: int = 1
 
@@ -62,16 +69,21 @@ class Mixtures:
         attack: str | None = None,
         threats: Sequence[Threat | str] = (),
         n: int | None = None,
+        statistics: Statistics = "adversarial",
         workers: int = 1,
         model: ModelLike | None = None,
         data: Data | None = None,
     ) -> Mixtures:
         """Open finished runs. By default, the attack is that of the validation of the first run, and the
         threats are those that the runs select their best weights by."""
+        if statistics not in (choices := get_args(Statistics)):
+            expected = f"{', '.join(choices)}{did_you_mean(statistics, choices)}"
+            raise InputError(f"statistics: got {statistics!r}, expected one of {expected}")
         runs = FinishedRuns.open(folders, data)
         names, weights = _load_weights(runs)
         probes = select_validation_probes(runs, attack, threats)
-        return cls(runs, names, weights, probes, n, as_factory(model), workers)
+        crafting = _select_crafting(runs, probes, statistics)
+        return cls(runs, names, weights, probes, n, statistics, crafting, as_factory(model), workers)
 
     @cached_property
     def network(self) -> nn.Module:
@@ -89,15 +101,15 @@ class Mixtures:
         alone = [{GLOBAL: 1.0}] if GLOBAL in self.weights else []
         return [*alone, *map(_without_zeros, simplex_grid(self.names, points))]
 
-    def weights_at(self, shares: Shares) -> Weights:
-        """Return a mixture, with batch-norm statistics that are re-estimated on training images."""
-        theta = mix_weights(self.weights, shares)
-        recipe, train = self.runs.recipe, self.runs.data.train
-        return recalibrate(theta, self.network, train, recipe.seed, recipe.batch_size)
+    def weights_at(self, shares: Shares, heartbeat: Callable[[], None] = lambda: None) -> Weights:
+        """Return a mixture, with batch-norm statistics that are re-estimated on training images. `heartbeat`
+        is called for every batch of them."""
+        theta, train = mix_weights(self.weights, shares), self.runs.data.train
+        return measure_statistics(theta, self.network, train, self.statistics, self.crafting, heartbeat)
 
-    def measure(self, shares: Shares) -> DialPoint:
+    def measure(self, shares: Shares, heartbeat: Callable[[], None] = lambda: None) -> DialPoint:
         """Measure one mixture on the held-out images."""
-        copy_(weights_of(self.network), self.weights_at(shares))
+        copy_(weights_of(self.network), self.weights_at(shares, heartbeat))
         seed = self.runs.recipe.seed
         options = EvalOptions(check="skip")
         split, n, workers = self.runs.held_out, self.n, self.workers
@@ -120,7 +132,9 @@ class Mixtures:
             "held_out": fingerprint_data(self.runs.held_out)["data_digests"][0],
             "images": min(self.n or len(self.runs.held_out), len(self.runs.held_out)),
             "recalibrated_on": min(NUM_IMAGES, len(data.train)),
-            "recalibration_batch": recipe.batch_size,
+            "recalibration_batch": self.crafting.batch_size,
+            "statistics": self.statistics,
+            "crafted_by": None if self.statistics == "natural" else str(self.crafting.attack),
             "attack": f"{self.probes[0].name}: {self.probes[0].attack}",
             "threats": [str(probe.threat) for probe in self.probes],
             "seed": recipe.seed,
@@ -143,12 +157,17 @@ def evaluate_mixtures(
     file = mixtures.folder / "points" / f"{digest}.json"
     make_folder(file.parent)
     with lock_folder(mixtures.folder, "measuring"), stop_on_signals() as stop, use_threads(1):
+
+        def check_signal() -> None:
+            if stop.signal is not None:
+                raise Interrupted(f"{stop.signal}: stopped between two batches")
+
         stored = {_key(point.shares): point for point in _read_points(file)}
         progress.begin(len(shares), 0)
         for number, mixture in enumerate(shares, 1):
             if (key := _key(mixture)) not in stored:
                 try:
-                    stored[key] = mixtures.measure(mixture)
+                    stored[key] = mixtures.measure(mixture, check_signal)
                 except Interrupted as interrupted:
                     signal = str(interrupted).partition(":")[0]
                     raise _interruption(mixtures.folder, signal, number - 1, len(shares)) from None
@@ -175,6 +194,23 @@ def select_validation_probes(
     for threat in against:
         validation.check_supports(threat)
     return tuple(Probe("validation", validation, threat) for threat in dict.fromkeys(against))
+
+
+def _select_crafting(runs: FinishedRuns, probes: Sequence[Probe], statistics: Statistics) -> Crafting:
+    """Return how images for statistics are attacked: as the mixtures are, or, because a search stops as soon
+    as an image fools the network, by the attack of the validation."""
+    recipe, attack = runs.recipe, probes[0].attack
+    threats = tuple(probe.threat for probe in probes)
+    if type(attack) not in ATTACKS.values():
+        attack = recipe.validation.attack
+        try:
+            for threat in threats if statistics != "natural" else ():
+                attack.check_supports(threat)
+        except ValueError as error:
+            reason = f"{probes[0].name} cannot craft images for batch-norm statistics"
+            fix = "name another attack, or choose natural statistics"
+            raise InputError(f"{reason}, nor can the attack of the validation: {error}; {fix}") from None
+    return Crafting(attack, threats, recipe.seed, recipe.batch_size)
 
 
 def _load_weights(runs: FinishedRuns) -> tuple[tuple[str, ...], dict[str, Weights]]:

@@ -13,16 +13,13 @@ from allrounder.nn.modes import preserve_mode
 
 
 def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Replace the running statistics by their plain average over batches of natural images.
+    """Replace the running statistics by their plain average over batches of images.
 
     Like `torch.optim.swa_utils.update_bn`, but only batch-norm layers are in training mode, and
     `num_batches_tracked` keeps its value.
     """
-    norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     # Layers that track statistics have a counter.
-    layers = [
-        (layer, cast(Tensor, layer.num_batches_tracked)) for layer in norms if layer.track_running_stats
-    ]
+    layers = [(layer, cast(Tensor, layer.num_batches_tracked)) for layer in _tracking_layers(model)]
     before = [(layer.momentum, counter.clone()) for layer, counter in layers]
     with preserve_mode(model), torch.no_grad():
         model.eval()
@@ -35,3 +32,13 @@ def recalibrate_(model: nn.Module, batches: Iterable[Tensor]) -> None:
     for (layer, counter), (momentum, count) in zip(layers, before, strict=True):
         layer.momentum = momentum
         counter.copy_(count)
+
+
+def tracks_statistics(model: nn.Module) -> bool:
+    """Whether a network has running statistics, so that `recalibrate_` changes it."""
+    return bool(_tracking_layers(model))
+
+
+def _tracking_layers(model: nn.Module) -> list[_BatchNorm]:
+    norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    return [layer for layer in norms if layer.track_running_stats]

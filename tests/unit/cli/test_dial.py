@@ -72,6 +72,20 @@ def test_dial_picks_a_point(allrounder: Command, runs: Path):
     assert answer.code == 1 and "no point has at least natural 100.00% and linf 100.00%" in flat(answer.err)
 
 
+def test_dial_takes_statistics_of_natural_images(allrounder: Command, runs: Path):
+    run, words = str(runs / "generalist-t"), ("--points", "2", *THREATS, "--attack", "pgd-2")
+    note = "Batch-norm statistics are re-estimated on {} {} training images at every point."
+    for number, kind in enumerate(("adversarial", "natural"), 1):
+        chosen = ("--statistics", kind) if kind == "natural" else ()
+        out = str(runs / kind)
+        answer = allrounder("dial", run, *words, *chosen, "--pick", "natural=0", "--out", out)
+        assert answer.code == 0 and "point 4/4" in answer.out, answer.err
+        stored = read_json(runs / "generalist-t" / "dial" / "dial.json", "")
+        assert note.format(stored["recalibrated_on"], kind) in flat(answer.out)
+        assert stored["statistics"] == Run(out).weights()[1]["statistics"] == kind
+        assert len([*(runs / "generalist-t" / "dial" / "points").iterdir()]) == number
+
+
 def test_dial_mixes_runs(allrounder: Command, runs: Path):
     folders = [str(runs / name) for name in ("nt", "at-linf")]
     answer = allrounder("dial", *folders, "--points", "3", "--threat", "Linf:0.1")
@@ -105,6 +119,8 @@ def test_dial_mixes_outputs(allrounder: Command, runs: Path):
         (("--pick", "natural=86"), 1, "natural is 86, expected an accuracy from 0 to 1; did you mean 0.86?"),
         (("--by", "wrost"), 2, 'did you mean "worst"'),
         (("--outputs", "--out", "x"), 2, "expected a natural run, a robust run and --out FOLDER"),
+        (("--statistics", "natrual"), 2, 'did you mean "natural"'),
+        (("--outputs", "--statistics", "natural"), 2, "every network keeps its own with --outputs"),
         (("--outputs", "--pick", "natural=1"), 2, "choose a mixture of weights"),
         ((), 1, "trained under no threat"),
     ],

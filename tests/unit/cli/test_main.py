@@ -129,7 +129,7 @@ OPTIONS = {
     "doctor": {"--which", "--model", "--weights", "--weights-key", "--data", "--threat"},
     "dial": {
         *("--points", "--shares", "--pick", "--by", "--attack", "--threat", "--n", "--workers", "--out"),
-        *("--outputs", "--tolerance"),
+        *("--outputs", "--tolerance", "--statistics"),
     },
     "data": set[str](),
     "data get": {"--from"},

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from allrounder.attacks.base import AttackResult, perturb
+from allrounder.attacks.pgd import Pgd
 from allrounder.data.base import Data, Split
-from allrounder.errors import InputError, RunError
+from allrounder.errors import InputError, Interrupted, RunError
 from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments.dial import DIAL_FILE, Dial, dial
 from allrounder.experiments.finished_runs import label_folders
@@ -20,6 +25,10 @@ from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.mixture import mix_weights
 from allrounder.nn.state import copy_, weights_of
 from allrounder.system.checked_files import read_json
+from allrounder.threats.threat import Threat
+from allrounder.training import recalibration
+from allrounder.training.mixer import recalibrate
+from allrounder.training.recalibration import Crafting, Statistics, craft_batches
 from allrounder.training.run import Run, load
 from allrounder.training.trainer import train
 from tests.support.damage import flip
@@ -62,7 +71,7 @@ def test_the_grid_holds_the_global_weights_and_each_learner_alone(runs: Path):
 
 
 def test_mixtures_are_those_of_the_saved_weights_with_new_statistics(runs: Path):
-    mixtures = Mixtures.open([runs / "pair"], model=tiny, data=DATA)
+    mixtures = Mixtures.open([runs / "pair"], statistics="natural", model=tiny, data=DATA)
     run = Run(runs / "pair")
     for name in ("linf", "natural", "global"):
         assert same(mix_weights(mixtures.weights, {name: 1.0}), run.weights(name)[0])
@@ -78,6 +87,74 @@ def test_mixtures_are_those_of_the_saved_weights_with_new_statistics(runs: Path)
     torch.testing.assert_close(
         mixed["bn.running_mean"], weights_of(expected)["bn.running_mean"], rtol=0.1, atol=0.02
     )
+    assert same(mixed, recalibrate(mix_weights(mixtures.weights, shares), Tiny(), train, 5, 16))
+
+
+@pytest.mark.parametrize(("statistics", "period"), [("adversarial", 1), ("both", 2)])
+def test_statistics_are_those_of_images_attacked_as_the_mixtures_are(
+    runs: Path, statistics: Statistics, period: int
+):
+    natural, mixtures = (
+        Mixtures.open([runs / "pair"], **ASKED, statistics=kind, model=tiny, data=DATA)
+        for kind in ("natural", statistics)
+    )
+    shares = {"linf": 0.25, "natural": 0.75}
+    expected, mixed = Tiny(), mixtures.weights_at(shares)
+    copy_(weights_of(expected), natural.weights_at(shares))
+    parameters = [name for name in mixed if "running" not in name]
+    assert all(torch.equal(mixed[name], weights_of(expected)[name]) for name in parameters)
+    assert not torch.allclose(mixed["bn.running_var"], weights_of(expected)["bn.running_var"], atol=1e-5)
+    threats = Threat.parse("L2:0.5"), Threat.parse("Linf:0.05")
+    crafting = Crafting(Pgd(steps=3), threats, 5, 16)
+    assert mixtures.crafting == crafting
+    batches = [*craft_batches(expected, mixtures.runs.data.train, crafting, period, lambda: None)]
+    recalibrate_(expected, batches)
+    assert same(mixed, weights_of(expected))
+
+
+ASKED: dict[str, Any] = {"attack": "pgd-3", "threats": ["L2:0.5", "Linf:0.05"]}
+
+
+def test_statistics_are_adversarial_unless_natural_ones_are_asked_for(runs: Path):
+    default = Mixtures.open([runs / "pair"], model=tiny, data=DATA)
+    assert default.statistics == "adversarial" and default.crafting.attack == Pgd(steps=2)
+    shares = {"linf": 0.5, "natural": 0.5}
+    by_kind = {kind: measure(runs / "pair", statistics=kind) for kind in get_args(Statistics)}
+    weights = {kind: result.mixtures.weights_at(shares) for kind, result in by_kind.items()}
+    assert same(weights["adversarial"], default.weights_at(shares))
+    assert len({weights[kind]["bn.running_mean"].numpy().tobytes() for kind in weights}) == 3
+    notes = {kind: result.table().notes[2] for kind, result in by_kind.items()}
+    start = "Batch-norm statistics are re-estimated on 36"
+    assert notes == {
+        "natural": f"{start} natural training images at every point.",
+        "adversarial": f"{start} adversarial training images at every point.",
+        "both": f"{start} training images, half of them adversarial, at every point.",
+    }
+    with pytest.raises(InputError, match=r"statistics: got 'natrual', expected one of .*did you mean"):
+        inspect.unwrap(Mixtures.open)(Mixtures, [runs / "pair"], statistics="natrual")
+
+
+def test_global_weights_with_adversarial_statistics_stay_as_they_are(runs: Path):
+    folder = retrain(runs / "x", ("[mix]", "[mix]\nbuffers = 'recalibrate-adversarial'"), text=PAIR)
+    mixtures = Mixtures.open([folder], model=tiny, data=DATA)
+    assert same(mixtures.weights_at({"global": 1.0}), Run(folder).weights()[0])
+
+
+def test_the_attack_of_the_validation_crafts_for_a_search(runs: Path):
+    result = measure(runs / "pair", attack="apgd-t", threats=["L2:0.5"], points=2, n=3)
+    crafting = result.mixtures.crafting
+    assert crafting.attack == Pgd(steps=2) and crafting.threats == (Threat.parse("L2:0.5"),)
+    assert result.mixtures.plan["crafted_by"] == str(Pgd(steps=2))
+    assert f"36 adversarial training images at every point; {Pgd(steps=2)} crafts them." in str(
+        result.table().notes
+    )
+    only = '{ kind = "per-norm", linf = { kind = "pgd", steps = 2 } }\n'
+    folder = retrain(runs / "x", ('{ kind = "pgd", steps = 2 }\n', only), text=PAIR)
+    with pytest.raises(
+        InputError, match=r"apgd-t cannot craft images.*validation.*choose natural statistics"
+    ):
+        measure(folder, attack="apgd-t", threats=["L2:0.5"])
+    assert measure(folder, attack="apgd-t", threats=["L2:0.5"], statistics="natural", points=2, n=3).points
 
 
 def test_only_held_out_images_are_measured(runs: Path):
@@ -146,6 +223,26 @@ def test_points_are_reused_only_for_the_same_question(runs: Path):
     measure(runs / "pair", attack="pgd-3", progress=Counter(counted))
     measure(runs / "pair", threats=["L2:0.5"], progress=Counter(counted))
     assert len(counted) == 2 + 3 * 4
+    counted.clear()
+    for statistics in ("adversarial", "natural", "both", "natural"):
+        measure(runs / "pair", statistics=statistics, progress=Counter(counted))
+    assert len(counted) == 2 * 4, "those of adversarial images are the default, and natural ones come twice"
+
+
+def test_a_signal_stops_while_images_are_crafted(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    crafted: list[int] = []
+
+    def strike(*words: Any) -> AttackResult:
+        if not crafted:
+            os.kill(os.getpid(), signal.SIGTERM)
+        crafted.append(1)
+        return perturb(*words)
+
+    monkeypatch.setattr(recalibration, "perturb", strike)
+    with pytest.raises(Interrupted, match="SIGTERM after 0 of 4 points; call again to continue"):
+        measure(runs / "pair")
+    assert len(crafted) == 1
+    assert len(measure(runs / "pair").points) == 4
 
 
 def test_a_damaged_store_is_reported(runs: Path):
@@ -165,6 +262,7 @@ def test_an_exported_mixture_is_an_ordinary_finished_run(runs: Path):
     weights, facts = run.weights("best")
     assert same(weights, run.weights()[0]) and same(weights, result.mixtures.weights_at(point.shares))
     assert facts["mixture"] == {"linf": 0.2, "natural": 0.8} and facts["recalibrated_on"] == 36
+    assert facts["statistics"] == "adversarial" and facts["crafted_by"] == str(Pgd(steps=2))
     (event,) = run.metrics()
     assert event["natural"] == point.natural and event["best"] and "finished" in str(run.summary().rows)
     network = load(out, "best", model=tiny)

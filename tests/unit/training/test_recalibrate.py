@@ -8,15 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from allrounder.attacks.base import Attack, AttackResult
 from allrounder.errors import RecipeError
 from allrounder.nn.batchnorm import recalibrate_
 from allrounder.nn.state import clone, copy_, weights_of
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
+from allrounder.threats.threat import Threat
 from allrounder.training.data import train_val_split
 from allrounder.training.mixer import NUM_IMAGES, recalibrate, sample_batches
-from allrounder.training.recalibration import craft_batches, set_statistics
-from tests.support.networks import Tiny, blobs, tiny
+from allrounder.training.recalibration import Crafting, craft_batches, measure_statistics, set_statistics
+from allrounder.types import Classifier
+from tests.support.networks import Tiny, blobs, same, tiny
 from tests.support.trainings import PAIR, EndsAfter, Forgetful, go, recipe, remains
 from tests.unit.nn.test_batchnorm import literal, trained
 
@@ -74,11 +77,15 @@ def with_buffers(kind: str, threats: str = '["Linf:0.1", "L2:0.5"]') -> Recipe:
     )
 
 
+def crafting_of(value: Recipe) -> Crafting:
+    return Crafting(value.validation.attack, value.selection_threats, value.seed, value.batch_size)
+
+
 def craft(kind: str, period: int) -> tuple[list[Tensor], list[Tensor]]:
     """The natural batches and the crafted ones, on a network that is not trained."""
     split, rng = blobs(48).train, Rng(5).fold_in("recalibrate")
     return [*sample_batches(split, NUM_IMAGES, rng, 16)], [
-        *craft_batches(trained(Tiny()), with_buffers(kind), split, period, lambda: None)
+        *craft_batches(trained(Tiny()), split, crafting_of(with_buffers(kind)), period, lambda: None)
     ]
 
 
@@ -104,7 +111,8 @@ def test_statistics_are_those_of_images_crafted_on_the_network_with_natural_ones
     result = set_statistics(theta, Tiny(), value, split)
     natural = Tiny()
     copy_(weights_of(natural), recalibrate(theta, Tiny(), split, value.seed, value.batch_size))
-    batches = [*craft_batches(natural, value, split, 1 + (kind == "recalibrate-both"), lambda: None)]
+    period = 2 if kind == "recalibrate-both" else 1
+    batches = [*craft_batches(natural, split, crafting_of(value), period, lambda: None)]
     mean, variance = literal(natural, batches)
     assert torch.allclose(result["bn.running_mean"], mean, atol=1e-6)
     assert torch.allclose(result["bn.running_var"], variance, atol=1e-6)
@@ -124,3 +132,18 @@ def test_a_run_with_adversarial_statistics_resumes_bit_for_bit(kind: str, tmp_pa
 def test_adversarial_statistics_need_a_threat():
     with pytest.raises(RecipeError, match=r"mix\.buffers: needs a threat to craft images under"):
         with_buffers("recalibrate-both", "[]")
+
+
+def test_nothing_is_crafted_for_a_network_without_statistics():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    theta = clone(weights_of(network))
+    crafting = Crafting(Untouched(), (Threat.parse("Linf:0.1"),), 5, 16)
+    result = measure_statistics(theta, network, blobs(48).train, "adversarial", crafting)
+    assert same(theta, result)
+
+
+class Untouched(Attack):
+    """An attack that must not run."""
+
+    def run(self, model: Classifier, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> AttackResult:
+        raise AssertionError("an image was attacked")
