@@ -8,8 +8,12 @@ A page has blocks between two comments, and only what is within a block is writt
 <!-- figure tradeoff results/NAME docs/images/NAME.svg charts="tradeoff" rows="AT" alt="..." -->
 <!-- end -->
 
-A table has all columns, all rows and short notes unless the comment names others. Paths start at the folder
-of the project. Comments in code blocks are text.
+<!-- hard results/NAME classes=3 columns="natural, aa worst" -->
+<!-- end -->
+
+A table has all columns, all rows and short notes unless the comment names others. `hard` is a table of the
+accuracies on the hardest classes and on the others. Paths start at the folder of the project. Comments in
+code blocks are text.
 """
 
 from __future__ import annotations
@@ -27,17 +31,28 @@ from allrounder.errors import AllrounderError, InputError
 from allrounder.experiments.manifest import Manifest, collect_results
 from allrounder.experiments.published import PUBLISHED_FILE, is_published
 from allrounder.report.excerpt import Excerpt
+from allrounder.report.hard_classes import hard_class_table
 from allrounder.report.study import StudyResults
 from allrounder.report.tables import to_markdown
 
-START = re.compile(r"<!-- (table|figure)\s(.*)-->\s*")
+START = re.compile(r"<!-- (table|figure|hard)\s(.*)-->\s*")
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 """The first or the last line of a code block."""
 END = "<!-- end -->"
 RESULTS = "results"
 """The folder of the published studies of a project."""
-WORDS = {"table": ("the folder of a published study",), "figure": ("a figure", "a study", "the file")}
-OPTIONS = {"table": ("columns", "rows", "notes"), "figure": ("charts", "rows", "alt")}
+WORDS = {
+    "table": ("the folder of a published study",),
+    "figure": ("a figure", "a study", "the file"),
+    "hard": ("the folder of a published study",),
+}
+OPTIONS = {
+    "table": ("columns", "rows", "notes"),
+    "figure": ("charts", "rows", "alt"),
+    "hard": ("classes", "columns"),
+}
+DEFAULT_HARD = "3"
+"""The number of hard classes."""
 
 
 @final
@@ -137,7 +152,13 @@ class PageWriter:
         """Return the lines of a block; errors name the page and the line."""
         try:
             block = Block.parse(kind, text)
-            content = self._render_table(block) if kind == "table" else self._render_figure(block, page)
+            match kind:
+                case "table":
+                    content = self._render_table(block)
+                case "hard":
+                    content = self._render_hard_classes(block)
+                case _:
+                    content = self._render_figure(block, page)
         except AllrounderError as error:
             raise InputError(f"{page}, line {number}: {error}") from error
         return ["", *content.rstrip().splitlines(), ""]
@@ -146,6 +167,15 @@ class PageWriter:
         (name,) = block.words
         excerpt = Excerpt.parse(**{"notes": "short", **block.options})
         table = excerpt.to_table(self._read_study(name))
+        return to_markdown(replace(table, notes=[f"- {note}" for note in table.notes]))
+
+    def _render_hard_classes(self, block: Block) -> str:
+        (name,) = block.words
+        count = block.options.get("classes", DEFAULT_HARD)
+        if not count.isdecimal():
+            raise InputError(f"classes: got {count!r}, expected a number")
+        titles = Excerpt.parse(columns=block.options.get("columns", "")).columns
+        table = hard_class_table(self._read_study(name), int(count), titles)
         return to_markdown(replace(table, notes=[f"- {note}" for note in table.notes]))
 
     def _render_figure(self, block: Block, page: Path) -> str:

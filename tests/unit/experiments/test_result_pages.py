@@ -100,6 +100,14 @@ def test_the_ends_of_lines_are_kept(project: Path):
     assert make_results(project, "--check") == (0, "all pages are up to date\n")
 
 
+def test_a_table_of_hard_classes_is_written(project: Path):
+    lines = update(project, '<!-- hard results/tiny classes=1 columns="natural" -->', END)
+    assert lines[2] == "| row | natural, hard | others |" and lines[4].startswith("| slow | ")
+    assert lines[7].startswith(
+        "- Percent of images classified correctly, means over seeds. Hard: the classes "
+    )
+
+
 def test_all_notes_or_none_are_written_if_asked(project: Path):
     everything = update(project, "<!-- table results/tiny notes=all -->", END)
     none = update(project, "<!-- table results/tiny notes=no -->", END)
@@ -139,6 +147,8 @@ def test_a_figure_is_drawn_and_linked_from_the_page(project: Path):
         (["<!-- figure tradeoff results/tiny -->", END], "expected a figure, a study, the file"),
         (["<!-- figure tradeoff results/x x.svg -->", END], "results/x: not a published study"),
         (['<!-- table results/tiny rows="a -->', END], r"cannot be read \(No closing quotation\)"),
+        (["<!-- hard results/tiny classes=few -->", END], "classes: got 'few', expected a number"),
+        (["<!-- hard results/tiny classes=3 -->", END], "classes: got 3, expected 1 to 2"),
         ([TABLE, "x"], r'page\.md, line 1: the block has no end; write "<!-- end -->" below it'),
         ([TABLE, FIGURE, END], 'line 2: got <!-- figure .*, expected "<!-- end -->" first'),
         (["x", END], "line 2: got <!-- end -->, there is no block that it ends"),
