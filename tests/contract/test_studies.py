@@ -135,6 +135,7 @@ def test_the_demonstration_is_a_study():
         "AT Linf",
         "half-half, averaged",
         "AVG Linf+L2, averaged",
+        "random-task Linf+L2, averaged",
         "Generalist-D NT+Linf",
         "Generalist-T",
     ]

@@ -148,7 +148,7 @@ def demo(
     workers: Annotated[int, Option(min=1, help="Trainings at once, each with one thread.")] = 2,
     sets: Overrides = None,
 ) -> None:
-    """Train six methods on the embedded data, judge them by AutoAttack, and write a report.
+    """Train seven methods on the embedded data, judge them by AutoAttack, and write a report.
 
     The report is a page for a browser; without the extra `report`, there is only the table.
     """

@@ -440,7 +440,7 @@ def test_the_demonstration_is_a_study(allrounder: Command, monkeypatch: pytest.M
     assert answer.code == 0, answer.err
     study, folder, workers, launcher, more = arguments
     assert (study.sets, folder, workers, launcher) == (("epochs=1",), tmp_path, 3, "local")
-    assert study.labels()[0] == "NT" and len(study.trials()) == 6 and more == {"dry": False, "only": None}
+    assert study.labels()[0] == "NT" and len(study.trials()) == 7 and more == {"dry": False, "only": None}
     assert reported == [tmp_path]
 
 
