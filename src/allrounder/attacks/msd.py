@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, final
 
 import torch
@@ -81,7 +82,9 @@ class Msd(Attack):
     def _candidate(self, threat: Threat, x: Images, point: Images, g: Images, rng: Rng) -> Images:
         match threat.norm:
             case L1():
-                drawn = rng.fold_in("coordinates").integers(1, MIN_COORDINATES, MAX_COORDINATES + 1)
+                # One number for the batch, also on a rank that attacks a single image of it.
+                shared = replace(rng.fold_in("coordinates"), shard=None)
+                drawn = shared.integers(1, MIN_COORDINATES, MAX_COORDINATES + 1)
                 k = min(int(drawn), x[0].numel())
                 length = self.l1_step * threat.eps / k
                 d = point - x + length * k_hot(g, point, k, length)

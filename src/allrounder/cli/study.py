@@ -140,6 +140,8 @@ def publish(
     if publication.unfinished:
         echo_note(f"Left out, because they are not finished: {', '.join(publication.unfinished)}.")
     trainings = "1 training" if publication.trainings == 1 else f"{publication.trainings} trainings"
+    if publication.kept:
+        echo_note(f"Kept {publication.kept} published before, which did not run in {source}.")
     echo(f"{to}: {trainings}, {publication.files} files, {publication.size / 1000:.0f} kB")
 
 

@@ -46,7 +46,7 @@ FORMAT_VERSION = 2
 """Of manifests and signatures; increased by every incompatible change."""
 NOT_COMPARED = ("about", "name", "seeds", "probes")
 """Keys of a study file that are not compared with the study that ran: texts, seeds (which may be added), and
-probes (which may be written in several ways)."""
+probes (which may be written in several ways). Rows may be added, too, but the study must run again first."""
 EVALUATION_FOLDER = "eval"
 KEYS = ("recipe", "recipe file", "weights file", "weights")
 """The entries of a signature, all of them texts."""
@@ -198,7 +198,7 @@ def load_trial_outcome(
     evaluation = evaluation_folder(folder, which)
     file = evaluation / OUTCOME_FILE
     again = f"remove {evaluation.parent} and call again"
-    recorded = _read_signature(signature_file(evaluation), again)
+    recorded = read_signature(signature_file(evaluation), again)
     weights = newest_weights(folder, which) / Path(recorded["weights file"]).name
     try:
         current = make_signature(folder, recorded["recipe"], weights, has_weights=has_weights)
@@ -228,7 +228,8 @@ def write_signature(evaluation: Path, signature: Mapping[str, str]) -> None:
     write_json(signature_file(evaluation), {"format": FORMAT_VERSION, **signature})
 
 
-def _read_signature(file: Path, again: str) -> dict[str, str]:
+def read_signature(file: Path, again: str = "restore it from a copy") -> dict[str, str]:
+    """Read the signature of an evaluation; `again` says what to do if it is damaged."""
     signature = read_json(file, again, FORMAT_VERSION)
     if not all(isinstance(signature.get(key), str) for key in KEYS):
         raise RunError(f"{file}: expected a text for each of {', '.join(KEYS)}; {again}")
@@ -286,9 +287,13 @@ def _check_unchanged(source: str, raw: Mapping[str, Any], folder: Path) -> None:
     keys = [key for key in {**saved, **raw} if key not in NOT_COMPARED]
     changed = [key for key in keys if not is_same(raw.get(key), saved.get(key))]
     if changed:
+        old, new = saved.get("row", []), raw.get("row", [])
+        is_extended = changed == ["row"] and is_same(new[: len(old)], old)
+        fix = f"run it there to add its rows with: allrounder sweep {source} --out {folder}"
+        other = "run it with another --out"
         raise RunError(
-            f"{source}: differs from the study that ran in {folder} ({', '.join(changed)}); run it with "
-            f"another --out, or name the folder alone: allrounder table {folder}"
+            f"{source}: differs from the study that ran in {folder} ({', '.join(changed)}); "
+            f"{fix if is_extended else other}, or name the folder alone: allrounder table {folder}"
         )
 
 

@@ -21,6 +21,7 @@ from allrounder.experiments.manifest import (
     is_same,
     load_trial_outcome,
     newest_weights,
+    read_signature,
     read_study_text,
     signature_file,
 )
@@ -66,6 +67,8 @@ class Publication:
     """What was published."""
 
     trainings: int
+    kept: int
+    """Trainings of the study that were published before and did not run in its folder."""
     files: int
     size: int
     """In bytes."""
@@ -90,6 +93,7 @@ def publish_study(source: Path, target: Path) -> Publication:
     manifest = Manifest.load(source)
     evaluated = [_select_evaluated_rows(source / trial.folder, trial) for trial in manifest.trials]
     finished = [trial for trial in evaluated if trial.rows]
+    folders = {trial.folder for trial in finished}
     if not finished:
         reason = f"no training of {manifest.name} is finished"
         raise RunError(f"{source}: {reason}; run it first with: allrounder sweep {source / STUDY_FILE}")
@@ -99,17 +103,15 @@ def publish_study(source: Path, target: Path) -> Publication:
         files = _list_trial_files(source / trial.folder, trial)
         names += [file.relative_to(source).as_posix() for file in files]
     names += STUDY_FILES  # after the trainings that they list
-    kept = _find_kept_trials(target, [trial for trial in evaluated if not trial.rows])
-    earlier = _check_target(source, target, names, kept)
+    earlier = _check_target(source, target, names)
+    kept = _select_kept_trials(earlier, [trial for trial in manifest.trials if trial.folder not in folders])
+    _check_outcomes(source, earlier, names, [trial.folder for trial in kept])
     for name in names:
         check_no_machine_paths(source / name)
-    size = _copy_files(source, target, names, earlier, kept)
-    missing = [
-        _describe_missing_rows(trial, rest)
-        for trial, rest in zip(manifest.trials, evaluated, strict=True)
-        if trial.folder not in kept
-    ]
-    return Publication(len(finished), len(names), size, tuple(filter(None, missing)))
+    size = _copy_files(source, names, earlier, [trial.folder for trial in kept])
+    there = {trial.folder: trial for trial in (*finished, *kept)}
+    missing = [_describe_missing_rows(trial, there.get(trial.folder)) for trial in manifest.trials]
+    return Publication(len(finished), len(kept), len(names), size, tuple(filter(None, missing)))
 
 
 def _select_evaluated_rows(run: Path, trial: TrialEntry) -> TrialEntry:
@@ -122,28 +124,12 @@ def _select_evaluated_rows(run: Path, trial: TrialEntry) -> TrialEntry:
     return replace(trial, rows=rows)
 
 
-def _describe_missing_rows(trial: TrialEntry, evaluated: TrialEntry) -> str:
+def _describe_missing_rows(trial: TrialEntry, evaluated: TrialEntry | None) -> str:
     """Return the folder of a training, with the rows that are missing unless all are; empty if none is."""
-    missing = [label for label in trial.rows if label not in evaluated.rows]
-    if not evaluated.rows:
+    if evaluated is None:
         return trial.folder
+    missing = [label for label in trial.rows if label not in evaluated.rows]
     return f"{trial.folder} ({'; '.join(missing)})" if missing else ""
-
-
-def _find_kept_trials(target: Path, unfinished: Sequence[TrialEntry]) -> list[str]:
-    """Return the folders of the trainings that the target has and that did not run where the study is."""
-    if not unfinished or not is_published(target):
-        return []
-    published = PublishedFiles.load(target)
-    recipes = {trial.folder: trial.recipe for trial in Manifest.load(target).trials}
-    kept = [
-        trial.folder
-        for trial in unfinished
-        if recipes.get(trial.folder) == trial.recipe and published.names_below(trial.folder)
-    ]
-    for folder in kept:
-        published.check_files_below(folder)
-    return kept
 
 
 def _check_trial(run: Path, trial: TrialEntry, images: int | None) -> None:
@@ -175,9 +161,9 @@ def _list_stages(run: Path) -> list[Path]:
     return sorted(path for path in (run / STAGES_DIR).glob("*") if path.is_dir())
 
 
-def _check_target(source: Path, target: Path, names: Sequence[str], kept: Sequence[str]) -> PublishedFiles:
+def _check_target(source: Path, target: Path, names: Sequence[str]) -> PublishedFiles:
     """Return the files that were published to a folder before; raise RunError if it holds anything else,
-    another study, a symbolic link, or outcomes that would be removed or changed."""
+    another study, or a symbolic link."""
     check_location(target)
     unchanged = "name another --to, nothing was changed"
     if not is_published(target):
@@ -189,7 +175,35 @@ def _check_target(source: Path, target: Path, names: Sequence[str], kept: Sequen
     earlier = PublishedFiles.load(target)
     _check_no_target_links(target, {*names, *earlier.digests})
     if (target / STUDY_FILE).is_file() and not _is_same_study(source, target):
-        raise RunError(f"{target}: holds another study than {source}; {unchanged}")
+        reason = f"holds another study than {source}, or one with rows that it does not have"
+        raise RunError(f"{target}: {reason}; {unchanged}")
+    return earlier
+
+
+def _select_kept_trials(earlier: PublishedFiles, trials: Sequence[TrialEntry]) -> list[TrialEntry]:
+    """Return the trainings, of those that did not run where the study is, that were published before with the
+    same recipe, with the rows that were. Signatures say the recipe, because an interrupted call may have left
+    another manifest."""
+    kept: list[TrialEntry] = []
+    for trial in trials:
+        run = Path(trial.folder)
+        evaluations = {label: evaluation_folder(run, which) for label, which in trial.rows.items()}
+        published = {
+            label: evaluation
+            for label, evaluation in evaluations.items()
+            if (evaluation / OUTCOME_FILE).as_posix() in earlier.digests
+        }
+        if not published:
+            continue
+        earlier.check_files_below(trial.folder, "publish it from the folder in which it ran")
+        signatures = [read_signature(earlier.folder / signature_file(path)) for path in published.values()]
+        if all(signature["recipe"] == trial.recipe for signature in signatures):
+            kept.append(replace(trial, rows={label: trial.rows[label] for label in published}))
+    return kept
+
+
+def _check_outcomes(source: Path, earlier: PublishedFiles, names: Sequence[str], kept: Sequence[str]) -> None:
+    """Raise RunError if outcomes that were published before would be removed or changed."""
     kept_names = {name for folder in kept for name in earlier.names_below(folder)}
     outcomes = {
         name: digest
@@ -199,9 +213,9 @@ def _check_target(source: Path, target: Path, names: Sequence[str], kept: Sequen
     removed = [name for name in outcomes if name not in names]
     if removed:
         reason = f"has outcomes that {source} does not have: {', '.join(sorted(removed))}"
-        raise RunError(f"{target}: {reason}; finish them there, or {unchanged}")
-    _check_same_outcomes(source, target, outcomes)
-    return earlier
+        advice = "give the study there all its seeds and rows, or name another --to, nothing was changed"
+        raise RunError(f"{earlier.folder}: {reason}; {advice}")
+    _check_same_outcomes(source, earlier.folder, outcomes)
 
 
 def _check_no_target_links(target: Path, names: Collection[str]) -> None:
@@ -228,16 +242,15 @@ def _is_same_study(source: Path, target: Path) -> bool:
     }
     raw = [parse_toml(text, str(file)) for file, text in files.items()]
     new_rows, old_rows = (study.pop("row", []) for study in raw)
-    if not all(any(is_same(row, new) for new in new_rows) for row in old_rows):
+    if not is_same(new_rows[: len(old_rows)], old_rows):
         return False
     return is_same(*({key: value for key, value in study.items() if key not in MAY_CHANGE} for study in raw))
 
 
-def _copy_files(
-    source: Path, target: Path, names: Sequence[str], earlier: PublishedFiles, kept: Sequence[str]
-) -> int:
+def _copy_files(source: Path, names: Sequence[str], earlier: PublishedFiles, kept: Sequence[str]) -> int:
     """Copy files, remove those that only the earlier list has, except below the kept folders, and write the
     new list; return the bytes."""
+    target = earlier.folder
     make_folder(target)
     if not earlier.digests:
         earlier.save()  # so that an interrupted call can be repeated

@@ -81,14 +81,14 @@ class PublishedFiles:
         """Return the published files below a folder."""
         return [file for file in self.digests if file.startswith(f"{name}/")]
 
-    def check_files_below(self, name: str) -> None:
-        """Raise RunError unless all files below a folder are there as they were published, and no others.
-        Hidden files do not count."""
+    def check_files_below(self, name: str, advice: str = AGAIN) -> None:
+        """Raise RunError unless all files below a folder are there as they were published, and no others;
+        `advice` is that of `check_file`. Hidden files do not count."""
         found = [path for path in (self.folder / name).rglob("*") if not path.name.startswith(".")]
         files = [path for path in found if path.is_symlink() or not path.is_dir()]
         names = {path.relative_to(self.folder).as_posix() for path in files}
         for file in sorted(names.union(self.names_below(name))):
-            self.check_file(file)
+            self.check_file(file, advice)
 
 
 def is_published(folder: Path) -> bool:

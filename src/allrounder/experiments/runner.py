@@ -84,8 +84,8 @@ class TotalProgress:
 
 
 def open_study(study: Study, folder: Path) -> Study:
-    """Create or reopen the folder of a study, to which seeds and rows may be added; return it with all its
-    seeds."""
+    """Create or reopen the folder of a study; return it with all its seeds. Seeds, and rows after the last
+    one, may be added to it."""
     file = folder / STUDY_FILE
     check_location(folder)
     if is_published(folder):
@@ -110,7 +110,8 @@ def _write_study(study: Study, folder: Path) -> Study:
         text = read_study_text(folder)
         existing = Study.loads(text, str(file))
         unchanged = replace(existing, seeds=study.seeds, row=study.row, name=study.name, about=study.about)
-        if unchanged != study or any(row not in study.row for row in existing.row):
+        # A row before others that share its training would move their run folder.
+        if unchanged != study or study.row[: len(existing.row)] != existing.row:
             old, new = (f"{value.name}: {', '.join(value.labels())}" for value in (existing, study))
             reason = f"holds another study ({old}), asked for {new}"
             raise RunError(f"{folder}: {reason}; choose another --out, nothing was changed")

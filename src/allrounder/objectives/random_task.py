@@ -39,8 +39,8 @@ class RandomTask(SingleThreatObjective):
 
     threat: ThreatOrUnion
     """The threat, or a list of threats for an attack that takes their union (random-of, worst-of, msd)."""
-    natural_share: Annotated[Share, Field(lt=1)] = 0.5
-    """The fraction of images that stay natural."""
+    natural_share: Annotated[Share, Field(le=0.9)] = 0.5
+    """The fraction of images that stay natural; at least every tenth is attacked."""
     attack: AnyAttack = Pgd(steps=10, step=0.25)
 
     @property

@@ -36,7 +36,15 @@ def short_notes(
     }
     lines = [results.describe_numbers(rows), *results.describe_tests(MARKS[style].differs, rows, titles)]
     lines.append(f"{' or '.join(dict.fromkeys(map(count_images, outcomes.values())))}.")
-    lines += condense_warnings(outcomes)
+    return lines + warning_notes(results, rows)
+
+
+def warning_notes(results: StudyResults, rows: Sequence[str] = ()) -> list[str]:
+    """Return every warning about some rows of a table, and what is missing; about all if none are named."""
+    outcomes = {
+        (row, seed): o for row in rows or results.outcomes for seed, o in results.outcomes[row].items()
+    }
+    lines = condense_warnings(outcomes)
     first, *others = outcomes.values()
     if not all(map(first.has_same_images, others)):
         lines.append("The rows were not measured on the same images.")

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
+from allrounder.cli.dial import STATISTICS
 from allrounder.experiments.finished_runs import FinishedRuns
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.system.checked_files import read_json
+from allrounder.training.recalibration import Statistics
 from allrounder.training.run import Run
 from allrounder.training.trainer import train
 from tests.unit.cli.test_main import Command, allrounder, flat, overrides
@@ -33,6 +36,10 @@ def runs(finished: Path, tmp_path: Path) -> Path:
 
 
 THREATS = ("--threat", "Linf:0.1", "--threat", "L2:1")
+
+
+def test_the_statistics_are_those_of_python():
+    assert set(STATISTICS) == set(get_args(Statistics))
 
 
 def test_dial_prints_the_points_and_saves_the_chosen_one(allrounder: Command, runs: Path):

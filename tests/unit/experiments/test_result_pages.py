@@ -103,9 +103,7 @@ def test_the_ends_of_lines_are_kept(project: Path):
 def test_a_table_of_hard_classes_is_written(project: Path):
     lines = update(project, '<!-- hard results/tiny classes=1 columns="natural" -->', END)
     assert lines[2] == "| row | natural, hard | others |" and lines[4].startswith("| slow | ")
-    assert lines[7].startswith(
-        "- Percent of images classified correctly, means over seeds. Hard: the classes "
-    )
+    assert lines[7].startswith("- Percent of images classified correctly")
 
 
 def test_all_notes_or_none_are_written_if_asked(project: Path):

@@ -58,6 +58,10 @@ def test_seeds_can_be_added_and_another_study_is_refused(study: Study, tmp_path:
     assert Study.loads((folder / STUDY_FILE).read_text(encoding="utf-8")).seeds == (0, 1)
     with pytest.raises(RunError, match=r"holds another study .*tiny: slow, fast.*nothing was changed"):
         open_study(replace(study, sets=("epochs=3",)), folder)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter").touch()
+    with pytest.raises(RunError, match="is not empty and holds no study"):
+        open_study(study, tmp_path / "full")
 
 
 def test_rows_can_be_added_but_not_changed(study: Study, tmp_path: Path):
@@ -70,13 +74,10 @@ def test_rows_can_be_added_but_not_changed(study: Study, tmp_path: Path):
     assert [event.name for event in events if event.stage == "already done"] == ["slow/seed-0", "fast/seed-0"]
     assert list(collect_study(extended, folder).outcomes) == ["slow", "fast", "third"]
     assert Study.loads((folder / STUDY_FILE).read_text(encoding="utf-8")).row == extended.row
-    for other in (one_seed, replace(one_seed, row=(*study.row, replace(third, sets=("epochs=3",))))):
+    changed, first = replace(third, sets=("epochs=3",)), replace(third, label="first")
+    for rows in (study.row, (*study.row, changed), (first, *extended.row), (third, *study.row)):
         with pytest.raises(RunError, match="holds another study"):
-            open_study(other, folder)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "letter").touch()
-    with pytest.raises(RunError, match="is not empty and holds no study"):
-        open_study(study, tmp_path / "full")
+            open_study(replace(one_seed, row=rows), folder)
 
 
 def test_results_list_what_is_missing(study: Study, tmp_path: Path):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 
-from allrounder.attacks import Pgd, RandomOf, perturb
+from allrounder.attacks import Attack, Msd, Pgd, RandomOf, perturb
 from allrounder.config.time import Clock
 from allrounder.objectives import Adversarial, RandomTask
 from allrounder.rng import Rng
@@ -81,12 +81,14 @@ def test_each_attacked_image_has_one_of_several_threats():
     assert objective.threats() == (LINF, L2)
 
 
-def test_ranks_that_share_a_batch_craft_the_images_of_one_process():
-    objective = RandomTask(threat=UNION, natural_share=0.3, attack=RandomOf(attack=PGD))
+@pytest.mark.parametrize("attack", [RandomOf(attack=PGD), Msd(steps=4)])
+def test_ranks_that_share_a_batch_craft_the_images_of_one_process(attack: Attack):
+    union = AnyOf((LINF, Threat.parse("L1:2"))) if isinstance(attack, Msd) else UNION
+    objective = RandomTask(threat=union, natural_share=0.3, attack=attack)
     whole = objective.craft(network(), batch(), context(Rng(1))).x
     parts = [
         objective.craft(network(), batch(rows), context(Rng(1).for_shard(rows, 60))).x
-        for rows in (range(25), range(25, 26), range(26, 60))
+        for rows in (range(25), range(25, 26), range(26, 28), range(28, 60))
     ]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-9)
 
@@ -106,9 +108,9 @@ def test_natural_images_save_the_passes_of_the_attack(share: float, passes: Pass
     assert RandomTask(threat=LINF, natural_share=share).passes() == passes
 
 
-def test_at_least_some_images_are_attacked():
-    with pytest.raises(ValidationError, match="less than 1"):
-        RandomTask(threat=LINF, natural_share=1.0)
+def test_at_least_every_tenth_image_is_attacked():
+    with pytest.raises(ValidationError, match=r"less than or equal to 0\.9"):
+        RandomTask(threat=LINF, natural_share=0.99)
 
 
 def test_an_attack_that_cannot_search_a_union_is_refused():
