@@ -3,10 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+EXTRAS := docs,examples,ray
+EXTRAS_STAMP := $(VENV)/.installed-extras
 # Tests and comparisons start many processes; without bytecode files each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-slow check fmt index results bench clean
+.PHONY: setup demo test test-slow check fmt index results docs docs-serve bench dist clean
 
 setup: $(STAMP)              ## create the virtual environment and install everything
 
@@ -24,7 +26,7 @@ demo: setup                  ## train and compare the baselines and the Generali
 test: setup                  ## run the tests, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-slow: setup             ## run the slow tests
+test-slow: $(EXTRAS_STAMP)   ## run the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 check: setup                 ## check formatting, lint and types
@@ -42,10 +44,23 @@ index: setup                 ## write the index of names that list, schema and c
 results: setup               ## write the tables and figures of the documents from results/
 	$(BIN)/python scripts/make_results.py
 
+$(EXTRAS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+docs: $(EXTRAS_STAMP)        ## build the documentation site into the folder site; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(EXTRAS_STAMP)  ## show the documentation site on this machine, and build it again after every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 bench: setup                 ## measure ratios of speed
 	$(BIN)/python benchmarks/crafting.py
 	$(BIN)/python benchmarks/train_step.py --network small-cnn --batch 32
 	$(BIN)/python benchmarks/train_step.py --network resnet18 --variant d --batch 16 --rounds 2
+
+dist: setup                  ## build the wheel and the source archive into dist/
+	$(BIN)/python -m hatchling build -d dist
 
 clean:                       ## delete the virtual environment
 	rm -rf $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 
 from jaxtyping import config, install_import_hook
 
@@ -13,6 +14,8 @@ import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell; tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("allrounder", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("allrounder")
 

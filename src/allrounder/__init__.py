@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from allrounder.attacks import (
         ATTACKS as ATTACKS, Apgd as Apgd, ApgdTrain as ApgdTrain, Attack as Attack, AutoAttack as AutoAttack,
-        Bpda as Bpda, Cascade as Cascade, CustomLoss as CustomLoss, Cw as Cw, EarlyStopPgd as EarlyStopPgd,
+        Bpda as Bpda, Cascade as Cascade, Curriculum as Curriculum, CustomLoss as CustomLoss, Cw as Cw,
+        EarlyStopPgd as EarlyStopPgd,
         Fab as Fab, Mim as Mim, Msd as Msd, Pgd as Pgd, RandomOf as RandomOf, Restarts as Restarts,
         Square as Square, Transfer as Transfer, WorstOf as WorstOf, craft as craft,
     )
@@ -46,9 +47,11 @@ if TYPE_CHECKING:
     from allrounder.experiments.collect import read_results as read_results
     from allrounder.experiments.dial import Dial as Dial, dial as dial
     from allrounder.experiments.ensemble import FittedEnsemble as FittedEnsemble, fit_ensemble as fit_ensemble
+    from allrounder.experiments.export import Exported as Exported, export as export
     from allrounder.experiments.theory import Theory as Theory, measure_theory as measure_theory
     from allrounder.models import MODELS as MODELS
     from allrounder.models.ensemble import Ensemble as Ensemble, OutputMix as OutputMix
+    from allrounder.models.logits_of import LogitsOf as LogitsOf
     from allrounder.models.resnet import (
         PreActResNet18 as PreActResNet18, ResNet18 as ResNet18, ResNet34 as ResNet34,
     )
@@ -122,7 +125,7 @@ _MODULES = {
     "threats.norms": "L1 L2 Linf",
     "threats.threat": "AnyOf Threat",
     "attacks": (
-        "ATTACKS Apgd ApgdTrain Attack AutoAttack Bpda Cascade CustomLoss Cw EarlyStopPgd Fab Mim "
+        "ATTACKS Apgd ApgdTrain Attack AutoAttack Bpda Cascade Curriculum CustomLoss Cw EarlyStopPgd Fab Mim "
         "Msd Pgd RandomOf Restarts Square Transfer WorstOf craft"
     ),
     # Evaluation and reports
@@ -134,6 +137,8 @@ _MODULES = {
     "report.outcome": "Outcome",
     "report.render": "render",
     "nn.gradcam": "grad_cam",
+    # Networks for other programs
+    "experiments.export": "Exported export",
     # Networks combined after training
     "experiments.dial": "Dial dial",
     "experiments.ensemble": "FittedEnsemble fit_ensemble",
@@ -147,6 +152,7 @@ _MODULES = {
     "data.extra": "Extra",
     "data.inputs.coerce": "as_data",
     "models": "MODELS",
+    "models.logits_of": "LogitsOf",
     "models.resnet": "PreActResNet18 ResNet18 ResNet34",
     "models.resnet_imagenet": "ResNet50 WideResNet50",
     "models.small_cnn": "SmallCnn",

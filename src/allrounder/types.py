@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil
 from typing import Literal, TypeAlias
 
 import torch
@@ -122,23 +124,30 @@ class Context:
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward and backward passes through a network, counted per batch."""
+    """Forward and backward passes through a network, counted per batch; fractions count parts of a batch."""
 
-    forwards: int = 0
-    backwards: int = 0
+    forwards: int | Fraction = 0
+    backwards: int | Fraction = 0
 
     def __add__(self, other: Passes) -> Passes:
         return Passes(self.forwards + other.forwards, self.backwards + other.backwards)
 
-    def __mul__(self, times: int) -> Passes:
+    def __mul__(self, times: int | Fraction) -> Passes:
         return Passes(self.forwards * times, self.backwards * times)
 
     def __str__(self) -> str:
-        """Format as forwards/backwards: "11/11"."""
-        return f"{self.forwards}/{self.backwards}"
+        """Format as forwards/backwards: "11/11", or "3.4/3.4"."""
+        return "/".join(
+            str(count) if count == int(count) else f"{float(count):.1f}"
+            for count in (self.forwards, self.backwards)
+        )
+
+    def round_up(self) -> Passes:
+        """The next whole numbers of passes."""
+        return Passes(ceil(self.forwards), ceil(self.backwards))
 
     @property
-    def work(self) -> int:
+    def work(self) -> int | Fraction:
         """The cost in forward passes: a backward pass costs as much as two forward passes."""
         return self.forwards + 2 * self.backwards
 

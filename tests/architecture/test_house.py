@@ -59,6 +59,8 @@ NO_PARTICIPLES = {
 """Functions are verbs: a function that draws is `draw`, not `drawn`."""
 NO_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "yaml", "marshal", "shelve"}
 NO_CALLS = {"torch.save", "np.save", "eval", "exec", "os.system"}
+ALLOWED_CALLS = {"experiments/export/folder.py": {"torch.save"}}
+"""Calls of NO_CALLS with a reason: other programs read weights in the format of torch (ADR 0044)."""
 LOADS = {"np.load": "allow_pickle=False", "torch.load": "weights_only=True"}
 """Loaders that could run code, and the argument that prevents it."""
 NO_PATHS = r"(?<![\w.])/(work|root|home|tmp|Users)/"
@@ -158,7 +160,7 @@ def test_nothing_is_unpickled_or_evaluated():
         modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         modules |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
         assert not {module.split(".")[0] for module in modules} & NO_MODULES, name
-        assert not calls(tree) & NO_CALLS, name
+        assert calls(tree) & NO_CALLS == ALLOWED_CALLS.get(name, set()), name
         assert not unguarded(tree), name
         assert name == "models/external.py" or "torch.load" not in calls(tree), name
 

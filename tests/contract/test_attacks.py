@@ -9,6 +9,7 @@ from torch import nn
 
 from allrounder.attacks import ATTACKS, Pgd, perturb
 from allrounder.config.fields import OneOf
+from allrounder.config.time import Time
 from allrounder.inference import fold as folding
 from allrounder.rng import Rng
 from allrounder.threats.norms import L1
@@ -26,6 +27,7 @@ WITH_FIELDS = {
     "per-norm": {"linf": Pgd(steps=4), "l2": Pgd(steps=4), "l1": Pgd(steps=4)},
     "apgd-train": {"steps": 4},
     "msd": {"steps": 4},
+    "curriculum": {"first": Pgd(steps=2), "then": Pgd(steps=4), "at": Time.parse("50%")},
 }
 """Fields that keep these tests short, or that an attack cannot be made without."""
 CLIMBERS = ("pgd", "mim", "cw", "restarts", "worst-of", "random-of", "apgd-train", "msd")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -173,11 +172,8 @@ def test_no_embedded_image_comes_twice_and_no_test_image_is_in_training(cut):
     assert len(train) == 4000 and len(test) == 1000 and not train & test
 
 
-def test_the_embedded_file_is_small_and_loads_fast():
+def test_the_embedded_file_is_small():
     assert ASSET.stat().st_size <= 3_000_000
-    start = time.perf_counter()
-    Embedded().load()
-    assert time.perf_counter() - start < 2
 
 
 def test_a_damaged_embedded_file_is_told(tmp_path):

@@ -21,6 +21,7 @@ LITERALS = """
 'attack'
 'attack', *
 'augment', *, *
+'batch', *
 'choice'
 'confidence', *
 'coordinates'
@@ -31,6 +32,7 @@ LITERALS = """
 'doctor'
 'doctor', *
 'ensemble', *, *
+'export'
 'evaluate', *
 'evaluate', *, *
 'extra order'

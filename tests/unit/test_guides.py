@@ -1,4 +1,4 @@
-"""What the guide shows is run, page by page, the blocks of a page one after the other."""
+"""What the documents show is run, page by page, the blocks of a page one after the other."""
 
 from __future__ import annotations
 
@@ -7,53 +7,99 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+from allrounder.attacks import ATTACKS
+from allrounder.data import DATASETS
 from allrounder.data.files.cache import CACHE_VARIABLE
+from allrounder.models import MODELS
 from allrounder.nn.mixing import MIXES
+from allrounder.objectives import OBJECTIVES
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.trainer import train
+from tests.support.documents import DOCUMENTS, find_blocks, name_of, run_blocks
 from tests.support.formats import cifar10_binary, random_images, shared_data_folder
 from tests.support.networks import blobs
 from tests.support.packed import read_shared
 from tests.support.paths import PROJECT
 
 GUIDE = PROJECT / "docs" / "guide"
-SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TABLES: list[dict[str, Any]] = [ATTACKS, DATASETS, MIXES, MODELS, OBJECTIVES]
+ELSEWHERE = {"docs/guide/ecosystem.md": 4, "docs/guide/report.md": 2}
+"""Pages whose Python blocks test_examples.py and cli/test_figure.py run, and their numbers."""
+PAGES = {
+    "README.md": 1,
+    "docs/faq.md": 10,
+    "docs/guide/adaptive.md": 5,
+    "docs/guide/concepts.md": 1,
+    "docs/guide/data.md": 3,
+    "docs/guide/dial.md": 1,
+    "docs/guide/evaluation.md": 3,
+    "docs/guide/export.md": 1,
+    "docs/guide/extend.md": 6,
+    "docs/guide/reliability.md": 1,
+    "docs/guide/reproduce.md": 1,
+    "docs/guide/tour.md": 1,
+}
+"""Pages with Python blocks that are run here, and the number of blocks."""
+SLOW = {"README.md", "docs/guide/evaluation.md"}
+REPLACED = {
+    "README.md": [('"epochs=4"', '"epochs=1", "train_images=400", "model.width=8"'), ("n=64", "n=20")],
+    "docs/guide/concepts.md": [('"epochs=30"', '"epochs=1"')],
+}
+"""Settings of a page that are too long for a test, and shorter ones."""
+
+
+def names_for(page: str) -> dict[str, object]:
+    """What a page leaves to its reader."""
+    if page == "docs/guide/concepts.md":
+        x, y = torch.rand(60, 1, 8, 8), torch.arange(60) % 2
+        x[y == 1] /= 2
+        arrays = {"x_train": x[:40], "y_train": y[:40], "x_test": x[40:], "y_test": y[40:]}
+        return {**arrays, "MyNetwork": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2))}
+    if page == "docs/guide/tour.md":
+        settings = ["epochs=1", "train_images=100", "model.width=4", "validation.images=50"]
+        train("embedded/generalist-d-nt-linf", "runs/generalist", overrides=settings, progress=False)
+    return {}
+
+
+@pytest.fixture
+def tables() -> Generator[None]:
+    """Restores the tables that a page adds classes to."""
+    contents = [dict(table) for table in TABLES]
+    yield
+    for table, content in zip(TABLES, contents, strict=True):
+        table.clear()
+        table.update(content)
 
 
 @pytest.mark.parametrize(
-    ("page", "blocks"),
-    [
-        ("adaptive.md", 5),
-        ("data.md", 3),
-        ("dial.md", 1),
-        ("reproduce.md", 1),
-        pytest.param("evaluation.md", 3, marks=pytest.mark.slow),
-    ],
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES]
 )
-def test_the_code_of_the_guide_runs(page: str, blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("tables")
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    text = (GUIDE / page).read_text(encoding="utf-8")
-    found, names = list(BLOCK.finditer(text)), {"__name__": page}
-    assert len(found) == blocks
-    for block in found:
-        # Empty lines in front, so that an error points at the line of the page.
-        source = "\n" * text.count("\n", 0, block.start(1)) + block[1]
-        exec(compile(source, str(GUIDE / page), "exec"), names)
+    run_blocks(page, names_for(page), REPLACED.get(page, []))
+
+
+def test_every_python_block_is_run_by_a_test():
+    counts = {name_of(page): len(find_blocks(page.read_text("utf-8"), "python")) for page in DOCUMENTS}
+    assert {page: count for page, count in counts.items() if count} == {**PAGES, **ELSEWHERE}
 
 
 def test_the_recipes_of_the_guide_load_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     text = (GUIDE / "recipes.md").read_text(encoding="utf-8")
-    short, complete = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    short, complete = find_blocks(text, "toml")
     Path("short.toml").write_text(short, encoding="utf-8")
     parent = Recipe.load("embedded/generalist-t", ["task.linf.objective.attack.steps=7"])
     assert Recipe.load("short.toml") == replace(parent, name="short", about="")
@@ -66,9 +112,18 @@ def test_the_recipes_of_the_guide_load_and_train(tmp_path: Path, monkeypatch: py
     assert steps == [("linf", 1), ("natural", 1)]
 
 
+def test_the_task_of_the_page_on_extensions_is_one_more_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = find_blocks((GUIDE / "extend.md").read_text(encoding="utf-8"), "toml")
+    Path("four.toml").write_text(recipe, encoding="utf-8")
+    assert Recipe.load("four.toml").names == ("linf", "natural", "l2", "l1")
+
+
 def shell_commands(page: str) -> list[str]:
-    """The commands in the shell blocks of a page, without comments."""
-    blocks = SHELL_BLOCK.findall((GUIDE / page).read_text(encoding="utf-8"))
+    """The commands in the shell blocks of a guide, without comments."""
+    blocks = find_blocks((GUIDE / page).read_text(encoding="utf-8"), "sh")
     return [line.partition("  #")[0] for block in blocks for line in block.splitlines()]
 
 
@@ -84,7 +139,7 @@ def run_command(line: str) -> None:
 def test_the_example_of_the_page_on_mixing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     text = (GUIDE / "mixing.md").read_text(encoding="utf-8")
-    _, example = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    _, example = find_blocks(text, "toml")
     Path("mine.toml").write_text(example, encoding="utf-8")
     commands = shell_commands("mixing.md")
     assert len(commands) == 3
@@ -97,7 +152,7 @@ def test_the_page_on_mixing_has_every_rule():
     rows = re.findall(r"^\| `(\w+)`[^|]*\|.*\| `(embedded/[\w-]+)` \|$", text, re.MULTILINE)
     rules = {kind: type(Recipe.load(name).effective_mix.rule) for kind, name in rows}
     assert rules == MIXES
-    forms, _ = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    forms, _ = find_blocks(text, "toml")
     base = Recipe.load("embedded/generalist-t")
     assert base.mix is not None
     for line in forms.splitlines():
@@ -128,11 +183,36 @@ def test_the_commands_of_the_cifar10_page_run(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_commands_of_the_tour_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    commands = shell_commands("tour.md")
+    assert len(commands) == 12
+    for line in commands:
+        run_command(line)
+    assert Path("report.html").stat().st_size > 100_000
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_page_on_the_dial_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     commands = shell_commands("dial.md")
     assert len(commands) == 10
+    for line in commands:
+        run_command(line)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_of_the_page_on_exports_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    text = (GUIDE / "export.md").read_text(encoding="utf-8")
+    about = re.search(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert about is not None
+    (tmp_path / "about.toml").write_text(about[1], encoding="utf-8")
+    commands = shell_commands("export.md")
+    assert len(commands) == 9
     for line in commands:
         run_command(line)
 
@@ -150,14 +230,13 @@ def test_the_commands_of_the_page_on_own_images_run(tmp_path: Path, monkeypatch:
                 path
             )
     text = (GUIDE / "own-images.md").read_text(encoding="utf-8")
-    recipe = re.search(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert recipe is not None
+    (recipe,) = find_blocks(text, "toml")
     commands = shell_commands("own-images.md")
     assert len(commands) == 7
     for line in commands:
         run_command(line)
         if line.startswith("allrounder new"):  # then the page edits the file
-            (tmp_path / "pets.toml").write_text(recipe[1])
+            (tmp_path / "pets.toml").write_text(recipe)
 
 
 def test_the_architecture_guide_names_existing_files():

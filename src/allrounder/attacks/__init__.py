@@ -20,6 +20,7 @@ from allrounder.attacks.base import AttackResult as AttackResult
 from allrounder.attacks.bpda import Bpda as Bpda
 from allrounder.attacks.combined import Cascade, PerNorm, RandomOf, Restarts, WorstOf
 from allrounder.attacks.combined import Transfer as Transfer
+from allrounder.attacks.curriculum import Curriculum as Curriculum
 from allrounder.attacks.early_stop_pgd import EarlyStopPgd
 from allrounder.attacks.fab import Fab
 from allrounder.attacks.losses import CustomLoss as CustomLoss
@@ -46,6 +47,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "worst-of": WorstOf,
     "random-of": RandomOf,
     "per-norm": PerNorm,
+    "curriculum": Curriculum,
 }
 """Attacks for training and evaluation, by their kind in recipes."""
 

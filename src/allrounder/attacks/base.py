@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
+from allrounder.config.phases import Phased
 from allrounder.errors import InputError, RecipeError, ThreatError
 from allrounder.inference.attack_view import attack_view
 from allrounder.rng import Rng
@@ -37,7 +38,7 @@ class AttackResult:
     """The number of steps that each image took, for an attack that stops early."""
 
 
-class Attack(ABC):
+class Attack(Phased, ABC):
     """A search for images that a network misclassifies; subclasses are final frozen values."""
 
     norms: ClassVar[frozenset[type[Norm]]] = ALL_NORMS
@@ -63,6 +64,12 @@ class Attack(ABC):
     def sub_attacks(self) -> tuple[Attack, ...]:
         """The attacks that this attack contains; none by default."""
         return ()
+
+    def walk(self) -> Iterator[Attack]:
+        """Yield this attack, and all attacks inside it."""
+        yield self
+        for attack in self.sub_attacks():
+            yield from attack.walk()
 
     def stages(self, norm: Norm) -> tuple[Attack, ...]:
         """The attacks that this attack runs in sequence under a norm; most run only themselves."""

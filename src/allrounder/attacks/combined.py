@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from allrounder.attacks.base import Attack, AttackResult, perturb, select_rows
 from allrounder.attacks.losses import Identifier, cross_entropy
-from allrounder.config.fields import OneOf, PositiveInt, frozen_config
+from allrounder.config.fields import OneOf, PositiveFloat, PositiveInt, frozen_config
+from allrounder.errors import RecipeError
 from allrounder.nn.digest import add_module_
 from allrounder.rng import Rng
 from allrounder.threats.norms import Norm
@@ -22,7 +23,8 @@ from allrounder.threats.threat import AnyOf, Threat
 from allrounder.types import Classifier, Images, Labels, Passes, PerExample, PerExampleBool
 
 
-def _fixed_length() -> Mapping[str, type[Attack]]:
+def fixed_length_attacks() -> Mapping[str, type[Attack]]:
+    """The table of attacks whose cost is known in advance."""
     # Imported on first use, because the tables contain the attacks of this file.
     from allrounder.attacks import ATTACKS
 
@@ -44,7 +46,7 @@ class Restarts(Attack):
     all examples are fooled.
     """
 
-    attack: Annotated[Attack, OneOf(_fixed_length)]
+    attack: Annotated[Attack, OneOf(fixed_length_attacks)]
     """The attack to run; it determines the supported norms."""
     count: PositiveInt = 5
     """The number of runs, including the first."""
@@ -87,7 +89,7 @@ class WorstOf(Attack):
 
     supports_unions: ClassVar[bool] = True
 
-    attack: Annotated[Attack, OneOf(_fixed_length)]
+    attack: Annotated[Attack, OneOf(fixed_length_attacks)]
     """The attack to run; it determines the supported norms."""
 
     @override
@@ -127,22 +129,31 @@ class WorstOf(Attack):
 class RandomOf(Attack):
     """Runs an attack on each image under one threat, chosen at random: many threats cost as much as one.
 
-    The choice is uniform and independent for every image and every run. A batch is attacked in parts, one for
-    each threat; together the parts take the passes of one run on the whole batch. Batch-norm is in eval mode.
+    The choice is independent for every image and every run, and uniform unless there are weights. A batch is
+    attacked in parts, one for each threat; together the parts take the passes of one run on the whole batch.
+    Batch-norm is in eval mode.
     """
 
     supports_unions: ClassVar[bool] = True
     splits_batches: ClassVar[bool] = True
 
-    attack: Annotated[Attack, OneOf(_fixed_length)]
+    attack: Annotated[Attack, OneOf(fixed_length_attacks)]
     """The attack to run; it determines the supported norms."""
+    weights: Annotated[tuple[PositiveFloat, ...], Field(min_length=2)] | None = None
+    """How often each threat is chosen, relative to the others and in the order of the threats; by default all
+    equally often."""
 
     def __post_init__(self) -> None:
-        if self.attack.supports_unions:
+        if any(attack.supports_unions for attack in self.attack.walk()):
             raise ValueError(f"{self.attack} takes several threats itself; use it without random-of")
 
     @override
     def check_supports(self, threat: Threat | AnyOf) -> None:
+        if self.weights is not None and len(self.weights) != len(threat.threats):
+            got = f"{len(self.weights)} weights for {len(threat.threats)} threats"
+            raise RecipeError(
+                f"{self}: got {got}, expected one weight for each of {threat}; change one of them"
+            )
         for member in threat.threats:
             self.attack.check_supports(member)
 
@@ -153,7 +164,7 @@ class RandomOf(Attack):
         is_addressed = rng.rows is not None or rng.shard is not None
         rng = rng if is_addressed else rng.for_shard(range(len(x)), len(x))
         u = rng.fold_in("choice").uniform(torch.empty(len(x), dtype=torch.float64))
-        choice = (u * len(members)).long()
+        choice = self._choose(u, len(members))
         x_adv, passes = x.clone(), Passes()
         for number, member in enumerate(members):
             rows = (choice == number).nonzero().flatten()
@@ -165,6 +176,14 @@ class RandomOf(Attack):
             x_adv[part] = result.x
             passes = max(passes, result.passes, key=lambda passes: passes.work)
         return AttackResult(x=x_adv, passes=passes)
+
+    def _choose(self, u: PerExample, count: int) -> Labels:
+        """The number of a threat for every image, given uniform numbers in [0, 1)."""
+        if self.weights is None:
+            return (u * count).long()
+        weights = torch.tensor(self.weights, dtype=u.dtype)
+        bounds = weights.cumsum(0)[:-1] / weights.sum()
+        return torch.bucketize(u, bounds, right=True)
 
     @override
     def passes(self) -> Passes:
@@ -185,11 +204,11 @@ class RandomOf(Attack):
 class PerNorm(Attack):
     """One attack for each norm, for methods whose numbers of steps depend on the norm."""
 
-    linf: Annotated[Attack | None, OneOf(_fixed_length, optional=True)] = None
+    linf: Annotated[Attack | None, OneOf(fixed_length_attacks, optional=True)] = None
     """The attack under threats in Linf."""
-    l2: Annotated[Attack | None, OneOf(_fixed_length, optional=True)] = None
+    l2: Annotated[Attack | None, OneOf(fixed_length_attacks, optional=True)] = None
     """The attack under threats in L2."""
-    l1: Annotated[Attack | None, OneOf(_fixed_length, optional=True)] = None
+    l1: Annotated[Attack | None, OneOf(fixed_length_attacks, optional=True)] = None
     """The attack under threats in L1."""
 
     def __post_init__(self) -> None:

@@ -20,13 +20,23 @@ Target = Annotated[
 ]
 Which = Annotated[str, Option(help="Weights of a run: best, last, a learner's name, or NAME@best.")]
 Model = Annotated[
-    str | None, Option(help='A network by its name, or "package.module:factory".', metavar="NAME")
+    str | None,
+    Option(help='A network by its name, or "package.module:factory", or "FILE.py:factory".', metavar="NAME"),
 ]
 WeightsFile = Annotated[
     Path | None, Option(help="Its weights: .safetensors, or a .pt state dict (only tensors are read).")
 ]
 WeightsKey = Annotated[
     str | None, Option("--weights-key", help="The state dict to use, if a file holds several.")
+]
+Normalisation = Annotated[
+    str | None,
+    Option(
+        "--normalise",
+        help="Constants that the network of --model expects and its file lacks: imagenet, cifar10, ..., or "
+        "MEAN/STD such as 0.5/0.25.",
+        metavar="NAME",
+    ),
 ]
 DataName = Annotated[
     str | None, Option("--data", help="A dataset by name, an .npz file, or a folder of images.")
@@ -47,6 +57,15 @@ Source = Annotated[
 ]
 SourceModel = Annotated[
     str | None, Option(help="The network of --source. Default: that of --model.", metavar="NAME")
+]
+SourceNormalisation = Annotated[
+    str | None,
+    Option(
+        "--source-normalise",
+        help="Constants of the network of --source, as for --normalise. Default: none with --source-model, "
+        "else those of --normalise.",
+        metavar="NAME",
+    ),
 ]
 Eot = Annotated[
     int | None, Option(min=1, help="Gradients to average in every step of pgd or apgd, for random networks.")
@@ -102,6 +121,7 @@ class TargetOptions:
     model: str | None = None
     weights: Path | None = None
     key: str | None = None
+    normalise: str | None = None
     data: str | None = None
 
 
@@ -123,6 +143,7 @@ class EvalCommand(TargetOptions):
     attack: list[str] | None
     source: str | None
     source_model: str | None
+    source_normalise: str | None
     eot: int | None
     budget: str
     n: int | None
@@ -146,6 +167,7 @@ def eval_(
     attack: Attacks = None,
     source: Source = None,
     source_model: SourceModel = None,
+    source_normalise: SourceNormalisation = None,
     eot: Eot = None,
     budget: Budget = "standard",
     n: NumImages = None,
@@ -153,6 +175,7 @@ def eval_(
     model: Model = None,
     weights: WeightsFile = None,
     key: WeightsKey = None,
+    normalise: Normalisation = None,
     data: DataName = None,
     seed: Seed = 0,
     batch_size: BatchSize = None,
@@ -189,6 +212,7 @@ def doctor_(
     model: Model = None,
     weights: WeightsFile = None,
     key: WeightsKey = None,
+    normalise: Normalisation = None,
     data: DataName = None,
     threat: Threats = None,
 ) -> None:

@@ -37,7 +37,10 @@ def figure(
     ] = None,
     rows: Annotated[
         list[str] | None,
-        Option(help="Draw rows whose names contain this text only; repeat for several.", metavar="TEXT"),
+        Option(
+            help="Draw the row of this name, or rows whose names contain it; repeat for several.",
+            metavar="TEXT",
+        ),
     ] = None,
 ) -> None:
     """Draw one figure of runs and studies for a paper, as SVG, PDF or PNG.

@@ -16,6 +16,7 @@ from allrounder.cli.data import app as data_app
 from allrounder.cli.dial import dial
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.evaluate import doctor_, eval_
+from allrounder.cli.export import export
 from allrounder.cli.failures import describe_os_error, explain
 from allrounder.cli.figure import figure
 from allrounder.cli.index import schema
@@ -80,6 +81,7 @@ app.command()(table)
 app.command()(publish)
 app.command()(report)
 app.command()(figure)
+app.command()(export)
 app.add_typer(data_app, name="data")
 
 

@@ -21,6 +21,7 @@ from allrounder.evaluation.assemble import read_outcome
 from allrounder.evaluation.evaluate import BUDGETS, BudgetName, EvalOptions, evaluate, select_rows
 from allrounder.evaluation.probes import Probe, probe_stages, select_probes, suite
 from allrounder.evaluation.shifts import parse_shifts
+from allrounder.models.external import module_folder
 from allrounder.report.class_tables import CLASS_TABLES
 from allrounder.report.footnotes import footnotes
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
@@ -40,7 +41,7 @@ def run_evaluate(command: EvalCommand) -> None:
     """Evaluate, then write and print the results; under torchrun, on every rank."""
     with World.open() as world:
         target = load_target_on_all_ranks(world, command)
-        source = load_source(command, command.source, command.source_model, target.data)
+        source = load_source(command, target.data)
         probes = _select_probes(command, target, source)
         folder = command.folder or target.folder
         if command.keep_examples and folder is None:
@@ -48,8 +49,9 @@ def run_evaluate(command: EvalCommand) -> None:
                 "there is no folder to save in; give --out", param_hint="--save-examples"
             )
         images = len(select_rows(target.data.test, command.n or BUDGETS[command.budget], command.seed))
-        if command.model is not None:
-            sys.path.insert(0, str(Path.cwd()))  # worker processes import the module of a factory from here
+        for spec in filter(None, (command.source_model, command.model)):
+            # Worker processes import the module of a factory from here.
+            sys.path.insert(0, str(module_folder(spec)))
         workers = command.workers or (1 if world.size > 1 else None)
         workers = workers or default_processes(target.model, probes, images, command.ood)
         if workers == 1 and device_and_dtype(target.model)[0].type == "cpu":

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 from torch import nn
 
-from allrounder.cli.evaluate import TargetOptions
+from allrounder.cli.evaluate import EvalCommand, TargetOptions
 from allrounder.data.base import Data
 from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.distributed import World
 from allrounder.errors import RunError
 from allrounder.models.external import load_network
+from allrounder.models.normalisation import MeanStd, parse_normalisation
 from allrounder.nn.state import weights_of
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import Facts
@@ -44,9 +46,14 @@ def load_target(options: TargetOptions) -> EvalTarget:
             if model is not None or file is not None:
                 advice = "leave out --model and --weights"
                 raise RunError(f"{path}: is a run, which has its own network; {advice}")
+            if options.normalise is not None:
+                raise RunError(f"{path}: is a run, whose network normalises itself; leave out --normalise")
             return _load_run(path, options.which, options.data)
         if path.is_dir():
-            raise RunError(f"{path}: not a run folder, it has no {RECIPE_FILE}")
+            module = shlex.quote(str(path / "model.py"))
+            export = f"; for an export: --model {module}:load --data NAME --threat THREAT"
+            hint = export if (path / "model.py").is_file() else ""
+            raise RunError(f"{path}: not a run folder, it has no {RECIPE_FILE}{hint}")
         if file is not None:
             raise RunError(f"{path} and --weights {file}: got two weights files, expected one")
         file = path
@@ -55,9 +62,23 @@ def load_target(options: TargetOptions) -> EvalTarget:
         problem = "no network given" if file is None else f"{file}: {reason}"
         raise RunError(f"{problem}; give a run folder, or --model NAME --weights FILE --data NAME")
     images = load_eval_data(options.data)
-    network = load_network(model, file, classes=len(images.classes), shape=images.shape, key=options.key)
+    network = load_network(
+        model,
+        file,
+        classes=len(images.classes),
+        shape=images.shape,
+        key=options.key,
+        normalise=_parse_normalise(options.normalise),
+    )
     name = model if file is None else f"{model} {file.name}"
-    return EvalTarget(name, network, images, about={"name": name, "data": options.data})
+    about = {"name": name, "data": options.data}
+    if options.normalise is not None:
+        about["normalised"] = options.normalise
+    return EvalTarget(name, network, images, about=about)
+
+
+def _parse_normalise(text: str | None) -> MeanStd | None:
+    return None if text is None else parse_normalisation(text)
 
 
 def load_target_on_all_ranks(world: World, options: TargetOptions) -> EvalTarget:
@@ -89,18 +110,26 @@ class Source:
     model: nn.Module
 
 
-def load_source(options: TargetOptions, path: str | None, model: str | None, data: Data) -> Source | None:
+def load_source(options: EvalCommand, data: Data) -> Source | None:
     """Load the network of `--source`, for the images of the target; None without one.
 
-    Every machine reads it by itself. The network of a weights file is `model`, or that of the target.
+    Every machine reads it by itself. The network of a weights file is `--source-model`, or that of the
+    target, then with the constants of the target unless others are given.
     """
-    if path is None and model is None:
+    model, normalise = options.source_model, options.source_normalise
+    if options.source is None and model is None:
+        if normalise is not None:
+            raise RunError("--source-normalise: there is no source; give --source or --source-model")
         return None
-    folder = None if path is None else Path(path)
+    folder = None if options.source is None else Path(options.source)
     if folder is not None and (folder / RECIPE_FILE).is_file():
         if model is not None:
             raise RunError(
                 f"--source {folder}: is a run, which has its own network; leave out --source-model"
+            )
+        if normalise is not None:
+            raise RunError(
+                f"--source {folder}: is a run, whose network normalises itself; leave out --source-normalise"
             )
         run = Run(folder)
         _check_classes(folder, run.weights("best")[1], data)
@@ -110,7 +139,15 @@ def load_source(options: TargetOptions, path: str | None, model: str | None, dat
         if spec is None or (folder is not None and folder.is_dir()):
             expected = "expected a run folder, or a weights file with --source-model NAME"
             raise RunError(f"--source {folder}: not a run folder, {expected}")
-        network = load_network(spec, folder, classes=len(data.classes), shape=data.shape)
+        if model is None and normalise is None:
+            normalise = options.normalise
+        network = load_network(
+            spec,
+            folder,
+            classes=len(data.classes),
+            shape=data.shape,
+            normalise=_parse_normalise(normalise),
+        )
         source = Source(spec if folder is None else folder.stem, network)
     return replace(source, name=re.sub(r"[^A-Za-z0-9._]+", "-", source.name).strip("-._"))
 

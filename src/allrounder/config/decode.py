@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from allrounder.config.fields import KINDS_KEY, OneOf, adapter, definition_name, did_you_mean
 from allrounder.config.text import MAX_LINE, quote, shorten
@@ -104,11 +105,11 @@ def json_schema(cls: type[Any]) -> Table:
     It checks keys, kinds and values. A file that extends nothing must have the required keys. Tables inside a
     file are not checked for theirs, because they may be laid over others.
     """
-    schema = adapter(cls).json_schema()
+    schema = adapter(cls).json_schema(schema_generator=_Generator)
     definitions: Table = schema.setdefault("$defs", {})
     for one_of in _one_ofs(cls, set()):
         for name, member in one_of.table().items():
-            entry = adapter(member).json_schema()
+            entry = adapter(member).json_schema(schema_generator=_Generator)
             definitions.update(entry.pop("$defs", {}))
             entry["properties"] = {"kind": {"const": name}, **entry.get("properties", {})}
             definitions[definition_name(name, member)] = entry
@@ -119,6 +120,15 @@ def json_schema(cls: type[Any]) -> Table:
     schema["properties"] = {EXTENDS: EXTENDS_SCHEMA, **schema["properties"]}
     schema["anyOf"] = [{"required": [EXTENDS]}, {"required": schema.pop("required", [])}]
     return cast(Table, _resolve_kinds(schema))
+
+
+class _Generator(GenerateJsonSchema):
+    """Does not warn about defaults that JSON cannot hold: `_resolve_kinds` drops all defaults."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 (declared so by the library)
+        "skipped-choice",
+        "non-serializable-default",
+    }
 
 
 def _resolve_kinds(node: Any) -> Any:

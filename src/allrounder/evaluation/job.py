@@ -101,7 +101,7 @@ class EvaluationJob:
         """`poll` returns the reason to stop, if any."""
 
         def report(progress: AttackProgress) -> None:
-            passes = progress.passes.forwards, progress.passes.backwards
+            passes = int(progress.passes.forwards), int(progress.passes.backwards)
             send(ProgressEvent(name, progress.done, progress.total, progress.stage, progress.fooled, *passes))
             if (reason := poll()) is not None:
                 raise Interrupted(f"{reason}: stopped, call again to continue")

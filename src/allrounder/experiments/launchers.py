@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -24,13 +25,13 @@ def slurm_script(folder: Path, count: int) -> str:
     command = [sys.executable, "-m", "allrounder", "sweep", str(root / STUDY_FILE), "--out", str(root)]
     lines = [
         "#!/bin/sh",
-        f"#SBATCH --job-name=allrounder-{root.name}",
+        f"#SBATCH --job-name=allrounder-{re.sub(r'[^A-Za-z0-9._-]+', '-', root.name)}",
         f"#SBATCH --array=0-{count - 1}",
         "#SBATCH --ntasks=1",
         "#SBATCH --cpus-per-task=1",
         "#SBATCH --requeue",
         "#SBATCH --signal=B:TERM@60",
-        f"#SBATCH --output={root / 'slurm-%a.log'}",
+        f"#SBATCH --output={shlex.quote(str(root / 'slurm-%a.log'))}",
         "export OMP_NUM_THREADS=1",
         f'exec {shlex.join(command)} --only "$SLURM_ARRAY_TASK_ID"',
     ]

@@ -1,5 +1,5 @@
-"""Finds absolute paths in the files of a study: they name folders of one machine and do not belong into
-published files."""
+"""Finds absolute paths in the files of a study or an export: they name folders of one machine and do not
+belong into published files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ADVICE = (
 
 
 def check_no_machine_paths(file: Path) -> None:
-    """Raise RunError if a file of a study holds an absolute path; the error names the entry."""
+    """Raise RunError if a file holds an absolute path; the error names the entry."""
     for place, text in _list_texts(_read_values(file)):
         if found := ABSOLUTE_PATH.search(text):
             problem = f"{place} holds {found[0]}, an absolute path of this machine"
@@ -43,12 +43,15 @@ def check_no_machine_paths(file: Path) -> None:
 
 
 def _read_values(file: Path) -> Any:
-    """Return the content of a TOML, JSON or JSON lines file, or the facts of an outcome."""
+    """Return the content of a TOML, JSON or JSON lines file, the facts of an outcome, or the lines of a
+    text."""
     if file.suffix == ".safetensors":
         return Outcome.load(file).facts
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".toml":
         return parse_toml(text, str(file))
+    if file.suffix in (".md", ".py"):
+        return {f"line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     if file.suffix == ".jsonl":
         return {f"line {number}": json.loads(line) for number, line in enumerate(text.splitlines(), start=1)}
     return json.loads(text)

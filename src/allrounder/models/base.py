@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, final
+from typing import Annotated, Any, ClassVar, final
 
 from pydantic import Field
 from torch import nn
@@ -34,6 +34,9 @@ class ModelSpec(ABC):
 class Architecture(ModelSpec):
     """A network of this package; it normalises its images itself."""
 
+    network: ClassVar[type[nn.Module]]
+    """The class of the network. Its first argument is the layer that normalises images, its first layer."""
+
     mean: Annotated[
         tuple[FiniteFloat, ...],
         Field(description="Mean per channel that is subtracted from images; empty for none."),
@@ -49,11 +52,12 @@ class Architecture(ModelSpec):
             raise ValueError(f"model: got {classes} classes, expected 1 or more")
         if min(shape) < 1:
             raise ValueError(f"model: got images of shape {shape}, expected (c, h, w) of 1 or more each")
-        return self.build_network(build_normalise(self.mean, self.std, shape[0]), classes, shape)
+        normalise = build_normalise(self.mean, self.std, shape[0])
+        return self.network(normalise, **self.arguments(classes, shape))
 
     @abstractmethod
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        """Build the network; `normalise` is its first layer."""
+    def arguments(self, classes: int, shape: Shape) -> dict[str, Any]:
+        """The other arguments of `network`, by name: plain values, which an export writes as text."""
 
 
 @final

@@ -23,6 +23,9 @@ from allrounder.errors import RunError
 from allrounder.models import MODELS
 from allrounder.models.base import Architecture, Shape
 from allrounder.models.factory import missing_arguments
+from allrounder.models.file_modules import import_file
+from allrounder.models.layers import build_normalise
+from allrounder.models.normalisation import MeanStd
 from allrounder.models.state_dict_match import find_state_dict, load_matched_, read_normalisation
 from allrounder.models.wide_resnet import WideResNet
 from allrounder.types import Weights
@@ -42,35 +45,74 @@ MISTAKEN_FILES = (
 
 
 def load_network(
-    spec: str, weights: Path | None = None, *, classes: int, shape: Shape, key: str | None = None
+    spec: str,
+    weights: Path | None = None,
+    *,
+    classes: int,
+    shape: Shape,
+    key: str | None = None,
+    normalise: MeanStd | None = None,
 ) -> nn.Module:
     """Load a network in evaluation mode: an architecture of this package, or "package.module:factory".
 
     A factory is a callable without arguments that returns a network, or a network itself; modules are also
-    searched in the current folder. `weights` is optional for a factory; `key` selects one of several state
-    dicts in a file. Normalisation constants in the file are built into an architecture of this package.
+    searched in the current folder, and "folder/file.py:factory" names a file. `weights` is optional for a
+    factory; `key` selects one of several state dicts in a file. Normalisation constants in the file are built
+    into an architecture of this package; files of torchvision and timm have none, and need `normalise`.
     """
     source = str(weights)
+    mean, std = normalise or ((), ())
+    constants = _repeat({"mean": mean, "std": std}, shape) if normalise is not None else {}
     if ":" in spec:
         network = _import_network(spec)
         if weights is not None:
             load_matched_(network, read_weights(weights, key), source=source)
-        return network.eval()
+        if constants:
+            _refuse_second_normalisation(spec, _normalisation_of(network, shape))
+        return _put_before(constants, network, shape).eval()
     architecture = parse_architecture(spec)
     if weights is None:
         raise RunError(f"{spec}: names an architecture, which has no weights; give a file of weights")
     tensors = read_weights(weights, key)
-    # A single number applies to all channels.
-    constants = {
-        name: numbers * shape[0] if len(numbers) == 1 else numbers
-        for name, numbers in read_normalisation(tensors).items()
-    }
+    in_file = _repeat(read_normalisation(tensors), shape)
+    if constants:
+        _refuse_second_normalisation(source, in_file)
     try:
-        network = replace(architecture, **constants).build(classes, shape)
+        network = replace(architecture, **(in_file or constants)).build(classes, shape)
     except ValueError as error:
         raise RunError(f"{source}: does not fit images of shape {shape}: {error}") from None
     load_matched_(network, tensors, source=source)
     return network.eval()
+
+
+def _put_before(constants: Mapping[str, tuple[float, ...]], network: nn.Module, shape: Shape) -> nn.Module:
+    """The network with a normalisation layer before it, if there are constants."""
+    try:
+        return (
+            nn.Sequential(build_normalise(**constants, channels=shape[0]), network) if constants else network
+        )
+    except ValueError as error:
+        raise RunError(f"--normalise: {error}") from None
+
+
+def _normalisation_of(network: nn.Module, shape: Shape) -> dict[str, tuple[float, ...]]:
+    """The normalisation constants of a network, found by the names and sizes of its tensors."""
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    sizes = (1, shape[0])
+    return read_normalisation({name: tensor for name, tensor in tensors.items() if tensor.numel() in sizes})
+
+
+def _refuse_second_normalisation(source: str, present: Mapping[str, tuple[float, ...]]) -> None:
+    if present:
+        got = ", ".join(f"{name} {numbers}" for name, numbers in present.items())
+        raise RunError(
+            f"{source}: its network normalises the images already ({got}); give no other constants"
+        )
+
+
+def _repeat(constants: Mapping[str, tuple[float, ...]], shape: Shape) -> dict[str, tuple[float, ...]]:
+    """Constants for every channel; a single number applies to all of them."""
+    return {name: n * shape[0] if len(n) == 1 else n for name, n in constants.items()}
 
 
 def parse_architecture(name: str) -> Architecture:
@@ -114,9 +156,9 @@ def read_weights(path: Path, key: str | None = None) -> Weights:
 
 def _import_network(spec: str) -> nn.Module:
     """Import "package.module:factory" and call it, unless it is a network itself."""
-    module, _, path = spec.partition(":")
-    with _search_current_folder():
-        target: Any = _import_module(spec, module)
+    module, _, path = spec.rpartition(":")
+    with _search_folder(module_folder(spec)):
+        target: Any = _import_file(spec, Path(module)) if _is_file(module) else _import_module(spec, module)
         for name in path.split("."):
             if not hasattr(target, name):
                 hint = did_you_mean(name, [public for public in dir(target) if not public.startswith("_")])
@@ -127,6 +169,25 @@ def _import_network(spec: str) -> nn.Module:
         got = type(network).__name__
         raise RunError(f"{spec}: returned a {got}, expected a torch.nn.Module; return the network")
     return network
+
+
+def module_folder(spec: str) -> Path:
+    """Return the folder in which the module of "module:factory" is searched first."""
+    module = spec.rpartition(":")[0]
+    return Path(module).absolute().parent if _is_file(module) else Path.cwd()
+
+
+def _is_file(module: str) -> bool:
+    return module.endswith(".py")
+
+
+def _import_file(spec: str, file: Path) -> Any:
+    if not file.is_file():
+        raise RunError(f"{spec}: no such file {file} (looked from {Path.cwd()}); correct the path")
+    try:
+        return import_file(file)
+    except ModuleNotFoundError as error:
+        raise RunError(f"{spec}: {file} needs {error.name}, which is not installed; install it") from error
 
 
 def _import_module(spec: str, module: str) -> Any:
@@ -155,14 +216,13 @@ def _call_factory(spec: str, factory: Any) -> object:
 
 
 @contextmanager
-def _search_current_folder() -> Generator[None]:
-    """Also import modules from the current folder, as python itself does."""
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
+def _search_folder(folder: Path) -> Generator[None]:
+    """Also import modules from a folder, as python itself does with the current one."""
+    sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(str(folder))
 
 
 def _read_safetensors(path: Path) -> Weights:

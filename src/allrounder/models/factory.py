@@ -8,9 +8,10 @@ from copy import deepcopy
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from allrounder.errors import InputError
+from allrounder.models.logits_of import find_logits
 from allrounder.nn.modes import preserve_mode
 from allrounder.types import Images, device_and_dtype
 
@@ -64,7 +65,7 @@ def check_fits(network: nn.Module, x: Images, num_classes: int) -> None:
     device, dtype = device_and_dtype(network)
     try:
         with torch.no_grad(), preserve_mode(network):
-            logits = network.eval()(x.to(device, dtype))
+            logits: object = network.eval()(x.to(device, dtype))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).partition("\n")[0]
         shape = tuple(x.shape[1:])
@@ -75,4 +76,7 @@ def check_fits(network: nn.Module, x: Images, num_classes: int) -> None:
     if shape != (len(x), num_classes):
         got = f"shape {shape}" if shape else f"a {type(logits).__name__}"
         expected = f"expected logits of shape {(len(x), num_classes)}, one for each class"
-        raise InputError(f"model: returned {got} for {len(x)} image, {expected}; change its last layer")
+        fix = "change its last layer"
+        if not isinstance(logits, Tensor) and find_logits(logits) is not None:
+            fix = "wrap it: allrounder.LogitsOf(network, mean=..., std=...)"
+        raise InputError(f"model: returned {got} for {len(x)} image, {expected}; {fix}")

@@ -3,7 +3,7 @@ names of the public CIFAR networks, so that their weights can be loaded."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
 from torch import nn
@@ -87,17 +87,26 @@ class PreActResNet(nn.Module):
 
     last_stage = "layer4"
 
-    def __init__(self, spec: PreActResNet18, normalise: nn.Module, channels: int, classes: int) -> None:
+    def __init__(
+        self,
+        normalise: nn.Module,
+        channels: int,
+        width: int,
+        classes: int,
+        *,
+        final_norm: bool,
+        activation: Activation,
+        raw_shortcut: bool,
+    ) -> None:
         super().__init__()
 
         def block(inputs: int, outputs: int, stride: int) -> PreActBlock:
-            return PreActBlock(inputs, outputs, stride, spec.activation, spec.raw_shortcut)
+            return PreActBlock(inputs, outputs, stride, activation, raw_shortcut)
 
-        width = spec.width
         self.normalise = normalise
         self.conv1 = conv(channels, width)
         self.layer1, self.layer2, self.layer3, self.layer4 = make_stages(block, width, width, (2, 2, 2, 2))
-        self.bn = nn.BatchNorm2d(8 * width) if spec.final_norm else None
+        self.bn = nn.BatchNorm2d(8 * width) if final_norm else None
         self.linear = nn.Linear(8 * width, classes)
         init_uniform_(self)
 
@@ -114,6 +123,7 @@ class PreActResNet(nn.Module):
 class BasicResNet(Architecture):
     """A residual network of basic blocks; subclasses set the blocks per stage."""
 
+    network: ClassVar[type[nn.Module]] = ResNet
     depths: ClassVar[Depths]
 
     width: Annotated[
@@ -121,8 +131,8 @@ class BasicResNet(Architecture):
     ] = 64
 
     @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return ResNet(normalise, shape[0], self.width, self.depths, classes)
+    def arguments(self, classes: int, shape: Shape) -> dict[str, Any]:
+        return {"channels": shape[0], "width": self.width, "depths": self.depths, "classes": classes}
 
 
 @final
@@ -158,6 +168,8 @@ class PreActResNet18(Architecture):
     He et al., 2016, Identity mappings in deep residual networks.
     """
 
+    network: ClassVar[type[nn.Module]] = PreActResNet
+
     width: PositiveInt = 64
     """Channels of the first stage; every later stage doubles them."""
     final_norm: Flag = True
@@ -170,5 +182,6 @@ class PreActResNet18(Architecture):
     to."""
 
     @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return PreActResNet(self, normalise, shape[0], classes)
+    def arguments(self, classes: int, shape: Shape) -> dict[str, Any]:
+        variant = {name: getattr(self, name) for name in ("final_norm", "activation", "raw_shortcut")}
+        return {"channels": shape[0], "width": self.width, "classes": classes, **variant}

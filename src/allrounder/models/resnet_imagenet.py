@@ -3,7 +3,7 @@ names and strides are those of the public ImageNet networks, so that their weigh
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 from pydantic import Field
 from torch import nn
@@ -69,6 +69,7 @@ class ImageNetResNet(nn.Module):
 class BottleneckResNet(Architecture):
     """A residual network of bottleneck blocks; subclasses set the width inside of blocks."""
 
+    network: ClassVar[type[nn.Module]] = ImageNetResNet
     widen: ClassVar[int]
 
     width: Annotated[
@@ -76,8 +77,8 @@ class BottleneckResNet(Architecture):
     ] = 64
 
     @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return ImageNetResNet(normalise, shape[0], self.width, self.widen, classes)
+    def arguments(self, classes: int, shape: Shape) -> dict[str, Any]:
+        return {"channels": shape[0], "width": self.width, "widen": self.widen, "classes": classes}
 
 
 @final

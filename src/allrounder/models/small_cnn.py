@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, ClassVar, final
 
 from torch import nn
 from torch.nn import functional as F
@@ -48,9 +48,11 @@ class SmallCnn(Architecture):
     spatial information. Initialisation: U(-b, b) with b = 1 / sqrt(fan_in), batch-norm 1 and 0.
     """
 
+    network: ClassVar[type[nn.Module]] = SmallCnnNetwork
+
     width: PositiveInt = 16
     """Channels of the first convolution; the others have 2, 4 and 4 times as many."""
 
     @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return SmallCnnNetwork(normalise, shape[0], self.width, classes)
+    def arguments(self, classes: int, shape: Shape) -> dict[str, Any]:
+        return {"channels": shape[0], "width": self.width, "classes": classes}

@@ -27,19 +27,32 @@ Rewrites: TypeAlias = tuple[tuple[str, str], ...]
 
 WRAPPER_PREFIXES: Rewrites = ((r"^(?:(?:module|_orig_mod)\.)+", ""),)
 """Prefixes that nn.DataParallel and torch.compile add to every name."""
+MODEL_PREFIXES: Rewrites = ((r"^(?:(?:module|_orig_mod|model|net|network|backbone|1)\.)+", ""),)
+"""A network inside a wrapper that only prepares the images; "1" is the second module of a Sequential."""
+PART_PREFIXES: Rewrites = (
+    (r"^(?:(?:module|_orig_mod|model|base_model|net|network|backbone|encoder|1)\.)+", ""),
+)
+"""The same, with names that may also be those of one part of several, such as an encoder before a head."""
 SPELLING_VARIANTS: Rewrites = (
-    # A network inside a wrapper that only prepares the images; "1" is the second module of a Sequential.
-    (r"^(?:(?:module|_orig_mod|model|net|network|backbone|1)\.)+", ""),
     # The normalisation: RobustBench (mu, sigma), MadryLab (normalizer.new_mean), a Sequential (0.mean).
     (r"^(?:\w+\.)?(?:mean|mu|new_mean)$", "normalise.mean"),
     (r"^(?:\w+\.)?(?:std|sigma|new_std)$", "normalise.std"),
     # The shortcut of a block: torchvision (downsample.0), the CIFAR networks (shortcut.0).
     (r"(?<=\.)downsample\.", "shortcut."),
-    # The last layer: torchvision and TRADES (fc), the CIFAR networks (linear).
-    (r"^(?:fc|linear|classifier|head)\.(weight|bias)$", r"linear.\1"),
+    # The last layer: torchvision and TRADES (fc), timm (fc, head, head.fc, classifier), the CIFAR networks
+    # (linear); "1" follows a dropout in a Sequential.
+    (r"^(?:head\.)?(?:fc|last_linear|linear|classifier|head)\.(?:1\.)?(weight|bias)$", r"linear.\1"),
 )
 """Regular expressions and replacements, applied in turn to every name of the file and of the network."""
-REWRITE_STAGES: tuple[Rewrites, ...] = ((), WRAPPER_PREFIXES, (*WRAPPER_PREFIXES, *SPELLING_VARIANTS))
+WHOLE_NETWORK_SPELLINGS: Rewrites = (*MODEL_PREFIXES, *SPELLING_VARIANTS)
+"""Does not take a part of a network for all of it."""
+REWRITE_STAGES: tuple[Rewrites, ...] = (
+    (),
+    WRAPPER_PREFIXES,
+    MODEL_PREFIXES,
+    WHOLE_NETWORK_SPELLINGS,
+    (*PART_PREFIXES, *SPELLING_VARIANTS),
+)
 """Tried in turn. Unchanged names come first, because a custom network may use any names."""
 NEUTRAL_NORMALISATION = {"normalise.mean": 0.0, "normalise.std": 1.0}
 """Names of normalisation constants, and the values that have no effect."""
@@ -184,7 +197,7 @@ def _fillable_tensors(network: nn.Module) -> Weights:
 
 
 def _is_normalisation(name: str) -> bool:
-    return _rewrite(name) in NEUTRAL_NORMALISATION
+    return _rewrite(name, WHOLE_NETWORK_SPELLINGS) in NEUTRAL_NORMALISATION
 
 
 def _rewrite(name: str, rewrites: Rewrites = REWRITE_STAGES[-1]) -> str:

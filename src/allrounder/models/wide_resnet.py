@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from torch import nn
 from torch.nn import functional as F
@@ -43,16 +43,25 @@ class WideResNetNetwork(nn.Module):
 
     last_stage = "block3"
 
-    def __init__(self, spec: WideResNet, normalise: nn.Module, channels: int, classes: int) -> None:
+    def __init__(
+        self,
+        normalise: nn.Module,
+        channels: int,
+        width: int,
+        widen: int,
+        blocks: int,
+        classes: int,
+        dropout: float,
+    ) -> None:
         super().__init__()
 
         def block(inputs: int, outputs: int, stride: int) -> WideBlock:
-            return WideBlock(inputs, outputs, stride, spec.dropout)
+            return WideBlock(inputs, outputs, stride, dropout)
 
-        width, wide = spec.width, spec.width * spec.widen
+        wide = width * widen
         self.normalise = normalise
         self.conv1 = conv(channels, width)
-        stages = make_stages(block, width, wide, (spec.num_blocks(),) * 3)
+        stages = make_stages(block, width, wide, (blocks,) * 3)
         # Named as in the public weights: block1.layer.0 and so on.
         self.block1, self.block2, self.block3 = (nn.Sequential(OrderedDict(layer=stage)) for stage in stages)
         self.bn1 = nn.BatchNorm2d(4 * wide)
@@ -76,6 +85,8 @@ class WideResNet(Architecture):
     convolutions of size s N(0, 2 / (s * s * c_out)), batch-norm 1 and 0, linear weights U(-b, b) with b = 1 /
     sqrt(fan_in), linear bias 0. Zagoruyko and Komodakis, 2016, Wide residual networks.
     """
+
+    network: ClassVar[type[nn.Module]] = WideResNetNetwork
 
     depth: PositiveInt = 34
     """Number of layers: 4 more than a multiple of 6 (2 more for counting = "papers")."""
@@ -104,5 +115,6 @@ class WideResNet(Architecture):
         return blocks
 
     @override
-    def build_network(self, normalise: nn.Module, classes: int, shape: Shape) -> nn.Module:
-        return WideResNetNetwork(self, normalise, shape[0], classes)
+    def arguments(self, classes: int, shape: Shape) -> dict[str, Any]:
+        size = {"width": self.width, "widen": self.widen, "blocks": self.num_blocks()}
+        return {"channels": shape[0], **size, "classes": classes, "dropout": self.dropout}

@@ -13,6 +13,7 @@ from typing_extensions import override
 from allrounder.attacks import ATTACKS
 from allrounder.attacks.base import Attack, AttackResult, perturb
 from allrounder.config.fields import OneOf
+from allrounder.config.phases import Phased
 from allrounder.config.time import Clock
 from allrounder.rng import Rng
 from allrounder.threats.norms import ALL_NORMS, Norm
@@ -55,7 +56,7 @@ ThreatOrUnion = Annotated[
 """A threat, or the union of two or more, which a recipe writes as a list."""
 
 
-class Objective(ABC):
+class Objective(Phased, ABC):
     """A training method made of `craft`, then `loss`; a frozen value whose state its learner keeps."""
 
     reference: ClassVar[str]

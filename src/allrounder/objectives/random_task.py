@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from math import ceil, floor
+from math import floor
 from typing import Annotated, ClassVar, final
 
 import torch
@@ -50,8 +50,7 @@ class RandomTask(SingleThreatObjective):
 
     @override
     def craft_passes(self) -> Passes:
-        passes, share = super().craft_passes(), self._attacked_share
-        return Passes(ceil(passes.forwards * share), ceil(passes.backwards * share))
+        return super().craft_passes() * self._attacked_share
 
     @property
     def _attacked_share(self) -> Fraction:

@@ -61,12 +61,13 @@ def _attack_warnings(recipe: Recipe) -> list[str]:
     warnings: list[str] = []
     for task in recipe.tasks:
         attack = getattr(task.objective.core, "attack", None)
-        steps, step = (getattr(attack, name, None) for name in ("steps", "step"))
-        if isinstance(attack, Attack) and steps is not None and step is not None and steps * step < MIN_REACH:
-            warnings.append(
-                f"the attack of {task.name} moves at most {steps * step:.3g} budgets: {steps} steps of "
-                f"{step:.3g}; step is a fraction of the budget, such as 0.25, not a pixel value"
-            )
+        for part in attack.walk() if isinstance(attack, Attack) else ():
+            steps, step = (getattr(part, name, None) for name in ("steps", "step"))
+            if steps is not None and step is not None and steps * step < MIN_REACH:
+                warnings.append(
+                    f"the attack of {task.name} moves at most {steps * step:.3g} budgets: {steps} steps of "
+                    f"{step:.3g}; step is a fraction of the budget, such as 0.25, not a pixel value"
+                )
     return warnings
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from typing import Annotated, cast, final
 
@@ -210,18 +209,18 @@ class Recipe(HasSummary):
         return {name: self._override(name, overrides) for name, overrides in stages}
 
     def passes(self) -> Passes:
-        """Return an upper bound on the passes of one step of all learners; of a pipeline's last stage."""
-        return sum((task.passes() for task in self.tasks), Passes())
+        """Return an upper bound on the mean passes of a step of all learners; of a pipeline's last stage."""
+        return sum((task.mean_passes(self.epochs) for task in self.tasks), Passes())
 
     def total_passes(self) -> Passes:
         """Return an upper bound on the passes per training image over the whole run, in all stages. A learner
         with another batch size than the recipe has more or fewer of them, rounded up."""
-        total = Passes()
-        for stage in self.stage_recipes().values():
-            for task in stage.tasks:
-                passes, share = task.passes() * stage.epochs, stage.batch_share(task)
-                total += Passes(ceil(passes.forwards * share), ceil(passes.backwards * share))
-        return total
+        passes = (
+            (task.total_passes(stage.epochs) * stage.batch_share(task)).round_up()
+            for stage in self.stage_recipes().values()
+            for task in stage.tasks
+        )
+        return sum(passes, Passes())
 
     def extra_per_batch(self, task: Task) -> int:
         """Return the number of extra images in every batch of a learner."""

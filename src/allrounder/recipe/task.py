@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, final
 
 from pydantic import AfterValidator, Field
 
 from allrounder.config.fields import FiniteFloat, OneOf, PositiveInt, frozen_config
+from allrounder.config.phases import find_phases
 from allrounder.config.schedules import LearningRate, OptionalDecay
 from allrounder.data.augment import AUGMENTS, Augment, CropFlip
 from allrounder.objectives import OBJECTIVES, Objective
@@ -66,9 +68,16 @@ class Task:
         own = (self.train_images, self.batch_size, self.extra_share)
         return any(value is not None for value in own)
 
-    def passes(self) -> Passes:
-        """Return an upper bound on the passes of one step."""
-        return self.update.passes(self.objective)
+    def mean_passes(self, epochs: int) -> Passes:
+        """Return an upper bound on the mean passes of a step in a run of `epochs` epochs."""
+        return self.total_passes(epochs) * Fraction(1, epochs)
+
+    def total_passes(self, epochs: int) -> Passes:
+        """Return an upper bound on the passes of every batch in a run of `epochs` epochs."""
+        phases = find_phases(self.objective, epochs)
+        ends = [*(start for start, _ in phases[1:]), epochs]
+        spans = zip(phases, ends, strict=True)
+        return sum((self.update.passes(part) * (end - start) for (start, part), end in spans), Passes())
 
     def shardable(self) -> bool:
         """Whether several ranks can share a batch: not if the method needs the whole batch or has a state
@@ -82,4 +91,10 @@ class Task:
             "objective": self.objective.problems(epochs),
             "update": self.update.problems(self.objective, self.optimizer, epochs),
         }
+        times = {time.to_epochs(epochs): str(time) for time in self.objective.switch_times()}
+        if len(find_phases(self.objective, epochs)) <= len(times):
+            written = " and ".join(times.values())
+            got = f"a curriculum changes at {written}, so one of its attacks is never used in {epochs} epochs"
+            place = "attack" if self.objective.core is self.objective else "base"
+            sources["objective"].append((place, f"{got}; choose other times, or other attacks"))
         return [((key, field), text) for key, problems in sources.items() for field, text in problems]

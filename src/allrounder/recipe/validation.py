@@ -77,6 +77,8 @@ class Validation:
     """Threats that are measured and logged, but do not count in the selection."""
 
     def __post_init__(self) -> None:
+        if self.attack.switch_times():
+            raise ValueError(f"the attack of validation stays the same for the whole run, got {self.attack}")
         for threat in (*(self.threats or ()), *self.also):
             self.attack.check_supports(threat)
 

@@ -92,9 +92,16 @@ class Results:
         return [entry for entry in self.entries if entry.outcomes]
 
     def select_rows(self, parts: Sequence[str]) -> Results:
-        """Return the rows whose names contain one of some texts, in any case of letters."""
+        """Return the rows whose names contain one of some texts, in any case of letters. A text that is the
+        whole name of a row selects that row only."""
         wanted = [part.lower() for part in parts]
-        entries = [e for e in self.entries if any(part in e.name.lower() for part in wanted)]
+        names_in_full = {entry.name.lower() for entry in self.entries} & set(wanted)
+        contained = [part for part in wanted if part not in names_in_full]
+        entries = [
+            entry
+            for entry in self.entries
+            if entry.name.lower() in names_in_full or any(part in entry.name.lower() for part in contained)
+        ]
         names = {entry.name for entry in entries}
         studies: dict[str, StudyResults] = {}
         for name, study in self.studies.items():

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias, cast, final
 import torch
 from torch import Tensor, nn
 
-from allrounder.config.time import Clock
+from allrounder.config.phases import find_phases
+from allrounder.config.time import Clock, Time
 from allrounder.data.augment import Augment
 from allrounder.data.augment.base import Size
 from allrounder.data.views import View
@@ -20,6 +21,7 @@ from allrounder.errors import Diverged, ThreatError
 from allrounder.nn.amp import allow_tf32, unwrap, with_autocast
 from allrounder.nn.nonfinite import ADVICE, NonFiniteGuard
 from allrounder.nn.state import EmaUpdate, clone, copy_, strip_prefix, weights_of
+from allrounder.objectives import Objective
 from allrounder.optim.base import TrainingStep
 from allrounder.recipe.compute import Compute
 from allrounder.recipe.exchange import KeepOrReset
@@ -55,6 +57,9 @@ class Learner:
         self.rng = Rng(seed)
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
         self.device, self.dtype = device_and_dtype(model)
+        phases = find_phases(task.objective, clock.epochs)
+        self.phases = [(Time(start).to_steps(clock), objective) for start, objective in phases]
+        """The objective from the step after each of these on."""
         self.optimizer = task.optimizer.build(model.parameters())
         self.network = with_autocast(self.model, compute.autocast_dtype)
         self.teachers = {
@@ -94,8 +99,9 @@ class Learner:
             with rng.fold_in("ambient").seed_global(), allow_tf32(self.compute.tf32):
                 local_batch = shard.select(self.prepare_batch(batch, t, augmented))
                 reduce_ = partial(shard.allreduce_grads_, share=len(local_batch) / len(batch))
+                objective = self.objective_at(t)
                 loss = task.update.apply(
-                    TrainingStep(self.network, self.optimizer, task.objective, local_batch, ctx, reduce_)
+                    TrainingStep(self.network, self.optimizer, objective, local_batch, ctx, reduce_)
                 )
             self.optimizer.zero_grad(set_to_none=True)
             self.nonfinite_guard.check_weights(self.params)
@@ -105,6 +111,10 @@ class Learner:
             rolled_back = task.update.has_rolled_back(self.memory)
             self.ema_update(0.0 if rolled_back else task.average(t, self.clock))
         return loss
+
+    def objective_at(self, t: int) -> Objective:
+        """Return the objective with the settings of step t."""
+        return next(objective for last, objective in reversed(self.phases) if last < t)
 
     def prepare_batch(self, batch: Batch, t: int, augmented: AugmentCache | None = None) -> Batch:
         """Return the batch that this task trains on: augmented, on its device, with its label smoothing."""

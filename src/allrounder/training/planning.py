@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -209,7 +209,7 @@ class _Measurement:
         self.device = trainer.world.device
         self.pass_times = PassTimes.measure(trainer.scratch_model, trainer.data.dataset.test)
         self.fetch_seconds: list[float] = []
-        self.phases = _find_size_phases(trainer)
+        self.phases = _find_phases(trainer)
         names = [learner.task.name for learner in trainer.learners]
         self.step_seconds = [{name: list[float]() for name in names} for _ in self.phases]
         """Measured seconds of the steps in every phase, by learner."""
@@ -315,42 +315,48 @@ class _Measurement:
         held = {name: sum(tensor.nbytes for tensor in group) for name, group in tensors.items()}
         at_epoch_end = self.pass_times.seconds(task.update.epoch_passes(task.objective), batch_size)
         measured = [seconds[task.name] for seconds in self.step_seconds]
-        estimate = self.pass_times.seconds(task.passes(), batch_size)
-        seconds = sum(
-            phase.share * (_typical(times) if times else estimate * phase.pixels[task.name])
-            for phase, times in zip(self.phases, measured, strict=True)
-        )
-        return LearnerCost(task.name, task.passes(), seconds, held, at_epoch_end, all(measured))
+        seconds = 0.0
+        for phase, times in zip(self.phases, measured, strict=True):
+            passes = task.update.passes(learner.objective_at(phase.first_step))
+            estimate = self.pass_times.seconds(passes, batch_size) * phase.pixels[task.name]
+            seconds += phase.share * (_typical(times) if times else estimate)
+        passes = task.mean_passes(self.trainer.clock.epochs)
+        return LearnerCost(task.name, passes, seconds, held, at_epoch_end, all(measured))
 
 
 @final
 @dataclass(frozen=True)
 class _Phase:
-    """A part of a training in which image sizes do not change."""
+    """A part of a training in which image sizes and objectives do not change."""
 
     first_step: int
     share: float
-    """Its share of all epochs."""
+    """Its share of all steps."""
     pixels: Mapping[str, float]
     """Pixels of the images of each learner, relative to those of the dataset."""
 
 
-def _find_size_phases(trainer: Trainer) -> list[_Phase]:
-    """Return the phases of a training; there is one unless an augmentation changes the size of images."""
+def _find_phases(trainer: Trainer) -> list[_Phase]:
+    """Return the phases of a training; there is one unless an augmentation changes the size of images, or an
+    objective its attack."""
     clock, (height, width) = trainer.clock, trainer.image_size
-    starts: dict[tuple[Size, ...], list[int]] = {}
-    for t in range(1, clock.total_steps + 1, clock.steps_per_epoch):
+    epoch_starts = range(1, clock.total_steps + 1, clock.steps_per_epoch)
+    changes = {last + 1 for learner in trainer.learners for last, _ in learner.phases}
+    bounds = [*sorted({*epoch_starts, *changes}), clock.total_steps + 1]
+    spans: dict[tuple[tuple[Size, ...], tuple[int, ...]], list[tuple[int, int]]] = {}
+    for t, end in pairwise(bounds):
         augments = (learner.task.augment for learner in trainer.learners)
         sizes = tuple(augment.crop_size(trainer.image_size, t, clock) for augment in augments)
-        starts.setdefault(sizes, []).append(t)
+        objectives = tuple(id(learner.objective_at(t)) for learner in trainer.learners)
+        spans.setdefault((sizes, objectives), []).append((t, end - t))
     names = [learner.task.name for learner in trainer.learners]
     return [
         _Phase(
-            first_step=steps[0],
-            share=len(steps) / clock.epochs,
+            first_step=parts[0][0],
+            share=sum(length for _, length in parts) / clock.total_steps,
             pixels={name: h * w / (height * width) for name, (h, w) in zip(names, sizes, strict=True)},
         )
-        for sizes, steps in starts.items()
+        for (sizes, _), parts in spans.items()
     ]
 
 

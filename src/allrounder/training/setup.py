@@ -194,5 +194,5 @@ def place_learners(recipe: Recipe, network: nn.Module, batch_size: int, num_rank
     work: dict[str, float] = dict.fromkeys(recipe.names, DEFAULT_WORK)
     for task in recipe.tasks:
         with suppress(ValueError):
-            work[task.name] = float(task.passes().work * recipe.batch_share(task))
+            work[task.name] = float(task.mean_passes(recipe.epochs).work * recipe.batch_share(task))
     return assign_ranks(recipe.names, num_ranks, work, unshardable, max_ranks=max(batch_size // 2, 1))

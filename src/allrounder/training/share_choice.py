@@ -47,7 +47,7 @@ def choose_shares(
         state[SHARES].copy_(states[name][SHARES])
     passes = selection.score_passes() * count
     chosen = {group: shares_of(states, position) for group, position in groups.items()}
-    counts = {"forwards": passes.forwards, "backwards": passes.backwards}
+    counts = {"forwards": int(passes.forwards), "backwards": int(passes.backwards)}
     return {"shares": chosen, "score": best, "networks": count, **counts}
 
 

@@ -113,7 +113,8 @@ def run_attack(
     buffers = {f"zz {name}": buffer for name, buffer in model.named_buffers()}
     with torch.no_grad():
         loss = F.cross_entropy(make_network()(found.x), y)
-    return make_result(arrays | buffers, [float(loss), found.passes.forwards, found.passes.backwards])
+    passes = [float(found.passes.forwards), float(found.passes.backwards)]
+    return make_result(arrays | buffers, [float(loss), *passes])
 
 
 def run_named(name: str, norm: str, *, alone: bool) -> Result:
@@ -199,7 +200,7 @@ def _list_numbers(attack: Attack) -> list[float]:
     if isinstance(attack, Square):
         return [attack.queries, attack.p, attack.restarts]
     passes = attack.passes()
-    return [passes.forwards, passes.backwards]
+    return [int(passes.forwards), int(passes.backwards)]
 
 
 CASES: dict[str, Callable[[], Result]] = {

@@ -17,6 +17,7 @@ NEW_RECIPES = {
     *(f"embedded/generalist-t-{kind}" for kind in ("uniform", "fisher", "outer", "soft", "chosen")),
     *("embedded/half-half-taught", "embedded/generalist-d-nt-linf-taught", "embedded/random-threat"),
     *("embedded/random-task", "embedded/random-task-linf"),
+    *("embedded/random-task-curriculum", "embedded/random-task-curriculum-l2"),
 }
 """Recipes that are younger than the recorded digests. A digest covers all recipes of a folder, and adding one
 must not hide a change of the others."""

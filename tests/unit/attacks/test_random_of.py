@@ -97,3 +97,26 @@ def test_batch_norm_must_be_in_eval_mode():
 def test_attacks_that_take_a_union_are_refused(attack: Attack):
     with pytest.raises(ValueError, match="takes several threats itself; use it without random-of"):
         RandomOf(attack=attack)
+
+
+@pytest.mark.parametrize("weights", [(1, 3), (2, 2), (0.5, 0.25)])
+def test_weights_say_how_often_a_threat_is_chosen(weights: tuple[float, float]):
+    x, y = (tensor.repeat(10, *[1] * (tensor.dim() - 1)) for tensor in images())
+    attack = RandomOf(attack=Pgd(steps=1, step=1.0, start="zero"), weights=weights)
+    share = float(in_l2_only(perturb(attack, network(), x, y, UNION, Rng(1)).x, x).float().mean())
+    assert share == pytest.approx(weights[1] / sum(weights), abs=0.06)  # three standard deviations of 600
+
+
+def test_equal_weights_choose_as_no_weights_do():
+    x, y = images()
+    plain, weighted = (
+        perturb(RandomOf(attack=Pgd(steps=1), weights=weights), network(), x, y, UNION, Rng(1)).x
+        for weights in (None, (3.0, 3.0))
+    )
+    assert torch.equal(plain, weighted)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (1.0,), (1.0, 0.0), (1.0, -1.0)])
+def test_weights_must_be_positive_and_one_for_every_threat(weights: tuple[float, ...]):
+    with pytest.raises((ValidationError, RecipeError), match="weight"):
+        HalfHalf(threat=UNION, attack=RandomOf(attack=Pgd(steps=1), weights=weights))

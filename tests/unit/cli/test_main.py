@@ -119,14 +119,15 @@ OPTIONS = {
     "publish": {"--out", "--to"},
     "report": {"--out", "-o", "--title", "--gallery", "--no-gallery"},
     "figure": {"--out", "-o", "--chart", "--rows"},
+    "export": {"--to", "--which", "--out", "--about", "--threat", "--attack", "--n", "--data"},
     "eval": {
         *("--suite", "--threat", "--attack", "--budget", "--n", "--seed", "--batch-size", "--workers"),
         *("--out", "--which", "--model", "--weights", "--weights-key", "--data"),
-        *("--save-examples", "--force", "--style", "--ood", "--ood-data"),
+        *("--save-examples", "--force", "--style", "--ood", "--ood-data", "--source-normalise"),
         *("--source", "--source-model", "--eot", "--no-masking-check"),
-        "--table",
+        *("--table", "--normalise"),
     },
-    "doctor": {"--which", "--model", "--weights", "--weights-key", "--data", "--threat"},
+    "doctor": {"--which", "--model", "--weights", "--weights-key", "--normalise", "--data", "--threat"},
     "dial": {
         *("--points", "--shares", "--pick", "--by", "--attack", "--threat", "--n", "--workers", "--out"),
         *("--outputs", "--tolerance", "--statistics"),

@@ -71,7 +71,7 @@ VERBS = [
         "table",
         "publish",
     ),
-    *("ls", "log", "watch", "report", "figure", "theory"),
+    *("ls", "log", "watch", "report", "figure", "theory", "export"),
     *("data", "data get", "data check", "data where", "data make-c", "data make-p"),
 ]
 

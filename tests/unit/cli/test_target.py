@@ -91,6 +91,16 @@ def test_an_invalid_target_is_refused_with_a_reason(
     assert message in flat(answer.err)
 
 
+def test_the_hint_for_an_export_can_be_pasted(allrounder: Command, tmp_path: Path):
+    folder = tmp_path / "my export"
+    folder.mkdir()
+    (folder / "model.py").touch()
+    answer = allrounder("eval", str(folder))
+    assert answer.code == 1
+    hint = f"for an export: --model '{folder}/model.py':load --data NAME --threat THREAT"
+    assert hint.replace(" ", "") in answer.err.replace("\n", "").replace(" ", "")
+
+
 def test_the_exit_code_of_the_doctor_is_1_if_it_finds_a_fault(
     ask: Ask, allrounder: Command, run: Path, files: dict[str, Path]
 ):
@@ -131,6 +141,23 @@ def test_workers_find_a_factory_in_the_current_folder(files: dict[str, Path], tm
         )
         assert process.returncode == 0, process.stderr
     assert (tmp_path / "1" / OUTCOME_FILE).read_bytes() == (tmp_path / "2" / OUTCOME_FILE).read_bytes()
+
+
+@pytest.mark.slow
+def test_workers_find_the_files_of_the_target_and_of_the_source(files: dict[str, Path], tmp_path: Path):
+    for folder in ("target", "source"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.py").write_text(
+            f"from {folder}_part import make as load", encoding="utf-8"
+        )
+        (tmp_path / folder / f"{folder}_part.py").write_text(FACTORY, encoding="utf-8")
+    words = ["--model", "target/model.py:load", "--source-model", "source/model.py:load", *LINF, *PGD]
+    command = [str(Path(sys.executable).with_name("allrounder")), "eval", *words]
+    command += ["--data", str(files["images.npz"]), "--workers", "2"]
+    paths = os.pathsep.join([str(PROJECT), str(PROJECT / "src")])
+    settings: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": paths}}
+    process = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+    assert process.returncode == 0, process.stderr
 
 
 def test_the_doctor_looks_for_masked_gradients_under_threats(ask: Ask):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save_file
+from torch import nn
 
+from allrounder.cli import target
 from allrounder.evaluation.evaluate import evaluate
 from allrounder.evaluation.probes import Probe
+from allrounder.models.normalisation import MeanStd
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from tests.support.evaluations import images, trained_network
 from tests.support.networks import tiny
@@ -82,6 +86,7 @@ def test_gradients_are_averaged_in_every_step(ask: Ask, tmp_path: Path):
         (("--source", "nowhere.pt"), 1, "nowhere.pt"),
         (("--source", "."), 1, "--source .: not a run folder, expected a run folder, or a weights file"),
         (("--source-model", "resnet18"), 1, "resnet18: names an architecture, which has no weights"),
+        (("--source-normalise", "mnist"), 1, "--source-normalise: there is no source; give --source or"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_done(
@@ -98,3 +103,37 @@ def test_a_run_as_source_brings_its_own_network(allrounder: Command, run: Path, 
     (tmp_path / "weights.pt").write_bytes(b"")
     answer = allrounder("eval", str(run), "--source", str(tmp_path / "weights.pt"))
     assert answer.code == 1 and "a weights file with --source-model NAME" in flat(answer.err)
+    answer = allrounder("eval", str(run), "--source", str(run), "--source-normalise", "mnist")
+    assert answer.code == 1 and "normalises itself; leave out --source-normalise" in flat(answer.err)
+
+
+HALF, NONE = ((0.5,), (0.5,)), None
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--source", "WEIGHTS"), HALF),
+        (("--source-model", "tests.support.networks:tiny"), NONE),
+        (("--source-model", "tests.support.networks:tiny", "--source", "WEIGHTS"), NONE),
+        (("--source", "WEIGHTS", "--source-normalise", "0.1/1"), ((0.1,), (1.0,))),
+    ],
+)
+def test_the_constants_of_the_target_apply_to_the_source_only_if_it_is_the_same_network(
+    ask: Ask,
+    other_weights: Path,
+    words: tuple[str, ...],
+    expected: MeanStd | None,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    constants: list[MeanStd | None] = []
+
+    def load_network(*args: Any, normalise: MeanStd | None, **options: Any) -> nn.Module:
+        constants.append(normalise)
+        return trained_network()
+
+    monkeypatch.setattr(target, "load_network", load_network)
+    words = tuple(str(other_weights) if word == "WEIGHTS" else word for word in words)
+    answer = ask(*LINF, *PGD, *words, "--normalise", "0.5/0.5", "--n", "4", "--no-masking-check")
+    assert answer.code == 0, answer.err
+    assert constants == [HALF, expected]

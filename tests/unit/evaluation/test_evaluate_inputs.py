@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from allrounder.attacks import Apgd, Attack, AutoAttack, Fab, Square
 from allrounder.data.base import Data, Subset
@@ -87,6 +87,20 @@ def test_any_callable_is_a_network():
         assert outcome.accuracy(PGD.name) == pytest.approx(first.accuracy(PGD.name), abs=0.1)
 
 
+class Mappings(Dataset[dict[str, Any]]):
+    """A dataset whose items are mappings, as in the library datasets of Hugging Face."""
+
+    def __init__(self, image: str, label: str) -> None:
+        self.names = image, label
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        image, label = self.names
+        return {"id": f"item {position}", image: X[position], label: int(Y[position])}
+
+
 def forms() -> dict[str, tuple[Any, ...]]:
     """The same images in every form."""
     x, y = X.numpy(), Y.numpy()
@@ -110,6 +124,8 @@ def forms() -> dict[str, tuple[Any, ...]]:
         "a loader": (DataLoader(TensorDataset(X, Y), batch_size=5),),
         "a list of pairs": (pairs,),
         "a generator of triples of arrays": (((x.numpy(), y.numpy(), "more") for x, y in pairs),),
+        "a loader of mappings": (DataLoader(Mappings("pixel_values", "labels"), batch_size=5),),
+        "an object with mappings": (Mappings("img", "label"),),
         "a generator of lists": (([x, y] for x, y in pairs),),
     }
 
@@ -160,7 +176,14 @@ def test_inputs_are_not_modified():
         (([],), r"loader: got no batch, expected pairs \(images, labels\)"),
         (([X, Y],), "loader: got a Tensor, expected pairs"),
         (([(X,)],), "loader: got a tuple, expected pairs"),
-        (([{"x": X, "y": Y}],), "loader: got a dict, expected pairs"),
+        (
+            ([{"x": X, "label": Y}],),
+            "loader: got a mapping with the keys x, label, expected exactly one of image, .*pixel_values",
+        ),
+        (
+            ([{"image": X, "img": X, "label": Y}],),
+            "expected exactly one of .*; rename the keys, or give pairs",
+        ),
         (
             (zip(X, Y, strict=True),),
             r"loader: got images of shape \(1, 8, 8\) and labels of shape \(\)",

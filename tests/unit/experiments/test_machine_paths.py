@@ -70,6 +70,7 @@ def test_nothing_else_is_taken_for_a_path(text: str):
         ("study.toml", 'sets = ["epochs=1", "data.path=/srv/x"]\n', "sets holds /srv/x, "),
         ("study.toml", '[[row]]\nrecipe = "~/mine.toml"\n', r"row\.recipe holds ~/mine\.toml, "),
         ("env.json", '{"sessions": [{"folder": "/srv"}]}', r"sessions\.folder holds /srv, "),
+        ("README.md", "# A\n\n| data | npz (path /srv/x.npz) |\n", r"line 3 holds /srv/x\.npz\), "),
         ("env.json", '{"/srv": 1}', "/srv holds /srv, "),
         ("metrics.jsonl", '{"a": 1}\n{"source": "/srv/x"}\n', r"line 2\.source holds /srv/x, "),
     ],

@@ -16,36 +16,16 @@ from allrounder.experiments.manifest import MANIFEST_FILE, STUDY_FILE, Manifest,
 from allrounder.experiments.publish import publish_study
 from allrounder.experiments.published import PUBLISHED_FILE, PublishedFiles
 from allrounder.experiments.runner import open_study
-from allrounder.experiments.study import Study
 from allrounder.report.dial import DialPoint
 from allrounder.system.checked_files import add_digest, write_json, write_toml_text
 from allrounder.system.files import hash_file
 from allrounder.training.run import load
 from tests.support.damage import cut, edit_json, flip
 from tests.support.interruptions import Killed, Point, give_up, struck
-from tests.support.publishing import change_outcome, list_files, remove_seed, render, run_publishable_study
+from tests.support.publishing import change_outcome, list_files, remove_seed, render
 
 RUN = "fast/seed-0"
 OUTCOME = f"{RUN}/eval/best/outcome.safetensors"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
-    """A study and its folder, which no test may change."""
-    return run_publishable_study(tmp_path_factory.mktemp("study"))
-
-
-@pytest.fixture
-def source(finished: tuple[Study, Path], tmp_path: Path) -> Path:
-    """A copy of the folder, for one test."""
-    return Path(shutil.copytree(finished[1], tmp_path / "out"))
-
-
-@pytest.fixture
-def published(finished: tuple[Study, Path], tmp_path: Path) -> Path:
-    """The study, published for one test."""
-    publish_study(finished[1], tmp_path / "results" / "tiny")
-    return tmp_path / "results" / "tiny"
 
 
 def test_what_a_table_and_a_report_need_is_published_and_nothing_else(finished, published: Path):

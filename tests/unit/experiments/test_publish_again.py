@@ -11,32 +11,12 @@ import pytest
 from allrounder.errors import RunError
 from allrounder.experiments.manifest import STUDY_FILE, Manifest
 from allrounder.experiments.publish import publish_study
-from allrounder.experiments.study import Study
 from allrounder.system.checked_files import write_toml_text
 from allrounder.system.files import hash_file
 from tests.support.damage import flip
 from tests.support.interruptions import Killed, Point, give_up, struck
-from tests.support.publishing import list_files, remove_seed, render, run_publishable_study
+from tests.support.publishing import list_files, remove_seed, render
 from tests.support.studies import run_here
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
-    """A study and its folder, which no test may change."""
-    return run_publishable_study(tmp_path_factory.mktemp("study"))
-
-
-@pytest.fixture
-def source(finished: tuple[Study, Path], tmp_path: Path) -> Path:
-    """A copy of the folder, for one test."""
-    return Path(shutil.copytree(finished[1], tmp_path / "out"))
-
-
-@pytest.fixture
-def published(finished: tuple[Study, Path], tmp_path: Path) -> Path:
-    """The study, published for one test."""
-    publish_study(finished[1], tmp_path / "results" / "tiny")
-    return tmp_path / "results" / "tiny"
 
 
 def test_trainings_of_other_folders_are_kept_if_the_study_has_them(finished, source: Path, tmp_path: Path):

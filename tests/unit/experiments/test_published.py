@@ -13,9 +13,7 @@ from allrounder.experiments.manifest import MANIFEST_FILE, STUDY_FILE, Manifest
 from allrounder.experiments.publish import publish_study
 from allrounder.experiments.published import PUBLISHED_FILE, PublishedFiles, is_inner_path
 from tests.support.damage import edit_json, flip
-from tests.unit.experiments.test_publish import OUTCOME, RUN, change_line, finished, published, render, source
-
-__all__ = ["finished", "published", "source"]  # fixtures
+from tests.unit.experiments.test_publish import OUTCOME, RUN, change_line, render
 
 OUTSIDE = ["../../victim.txt", "/srv/me/x", "a/../b", "..", ".", "", "a//b", "./a", "a/", "a\\b", "a\0b"]
 LINK = "is a symbolic link, expected none in a published study"

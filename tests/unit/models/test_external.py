@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -187,6 +188,51 @@ def test_a_factory_that_gives_no_network_is_refused(module, spec, message):
 def test_an_error_inside_a_factory_is_not_wrapped(module):
     with pytest.raises(KeyError, match="somebody's own mistake"):
         load_network("own_networks:broken", classes=3, shape=GREY)
+
+
+def write_factory(file: Path, width: int) -> str:
+    """Write a file with a factory, and a module beside it that has its number."""
+    file.parent.mkdir(exist_ok=True)
+    (file.parent / f"number_{width}.py").write_text(f"WIDTH = {width}\n", encoding="utf-8")
+    text = "from torch import nn\n\nclass Own(nn.Linear):\n    def __init__(self):\n"
+    text += f"        from number_{width} import WIDTH\n        super().__init__(WIDTH, 3)\n"
+    file.write_text(text, encoding="utf-8")
+    return f"{file}:Own"
+
+
+def test_files_with_one_name_are_different_networks(tmp_path: Path):
+    specs = {width: write_factory(tmp_path / str(width) / "model.py", width) for width in (2, 4)}
+    specs[5] = write_factory(tmp_path / "my.net.py", 5)
+    for width, spec in specs.items():
+        network: Any = load_network(spec, classes=3, shape=GREY)
+        assert network.in_features == width
+        assert type(pickle.loads(pickle.dumps(network))) is type(network)
+    with pytest.raises(RunError, match=r"own.py needs absent_package, which is not installed; install it"):
+        (tmp_path / "own.py").write_text("import absent_package\n", encoding="utf-8")
+        load_network(f"{tmp_path / 'own.py'}:Own", classes=3, shape=GREY)
+
+
+def test_another_process_imports_the_class_of_a_file(tmp_path: Path):
+    network = load_network(write_factory(tmp_path / "model.py", 2), classes=3, shape=GREY)
+    (tmp_path / "class").write_bytes(pickle.dumps(type(network)))
+    program = "import pickle; print(pickle.load(open('class', 'rb')).__name__)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == "Own\n"
+
+
+def test_a_file_may_be_a_link_with_others_beside_it(tmp_path: Path):
+    """As in the cache of Hugging Face."""
+    write_factory(tmp_path / "blobs" / "0123", 2)
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "blobs" / "number_2.py").rename(tmp_path / "snapshot" / "number_2.py")
+    (tmp_path / "snapshot" / "model.py").symlink_to("../blobs/0123")
+    sys.modules.pop("number_2", None)
+    network = load_network(f"{tmp_path}/snapshot/model.py:Own", classes=3, shape=GREY)
+    assert isinstance(network, nn.Linear)
 
 
 def write(path: Path, content: object, **options: Any) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,14 +63,16 @@ class Step(nn.Module):
 class Residual(nn.Module):
     """ResNet with the names of torchvision (downsample, fc) or of the CIFAR networks (shortcut, linear)."""
 
-    def __init__(self, large: bool, shortcut: str, last: str, widen: int = 1, classes: int = 10) -> None:
+    def __init__(
+        self, large: bool, shortcut: str, last: str, widen: int = 1, classes: int = 10, width: int = WIDTH
+    ) -> None:
         super().__init__()
         self.large, self.last = large, last
-        self.conv1 = conv(3, WIDTH, 7, 2) if large else conv(3, WIDTH, 3)
-        self.bn1 = nn.BatchNorm2d(WIDTH)
-        inputs = WIDTH
+        self.conv1 = conv(3, width, 7, 2) if large else conv(3, width, 3)
+        self.bn1 = nn.BatchNorm2d(width)
+        inputs = width
         for number, count in enumerate((3, 4, 6, 3) if large else (2, 2, 2, 2)):
-            blocks, w = list[nn.Module](), WIDTH * 2**number
+            blocks, w = list[nn.Module](), width * 2**number
             for i in range(count):
                 stride = 2 if number and not i else 1
                 inner = w * widen
@@ -211,7 +214,8 @@ def test_match_returns_all_tensors_and_does_not_change_the_network():
 
 
 @pytest.mark.parametrize(
-    "prefix", ["module.", "model.", "_orig_mod.", "module.model.", "_orig_mod.module.", "1."]
+    "prefix",
+    ["", "module.", "model.", "_orig_mod.", "module.model.", "_orig_mod.module.", "1.", "model.encoder."],
 )
 @pytest.mark.parametrize("last", ["fc", "linear"])
 def test_prefixes_of_wrappers_are_removed(prefix, last):
@@ -221,6 +225,15 @@ def test_prefixes_of_wrappers_are_removed(prefix, last):
     )
     assert torch.equal(fitted["linear.weight"], getattr(theirs, last).weight)
     assert torch.equal(fitted["layer2.0.shortcut.1.running_var"], theirs.layer2[0].shortcut[1].running_var)
+
+
+@pytest.mark.parametrize("last", ["head", "head.fc", "classifier", "classifier.1", "last_linear", "fc.1"])
+def test_the_last_layer_may_have_the_names_of_timm(last: str):
+    theirs = drawn(lambda: Residual(False, "downsample", "fc"))
+    renamed = {re.sub(r"^fc\.", f"{last}.", name): tensor for name, tensor in theirs.state_dict().items()}
+    ours = SMALL.build(10, CIFAR)
+    load_matched_(ours, {"state_dict": {f"model.{name}": tensor for name, tensor in renamed.items()}})
+    assert_same_function(theirs, ours)
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
@@ -377,6 +390,25 @@ def test_names_of_a_custom_network_are_not_rewritten():
     assert same(match_state_dict(network, parallel), theirs.state_dict())
     with pytest.raises(RunError, match=r"sub_block1.weight"):
         match_state_dict(network, {name: t for name, t in parallel.items() if "sub_block1" not in name})
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "net.module."])
+@pytest.mark.parametrize("part", ["encoder", "base_model"])
+def test_a_part_of_a_network_is_not_taken_for_all_of_it(prefix: str, part: str):
+    def own() -> nn.Module:
+        return nn.ModuleDict({part: nn.ModuleDict({"fc": nn.Linear(4, 4)}), "fc": nn.Linear(4, 4)})
+
+    theirs, network = drawn(own), own()
+    raw = {f"{prefix}{name}": tensor for name, tensor in theirs.state_dict().items()}
+    assert same(match_state_dict(network, raw), theirs.state_dict())
+
+
+def test_a_tensor_of_an_encoder_is_no_normalisation_constant():
+    network = nn.ModuleDict({"encoder": nn.ModuleDict({"pool": nn.Module()}), "fc": nn.Linear(4, 4)})
+    raw = dict(network.state_dict())
+    network.get_submodule("encoder.pool").register_buffer("mean", torch.zeros(4))
+    with pytest.raises(RunError, match=r"1 tensors of the network are missing \(encoder.pool.mean"):
+        match_state_dict(network, raw)
 
 
 def test_half_precision_is_widened_and_whole_numbers_are_refused():

@@ -66,6 +66,12 @@ def test_every_figure_is_drawn_and_has_a_table(name: str, tmp_path: Path):
     save_figure(charts[:2], tmp_path / "x.svg", colors)
 
 
+def test_the_whole_name_of_a_row_selects_no_row_whose_name_begins_with_it():
+    ten = make_results(rows=11, seeds=1)
+    assert [entry.name for entry in ten.select_rows(["row 1"]).entries] == ["Row 1"]
+    assert [entry.name for entry in ten.select_rows(["row 1", "row 10"]).entries] == ["Row 1", "Row 10"]
+
+
 def test_rows_are_selected_by_a_part_of_their_names():
     names = [entry.name for entry in RICH.entries]
     selected = RICH.select_rows(["ROW 0", "external"])

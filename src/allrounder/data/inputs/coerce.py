@@ -19,6 +19,7 @@ from allrounder.data.base import (
     prefix_errors,
 )
 from allrounder.data.inputs.map_dataset import MapDataset, MapDatasetSplit, find_classes, is_map_dataset
+from allrounder.data.inputs.pairs import split_pair
 from allrounder.errors import DataError
 
 DataLike: TypeAlias = Data | Split | Array | MapDataset | Iterable[Any]
@@ -84,10 +85,9 @@ def _read_loader(loader: Iterable[Any]) -> Split:
     images: list[Tensor] = []
     labels: list[Tensor] = []
     for batch in loader:
-        pair = cast(Sequence[Any], batch)
-        if type(pair) not in (tuple, list) or len(pair) < 2:
-            raise DataError(f"loader: got a {type(pair).__name__}, expected pairs (images, labels)")
-        x, y = as_tensor("images of a loader", pair[0]), as_tensor("labels of a loader", pair[1])
+        with prefix_errors("loader:"):
+            raw_images, raw_labels = split_pair(batch, "pairs (images, labels)")
+        x, y = as_tensor("images of a loader", raw_images), as_tensor("labels of a loader", raw_labels)
         images.append(x)
         labels.append(y)
         if x.dim() != 4 or x.shape[1:] != images[0].shape[1:] or y.dim() != 1:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from allrounder.data.base import as_tensor, check_images, check_integer_labels
+from allrounder.data.inputs.pairs import LABEL_KEYS, split_pair
 from allrounder.data.streaming.decode import to_chw
 from allrounder.errors import DataError
 from allrounder.system.summary import format_shape
@@ -36,6 +37,9 @@ def is_map_dataset(data: object) -> TypeGuard[MapDataset]:
     if isinstance(data, list | tuple):
         first: Any = cast(Sequence[Any], data)[0] if data else None
         pair = cast(Sequence[Any], first) if isinstance(first, list | tuple) else ()
+        if isinstance(first, Mapping):
+            mapping = cast(Mapping[str, Any], first)
+            pair = (None, *(mapping[key] for key in LABEL_KEYS if key in mapping))
         return len(pair) == 2 and np.ndim(pair[1]) == 0
     if isinstance(data, str | bytes | Mapping | IterableDataset):
         return False
@@ -46,10 +50,10 @@ def is_map_dataset(data: object) -> TypeGuard[MapDataset]:
 class MapDatasetSplit:
     """The items of a map-style dataset as a split; they are not kept in memory.
 
-    Items are (image, label). An image is a tensor or an array (c, h, w), uint8 or floats in [0, 1], or a
-    greyscale or RGB image of Pillow; all have one shape. Labels come from `targets` or `labels` if the
-    dataset has them; else every item is read once. An item must be the same every time it is read: leave
-    random augmentation to training.
+    Items are (image, label), or mappings with both (`pairs.py`). An image is a tensor or an array (c, h, w),
+    uint8 or floats in [0, 1], or a greyscale or RGB image of Pillow; all have one shape. Labels come from
+    `targets` or `labels` if the dataset has them; else every item is read once. An item must be the same
+    every time it is read: leave random augmentation to training.
     """
 
     def __init__(self, dataset: MapDataset) -> None:
@@ -130,10 +134,7 @@ def _read_item(dataset: MapDataset, position: int) -> tuple[Tensor, int]:
     """Read the image, in [0, 1], and the label at a position. Raises a DataError that names the position."""
     pair = dataset[position]
     try:
-        if type(pair) not in (tuple, list) or len(cast(Sequence[Any], pair)) < 2:
-            got = f"got a {type(pair).__name__}, expected a pair (image, label)"
-            raise DataError(f"{got}; wrap the dataset so that it gives such pairs")
-        raw, label = cast(Sequence[Any], pair)[:2]
+        raw, label = split_pair(pair, "a pair (image, label)")
         image = _to_tensor(raw)
         check_images(image[None])
         # Accepts the integers of any library.

@@ -10,6 +10,7 @@ from typing import TypeAlias, cast, final
 import torch
 from torch import Tensor, nn
 
+from allrounder.models.logits_of import find_logits
 from allrounder.rng import Rng
 from allrounder.types import Classifier, device_and_dtype
 
@@ -100,7 +101,8 @@ class Case:
         if isinstance(output, Tensor):
             return output
         problem = f"the network returns a {type(output).__name__}, expected one tensor of logits"
-        raise NoAnswer(severe("shape", problem, "wrap it so that it returns the logits alone"))
+        hint = "" if find_logits(output) is None else ": allrounder.LogitsOf(network, mean=..., std=...)"
+        raise NoAnswer(severe("shape", problem, f"wrap it so that it returns the logits alone{hint}"))
 
     def accuracy(self, logits: Tensor) -> float:
         """The share of images that are classified correctly."""

@@ -8,20 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.evaluation.preflight.base import Case, Finding, note, severe
+from allrounder.models.normalisation import NORMALISATION_CONSTANTS
 from allrounder.report.statistics import wilson_interval
 from allrounder.threats.threat import in_box
 from allrounder.types import device_and_dtype
 
 PRECISE_DTYPES = (torch.float32, torch.float64)
 """Dtypes that can represent a small perturbation; half precision cannot."""
-NORMALISATION_CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "CIFAR-100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "MNIST": ((0.1307,), (0.3081,)),
-    "Fashion-MNIST": ((0.2860,), (0.3530,)),
-}
-"""Means and standard deviations that networks are commonly trained with."""
 
 
 def check_shape(case: Case) -> Finding | None:

@@ -114,7 +114,8 @@ def test_items_give_the_labels_if_none_are_listed():
     ("give", "message"),
     [
         (lambda x, y: x, "got a Tensor, expected a pair"),
-        (lambda x, y: {"image": x, "label": y}, "got a dict, expected a pair .*wrap the dataset"),
+        (lambda x, y: {"x": x, "label": y}, "got a mapping with the keys x, label, expected exactly one of"),
+        (lambda x, y: {x, y}, "got a set, expected a pair .*; wrap the data"),
         (lambda x, y: (x,), "got a tuple, expected a pair"),
         (lambda x, y: (x.tolist(), y), "image: got a list, expected a tensor, an array, or an image"),
         (lambda x, y: (x[0], y), r"image: got shape \(8, 8\), expected \(c, h, w\)"),
@@ -238,3 +239,26 @@ def test_map_dataset_gives_the_same_training_as_arrays(tmp_path):
     objects = as_data(Listed(), (BLOBS.test.fetch(torch.arange(12)), BLOBS.test.labels), name="mine")
     runs = [go(value, tmp_path / name, data=data) for name, data in (("one", arrays), ("two", objects))]
     assert remains(runs[0].folder) == remains(runs[1].folder)
+
+
+def test_loaders_give_the_same_training_as_arrays(tmp_path):
+    value = recipe(SOLO, ("epochs = 3", "epochs = 1"))
+    test = BLOBS.test.fetch(torch.arange(12)), BLOBS.test.labels
+    arrays = as_data((X, Y), test, name="mine")
+    loaders = as_data(
+        DataLoader(TensorDataset(X, Y), batch_size=10),
+        DataLoader(TensorDataset(*test), batch_size=5),
+        name="mine",
+    )
+    runs = [go(value, tmp_path / name, data=data) for name, data in (("one", arrays), ("two", loaders))]
+    assert remains(runs[0].folder) == remains(runs[1].folder)
+
+
+@pytest.mark.parametrize("to_label", [int, np.int64, torch.tensor])
+def test_a_list_of_mappings_with_one_label_each_is_a_dataset(to_label: Any):
+    x, y = torch.rand(4, 1, 8, 8), [0, 2, 1, 2]
+    items = [{"image": image, "label": to_label(label)} for image, label in zip(x, y, strict=True)]
+    split = as_split(items)
+    assert split.labels.tolist() == y and torch.equal(split.fetch(torch.arange(4)), x)
+    batches = as_split([{"image": x, "label": torch.tensor(y)}])
+    assert not isinstance(batches, MapDatasetSplit) and batches.labels.tolist() == y

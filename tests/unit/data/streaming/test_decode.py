@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from allrounder.data import Folder
-from allrounder.data.streaming import decoder_pool
 from allrounder.data.streaming.decode import END_REQUEST, DecodeSpec, serve
 from tests.support.pictures import ROOT, noise, save, write_animals
 
@@ -73,15 +72,15 @@ def test_empty_request_ends_the_decoder():
 FORKED = """
 import os, sys, time, torch
 from allrounder.data import Folder
+from allrounder.data.streaming import decoder_pool
+decoder_pool.SHUTDOWN_SECONDS = 600
 split = Folder(path=sys.argv[1], workers=1).load().train
 split.fetch(torch.arange(24))
 child = os.fork()
 if child == 0:
-    time.sleep(30)
+    time.sleep(600)
     os._exit(0)
-start = time.monotonic()
 split.pool.close()
-print(time.monotonic() - start)
 os.kill(child, 9)
 os.waitpid(child, 0)
 """
@@ -90,5 +89,4 @@ os.waitpid(child, 0)
 def test_fork_that_holds_the_pipes_does_not_delay_close(tmp_path: Path):
     write_animals(tmp_path, train=12)
     command = [sys.executable, "-c", FORKED, str(tmp_path)]
-    process = subprocess.run(command, stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
-    assert float(process.stdout) < decoder_pool.SHUTDOWN_SECONDS / 2
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)  # waiting would take 600

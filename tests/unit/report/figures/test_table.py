@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 
 import pytest
 
@@ -56,11 +55,3 @@ def test_names_of_charts_are_unique():
 
 def test_figures_have_a_heading_and_a_sentence():
     assert all(kind.title and kind.about.endswith(".") for kind in FIGURES.values())
-
-
-def test_figures_of_fifty_rows_are_fast():
-    results = make_results(rows=50, seeds=1, images=500)
-    begun = time.process_time()
-    for kind in FIGURES.values():
-        kind.build(results)
-    assert time.process_time() - begun < 2

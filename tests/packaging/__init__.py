@@ -1,0 +1,1 @@
+"""The built distributions, and the versions that the project declares."""
