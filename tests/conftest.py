@@ -23,7 +23,7 @@ settings.load_profile("allrounder")
 
 
 def seed_global_generators() -> None:
-    """Networks of tests are initialised from the global generators; an unlucky draw must not fail once a month."""
+    """Seed what initialises the networks of tests: an unlucky draw must not fail a test once a month."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

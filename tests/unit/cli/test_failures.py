@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,9 @@ def os_error(code: int, file: str | None = "runs/x") -> OSError:
         (os_error(errno.EMFILE), "error: runs/x: Too many open files", 1),
         (OSError("only a text"), "error: only a text", 1),
         (MemoryError(), "error: not enough memory", 1),
+        (ModuleNotFoundError("No module", name="torch"), "error: the package torch is not installed; in", 1),
+        (PackageNotFoundError("torch"), "error: the package torch is not installed; install it", 1),
+        (ModuleNotFoundError("No module", name="allrounder.x"), "error: unexpected ModuleNotFoundError", 1),
         (KeyError("[bold]"), "error: unexpected KeyError: '[bold]'; this is a bug", 1),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
