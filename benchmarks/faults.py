@@ -1,0 +1,146 @@
+"""A campaign of random faults against trainings, evaluations and studies.
+
+    python benchmarks/faults.py
+    python benchmarks/faults.py --trials 20 --seed 7
+    python benchmarks/faults.py --only damage
+    python benchmarks/faults.py --seed 0 --trial 17
+
+Every trial does one fault to a small work and continues it. It must end with the results of an undisturbed work,
+bit for bit, or with an error that names the cause and loses nothing. Everything else is a failure, and the exit code is
+then 1. The trials of a seed are always the same; moments in seconds depend on the speed of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: copies of a process with threads may hang
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from fault_kinds import KINDS
+from fault_processes import Failure, Skip, kill_all, prepare_copies
+from fault_trials import Bench, Trial
+
+TRAININGS = ("training", "training, 2 ranks")
+EVALUATIONS = ("evaluation", "evaluation, 2 workers")
+COPIES = (*TRAININGS, *EVALUATIONS, "study, 2 workers")
+COMMANDS = (
+    *("training (command)", "training --workers 2 (command)", "evaluation --workers 2 (command)"),
+    "sweep --workers 2 (command)",
+)
+CASES = (
+    *(("signal", name) for name in (*COPIES, *COPIES, *COMMANDS)),
+    *(("stop", name) for name in COPIES[1:]),
+    *(("operation", name) for name in (*COPIES, *COPIES)),
+    *((kind, name) for kind in ("torn-write", "disk-error", "full-disk", "read-only", "clock") for name in COPIES),
+    *(("damage", name) for name in (*COPIES, *COPIES, "training, cached data", "training, cached data")),
+    *(("two-at-once", name) for name in (*COPIES, COMMANDS[0])),
+)
+"""The pairs of a fault and a work; each is tried once in every round, in another order."""
+RESULTS = ("identical", "clear error", "failures", "skipped")
+
+
+def choose_case(seed: int, number: int) -> tuple[str, str]:
+    """Return the fault and the work of a trial."""
+    cases = list(CASES)
+    random.Random(f"{seed} round {number // len(cases)}").shuffle(cases)
+    return cases[number % len(cases)]
+
+
+def select_trials(seed: int, trials: int, only: str | None, trial: int | None) -> list[int]:
+    """Return the numbers of the trials to run."""
+    if trial is not None:
+        return [trial]
+    numbers: Iterator[int] = (n for n in count() if only in (None, choose_case(seed, n)[0]))
+    return [next(numbers) for _ in range(trials)]
+
+
+def run_trial(bench: Bench, seed: int, number: int, keep: bool) -> tuple[str, str, bool]:
+    """Run a trial; return its result, a description, and whether the fault came before the end of the work."""
+    kind, name = choose_case(seed, number)
+    reference = bench.reference(name)
+    folder = bench.folder / f"trial-{number}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "logs").mkdir(parents=True)
+    rng = random.Random(f"{seed} trial {number}")
+    trial = Trial(rng, bench.victims[name], reference, folder / "folder", folder / "logs")
+    result, problem = "failures", ""
+    try:
+        result = KINDS[kind](trial)
+    except Skip as reason:
+        result, problem = "skipped", f": {reason}"
+    except Failure as failure:
+        problem = f": {failure}"
+    except Exception as error:  # what a command left cannot be read
+        problem = f": {type(error).__name__}: {error}"
+    finally:
+        kill_all()
+    if result != "failures" and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return result, f"{'; '.join(trial.facts)}{problem}", trial.happened
+
+
+def show(counts: Counter[tuple[str, str, str]]) -> str:
+    """Return a Markdown table of the results."""
+    lines = ["| fault | work | trials | " + " | ".join(RESULTS) + " |", "| --- | --- |" + " --: |" * 5]
+    rows = sorted({(kind, name) for kind, name, _ in counts}, key=lambda row: CASES.index(row))
+    for kind, name in rows:
+        numbers = [counts[kind, name, result] for result in RESULTS]
+        lines.append(f"| {kind} | {name} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
+    totals = [sum(number for key, number in counts.items() if key[2] == result) for result in RESULTS]
+    lines.append(f"| all | | {sum(totals)} | {' | '.join(map(str, totals))} |")
+    return "\n".join(lines)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=KINDS, help="only this kind of fault")
+    parser.add_argument("--trial", type=int, help="only the trial with this number")
+    parser.add_argument("--keep", type=Path, help="a new folder for the files of all trials, which are kept")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the trials; return the exit code."""
+    options = parse_arguments()
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="allrounder-faults-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    prepare_copies()
+    bench = Bench(folder.resolve())
+    counts: Counter[tuple[str, str, str]] = Counter()
+    numbers = select_trials(options.seed, options.trials, options.only, options.trial)
+    begin, late = time.monotonic(), 0
+    for done, number in enumerate(numbers, start=1):
+        kind, name = choose_case(options.seed, number)
+        result, text, happened = run_trial(bench, options.seed, number, options.keep is not None)
+        counts[kind, name, result] += 1
+        late += not happened
+        passed = time.monotonic() - begin
+        minutes, seconds = divmod(round(passed / done * (len(numbers) - done)), 60)
+        word = "FAILURE" if result == "failures" else result
+        print(f"[{done}/{len(numbers)}, ETA {minutes}:{seconds:02}] {number} {kind}, {name}: {word} ({text})", flush=True)
+        if result == "failures":
+            print(f"  repeat it with: --seed {options.seed} --trial {number}; its files: {folder}/trial-{number}")
+    print(f"\n{show(counts)}\n\nSeed {options.seed}, {(time.monotonic() - begin) / 60:.1f} minutes.", end=" ")
+    print(f"In {late} trials the work ended before the fault came.")
+    failed = any(key[2] == "failures" for key in counts)
+    if not failed and options.keep is None:
+        shutil.rmtree(folder)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
