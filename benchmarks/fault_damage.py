@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from fault_processes import Child, Command, Failure, check_output, error_lines, run_to_end
 from fault_trials import Trial, contents
-from fault_victims import CACHE, WORK
+from fault_victims import CACHE, PAGE, WORK
 
 DAMAGES = ("cut", "emptied", "a bit flipped", "a block of zeros", "deleted")
 ENDS = (0, 1, 2, 75)
-PAGE = "page.html"
 SESSIONS = "env.json"
 """The record of sessions, which every session extends."""
 
 
 def damage_a_file(trial: Trial) -> str:
-    """Damage one file; every command then gives the same results, or an error that names it and changes nothing."""
+    """Damage a file; a command then gives the same results, or an error that names it and changes nothing."""
     finished = trial.rng.random() < 0.5
     if not finished:
         trial.setup()
@@ -26,7 +26,7 @@ def damage_a_file(trial: Trial) -> str:
     if name is None or finished:
         finished = True
         shutil.rmtree(trial.folder, ignore_errors=True)
-        shutil.copytree(trial.reference.folder, trial.folder)
+        shutil.copytree(trial.reference.folder, trial.folder, ignore=shutil.ignore_patterns(PAGE))
         name = _choose_file(trial)
     assert name is not None
     trial.happened = True
@@ -35,10 +35,12 @@ def damage_a_file(trial: Trial) -> str:
     trial.facts.append(f"{name} {how}, {'finished' if finished else 'interrupted'}")
     before = contents(trial.folder)
     readers = trial.read()
-    if weights := _weights_name(name):
-        readers += _evaluate(trial, weights)
+    if weights := _find_weights(name):
+        readers += _evaluate(trial, *weights)
     for child in readers:
-        _check(child, name)
+        _check(child, name if finished else f"{WORK}/{name}")  # an interrupted work may not exist at all
+    if finished:
+        _check_pages(trial, readers)
     _check_unchanged(trial.folder, before, name)
     children = trial.run()
     for child in children:
@@ -89,18 +91,23 @@ def _damage(trial: Trial, file: Path) -> str:
     return how
 
 
-def _weights_name(name: str) -> str | None:
-    """The name of the weights that a file below `work` holds or describes, as for `eval --which`."""
-    parts = Path(name).parts
-    if parts[:2] != (WORK, "weights") or len(parts) != 4:
+def _find_weights(name: str) -> tuple[str, str] | None:
+    """The run below `work` and its weights that a file holds or describes, as for `eval RUN --which NAME`."""
+    path = Path(name)
+    if (
+        len(path.parts) < 4
+        or path.parts[0] != WORK
+        or path.parts[-3] != "weights"
+        or path.parts[-2].startswith(".")
+    ):
         return None
-    stem = "global" if Path(name).suffix == ".json" else Path(name).stem
-    return f"{stem}@{parts[2].partition('-')[0]}"
+    stem = "global" if path.suffix == ".json" else path.stem
+    return str(path.parents[2]), f"{stem}@{path.parts[-2].partition('-')[0]}"
 
 
-def _evaluate(trial: Trial, weights: str) -> list[Child]:
-    """Evaluate weights of the run, outside of its folder."""
-    words = ("eval", WORK, "--which", weights, "--n", "4", "--attack", "pgd-2", "--workers", "1")
+def _evaluate(trial: Trial, run: str, which: str) -> list[Child]:
+    """Evaluate weights of a run, outside of its folder."""
+    words = ("eval", run, "--which", which, "--n", "4", "--attack", "pgd-2", "--workers", "1")
     out = ("--threat", "Linf:0.02", "--no-masking-check", "--force", "--out", str(trial.logs / "eval"))
     return run_to_end([Command((*words, *out), trial.folder)], trial.logs, "weights")
 
@@ -115,6 +122,22 @@ def _check(child: Child, name: str) -> None:
         raise Failure(f"the error does not name {name}: {text}")
 
 
+def _check_pages(trial: Trial, readers: Sequence[Child]) -> None:
+    """Raise Failure if the page or the table of a finished work has changed without a warning."""
+    if not (trial.reference.folder / PAGE).exists():
+        for number, command in enumerate(trial.victim.readers(trial.reference.folder)):
+            run_to_end([command], trial.reference.folder.parent, f"{trial.victim.name}-reader-{number}")
+    for number, (command, child) in enumerate(zip(trial.victim.readers(trial.folder), readers, strict=False)):
+        log = trial.reference.folder.parent / f"{trial.victim.name}-reader-{number}-0.log"
+        intact = child.output() == log.read_text()
+        if command.words[0] == "report":
+            intact = (trial.folder / PAGE).read_bytes() == (trial.reference.folder / PAGE).read_bytes()
+        if command.words[0] in ("report", "table") and child.code == 0 and not intact:
+            warning = "warning" if command.words[0] == "report" else "missing"
+            if warning not in child.output():
+                raise Failure(f"another result without a warning: {' '.join(command.words)}")
+
+
 def _check_unchanged(folder: Path, before: dict[str, bytes], name: str) -> None:
     """Raise Failure if a command that failed, or one that reads, changed a file."""
     after = contents(folder)
@@ -125,6 +148,6 @@ def _check_unchanged(folder: Path, before: dict[str, bytes], name: str) -> None:
 
 def _remains_damaged(trial: Trial, name: str, before: dict[str, bytes]) -> bool:
     """Whether a result is still damaged after the work has succeeded."""
-    key = name if name in trial.reference.remains else f"{Path(name).parent} {name}"
     path = trial.folder / name
-    return key in trial.reference.remains and (not path.exists() or path.read_bytes() == before.get(name))
+    is_result = any(key == name or key.endswith(f" {name}") for key in trial.reference.remains)
+    return is_result and (not path.exists() or path.read_bytes() == before.get(name))

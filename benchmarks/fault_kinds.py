@@ -30,7 +30,7 @@ def signal_at_a_moment(trial: Trial) -> str:
     """Send signals at random moments, to the process of the command or to one that it started."""
     trial.setup()
     trial.happened = False
-    for _ in range(trial.rng.choice((1, 1, 2, 3))):
+    for _ in range(1 if trial.victim.real else trial.rng.choice((1, 1, 2, 3))):
         number = trial.rng.choice(SIGNALS)
         seconds = trial.rng.uniform(0.02, 1.0) * trial.reference.seconds
         children = trial.start()
@@ -106,7 +106,9 @@ def disk_error(trial: Trial) -> str:
     index, place, call = trial.choose_operation()
     number, count = trial.rng.choice(DISK_ERRORS), trial.rng.choice((1, 1_000_000))
     call = call // 3 + 1  # about a third of the operations write
-    trial.facts.append(f"{errno.errorcode[number]} at write {call} of process {index} ({place}), {count} times")
+    trial.facts.append(
+        f"{errno.errorcode[number]} at write {call} of process {index} ({place}), {count} times"
+    )
     mark = trial.logs / "mark"
     strike = partial(fail_from, trial.folder, place, call, number, count, mark)
     children = trial.run(lambda child: strike if child == index else lambda: None)
@@ -126,7 +128,9 @@ def disk(folder: Path) -> Generator[Callable[[str], None]]:
         try:
             subprocess.run(words, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise Skip(f"this process may not mount a disk ({getattr(error, 'stderr', '') or error})") from None
+            raise Skip(
+                f"this process may not mount a disk ({getattr(error, 'stderr', '') or error})"
+            ) from None
 
     mount(f"size={LARGE_DISK}")
     try:

@@ -15,10 +15,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 
+import allrounder as ar
 from allrounder.attacks.apgd import Apgd
 from allrounder.attacks.autoattack import AutoAttack
 from allrounder.attacks.fab import Fab
@@ -32,7 +33,12 @@ LONGEST = 120.0
 """Seconds after which a command hangs."""
 LONGEST_ORPHAN = 60.0
 """Seconds for which a process may outlive the command that started it."""
-SMALL_BUDGET = (Apgd(steps=5), Apgd(surrogate="dlr", targets=2, steps=5), Fab(targets=2, steps=5), Square(queries=50))
+SMALL_BUDGET = (
+    Apgd(steps=5),
+    Apgd(surrogate="dlr", targets=2, steps=5),
+    Fab(targets=2, steps=5),
+    Square(queries=50),
+)
 """The stages of AutoAttack in copies of this process."""
 
 
@@ -71,13 +77,26 @@ class Child:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
-def prepare_copies() -> None:
-    """Prepare this process to be copied: load what commands use, with one thread, and adopt orphans."""
-    assert all((run_evaluate, run_report, run_study, run_train))
+def prepare_copies(folder: Path) -> None:
+    """Prepare this process to be copied: with one thread, as the parent of orphans, and after a training and
+    an evaluation in a folder, because torch loads much at its first use."""
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1)])  # torch loads much at its first use
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     AutoAttack.stages = lambda self, norm: SMALL_BUDGET
+    settings = ["epochs=1", "train_images=100", "model.width=2", "validation.images=20"]
+    ar.train("embedded/generalist-d-nt-linf", folder / "run", overrides=settings, progress=False)
+    probes = ["pgd-2@Linf:0.1", "aa@Linf:0.1"]
+    ar.evaluate(
+        ar.load(folder / "run"),
+        ar.Embedded().load(),
+        probes=probes,
+        n=10,
+        out=folder / "eval",
+        options=ar.EvalOptions(check="note"),
+    )
+    assert all((run_evaluate, run_report, run_study, run_train))
+    tasks = os.listdir("/proc/self/task")
+    assert len(tasks) == 1, f"{len(tasks)} threads, of which a copy would have one"
 
 
 def start(command: Command, log: Path, prepare: Callable[[], object] = lambda: None) -> Child:
@@ -203,19 +222,22 @@ def run_to_end(commands: Sequence[Command], logs: Path, name: str) -> list[Child
 
 
 def check_output(child: Child, allowed: Sequence[int]) -> None:
-    """Raise Failure unless a process ended with an allowed code, without a traceback, and explained itself."""
+    """Raise Failure unless a process ended with an allowed code, without a traceback, and with a message."""
     text = child.output()
     tail = " | ".join(text.strip().splitlines()[-4:])
     if child.code not in allowed:
         raise Failure(f"exit code {child.code}, expected one of {sorted(set(allowed))}: {tail}")
     if "Traceback (most recent call last)" in text or "this is a bug" in text:
         raise Failure(f"a traceback (exit code {child.code}): {tail}")
-    if child.code in (1, 2) and not any(line.startswith("error: ") for line in text.splitlines()):
+    if child.code in (1, 2, 75) and not error_lines(child):
         raise Failure(f"exit code {child.code} without an error message: {tail}")
 
 
 def error_lines(child: Child) -> list[str]:
-    """Return the message of an error: the line that starts it, and the lines that follow it."""
-    lines: list[Any] = child.output().splitlines()
+    """Return the message of an error: the line that starts it and the lines that follow it, or the last line
+    if the command was used wrongly or stopped."""
+    lines = child.output().strip().splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
-    return lines[starts[-1] :] if starts else lines[-1:]
+    if starts:
+        return lines[starts[-1] :]
+    return lines[-1:] if child.code in (2, 75) else []

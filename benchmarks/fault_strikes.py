@@ -18,7 +18,7 @@ OPERATIONS = (
     *("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.listdir"),
     *("os.scandir", "shutil.rmtree"),
 )
-"""The audit events of Python that are file operations. Before a file is flushed to disk it is opened once more, so
+"""The audit events of Python that are file operations. A file is opened once more before it is flushed, so
 every written file has a moment at which it is complete and has its temporary name."""
 WRITES = ("os.rename", "os.mkdir")
 """The writing ones apart from `open`; a full disk still deletes."""
@@ -26,7 +26,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR
 
 
 def watch(folder: Path, react: Callable[[Place, str, bool], object]) -> None:
-    """Call `react` before every file operation below a folder, with the process, the path, and whether it writes."""
+    """Call `react` before every file operation below a folder: with the process, the path, if it writes."""
     start, main = str(folder), os.getpid()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -41,7 +41,7 @@ def watch(folder: Path, react: Callable[[Place, str, bool], object]) -> None:
 
 
 def count_operations(folder: Path, counts: Path) -> None:
-    """Count the file operations below a folder: one byte for each in a file for this process or for its workers."""
+    """Count the file operations below a folder: a byte for each, in a file for this process or workers."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     handles = {place: os.open(f"{counts}-{place}", flags, 0o644) for place in ("main", "worker")}
     watch(folder, lambda place, path, writes: os.write(handles[place], b"."))

@@ -53,7 +53,9 @@ class Bench:
 
     def _train_model(self) -> None:
         """Train the network that evaluations attack: better than the others, so that attacks have work."""
-        sets = [f"--set={text}" for text in ("epochs=8", "train_images=1500", "model.width=4", "batch_size=32")]
+        sets = [
+            f"--set={text}" for text in ("epochs=8", "train_images=1500", "model.width=4", "batch_size=32")
+        ]
         words = ("train", str(self.folder / "solo.toml"), "--out", MODEL, "--threads", "1", *sets)
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
@@ -178,4 +180,3 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of all files below a folder, except locks."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-

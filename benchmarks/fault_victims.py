@@ -13,9 +13,8 @@ import gzip
 import json
 import shutil
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -25,11 +24,11 @@ from fault_processes import Command
 from allrounder.data.files.catalog import IDX_FILES
 from allrounder.training.record import read_metrics
 
-WORK, MODEL, CACHE = "work", "model", "cache"
+WORK, MODEL, CACHE, PAGE = "work", "model", "cache", "page.html"
 RECIPE = """
 epochs = 3
-batch_size = 40
-train_images = 200
+batch_size = 30
+train_images = 400
 checkpoint = 0.4
 seed = 5
 data = { kind = "DATA" }
@@ -44,14 +43,14 @@ attack = { kind = "pgd", steps = 1 }
 [[task]]
 name = "natural"
 objective = { kind = "natural" }
-lr = 0.05
+lr = 0.1
 augment = { kind = "crop-flip", pad = 1 }
 """
 PAIR = """
 [[task]]
 name = "linf"
 objective = { kind = "adversarial", threat = "Linf:0.1", attack = { kind = "pgd", steps = 2 } }
-lr = 0.05
+lr = 0.1
 augment = { kind = "crop-flip", pad = 1 }
 [mix]
 decay = 0.8
@@ -63,32 +62,55 @@ name = "small"
 base = "BASE"
 images = 20
 sets = ["epochs=2"]
-row = [{ label = "slow", sets = ["task.natural.lr=0.02"] }, { label = "fast" }]
+row = [{ label = "slow", sets = ["task.natural.lr=0.05"] }, { label = "fast" }]
 """
 RANK_TIMEOUT = "10"
-"""Seconds after which a rank without a launcher notices that another one is gone."""
+"""Seconds after which a rank notices that another one is gone."""
 Remains = dict[str, object]
 
 
 @final
 @dataclass(frozen=True)
 class Victim:
-    """A work: the commands that start or continue it, those that read it, and what it leaves."""
+    """A work: the command that starts or continues it, and what it leaves."""
 
     name: str
-    commands: Callable[[Path], list[Command]]
-    """Run at the same time; a second call continues the work."""
-    remains: Callable[[Path], Remains]
-    readers: Callable[[Path], list[Command]]
+    words: tuple[str, ...]
     inputs: Sequence[Path] = ()
     """Folders that are copied into the folder of a trial."""
-    worker_processes: bool = False
+    ranks: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    real: bool = False
+    """Whether new Python processes run it, as for a user."""
 
     def setup(self, folder: Path) -> None:
         """Create the folder of a trial."""
         folder.mkdir(parents=True, exist_ok=True)
         for path in self.inputs:
             shutil.copytree(path, folder / path.name)
+
+    def commands(self, folder: Path) -> list[Command]:
+        """Return the commands of all ranks, which run at the same time; a second call continues the work."""
+        if self.ranks == 1:
+            return [Command(self.words, folder, self.variables, self.real)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        # What torchrun sets.
+        shared = {"WORLD_SIZE": str(self.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        each = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.ranks))
+        return [Command(self.words, folder, {**self.variables, **shared, **own}) for own in each]
+
+    def readers(self, folder: Path) -> list[Command]:
+        """Return commands that read the work; a page goes beside it."""
+        page = ("report", WORK, "--out", PAGE, "--no-gallery")
+        more = {"train": [("log", WORK), ("ls", WORK)], "sweep": [("table", WORK)], "eval": []}
+        return [Command(words, folder) for words in (page, *more[self.words[0]])]
+
+    def remains(self, folder: Path) -> Remains:
+        """Return the results of the work, all that an undisturbed one has."""
+        functions = {"train": run_remains, "eval": evaluation_remains, "sweep": study_remains}
+        return functions[self.words[0]](folder)
 
 
 def make_victims(bench: Path) -> dict[str, Victim]:
@@ -97,29 +119,31 @@ def make_victims(bench: Path) -> dict[str, Victim]:
     texts = {"solo": recipe, "pair": recipe + PAIR, "cached": RECIPE.replace("DATA", "mnist")}
     for name, text in texts.items():
         (bench / f"{name}.toml").write_text(text)
-    (bench / "study.toml").write_text(STUDY.replace("BASE", str(bench / "solo.toml")))
+    study = STUDY.replace("BASE", str(bench / "solo.toml"))
+    (bench / "study.toml").write_text(study)
+    (bench / "short.toml").write_text(
+        f'{study}probes = ["pgd-2@Linf:0.02"]'
+    )  # new processes have full budgets
     _write_cache(bench / CACHE / "mnist")
-    solo, pair, cached = (str(bench / f"{name}.toml") for name in texts)
-    train = partial(_train, words=("train", solo, "--out", WORK, "--threads", "1", "--resume"))
-    pair_words = ("train", pair, "--out", WORK, "--threads", "1", "--resume")
-    cached_words = ("train", cached, *train.keywords["words"][2:])
-    evaluate = ("eval", MODEL, "--out", WORK, "--threat", "Linf:0.02", "--attack", "pgd-3")
-    evaluate += ("--n", "40", "--batch-size", "8", "--attack")
-    sweep = ("sweep", str(bench / "study.toml"), "--out", WORK, "--workers", "2")
-    model, run = (bench / MODEL,), partial(_read, words=[["report", WORK], ["log", WORK], ["ls", WORK]])
-    page, study = partial(_read, words=[["report", WORK]]), partial(_read, words=[["table", WORK], ["report", WORK]])
-    victims = [
-        Victim("training", train, run_remains, run),
-        Victim("training, 2 ranks", partial(_ranks, words=pair_words), run_remains, run),
-        Victim("training, cached data", partial(_cached, words=cached_words), run_remains, run, (bench / CACHE,)),
-        Victim("evaluation", partial(_train, words=(*evaluate, "aa", "--workers", "1")), evaluation_remains, page, model),
-        Victim("evaluation, 2 workers", partial(_train, words=(*evaluate, "aa", "--workers", "2")), evaluation_remains, page, model, True),
-        Victim("study, 2 workers", partial(_train, words=sweep), study_remains, study, (), True),
-        Victim("training (command)", partial(_train, words=train.keywords["words"], real=True), run_remains, run),
-        Victim("training --workers 2 (command)", partial(_train, words=(*pair_words, "--workers", "2"), real=True), run_remains, run, (), True),
-        Victim("evaluation --workers 2 (command)", partial(_train, words=(*evaluate, "apgd-ce", "--workers", "2"), real=True), evaluation_remains, page, model, True),
-        Victim("sweep --workers 2 (command)", partial(_train, words=sweep, real=True), study_remains, study, (), True),
-    ]  # fmt: skip
+    end = ("--out", WORK, "--threads", "1", "--resume")
+    solo, pair, cached = (("train", str(bench / f"{name}.toml"), *end) for name in texts)
+    attacked = ("eval", MODEL, "--out", WORK, "--threat", "Linf:0.02", "--n", "40", "--batch-size", "8")
+    attacked += ("--attack", "pgd-3", "--attack")
+    sweep, short = (("sweep", str(bench / f"{name}.toml"), "--out", WORK) for name in ("study", "short"))
+    two, model, cache = ("--workers", "2"), [bench / MODEL], [bench / CACHE]
+    timeout = {"ALLROUNDER_TIMEOUT": RANK_TIMEOUT}
+    victims = (
+        Victim("training", solo),
+        Victim("training, 2 ranks", pair, ranks=2, variables=timeout),
+        Victim("training, cached data", cached, cache, variables={"ALLROUNDER_DATA": CACHE}),
+        Victim("evaluation", (*attacked, "aa", "--workers", "1"), model),
+        Victim("evaluation, 2 workers", (*attacked, "aa", *two), model),
+        Victim("study, 2 workers", (*sweep, *two)),
+        Victim("training (command)", solo, real=True),
+        Victim("training --workers 2 (command)", (*pair, *two), variables=timeout, real=True),
+        Victim("evaluation --workers 2 (command)", (*attacked, "apgd-ce", *two), model, real=True),
+        Victim("sweep --workers 2 (command)", (*short, *two), real=True),
+    )
     return {victim.name: victim for victim in victims}
 
 
@@ -128,36 +152,12 @@ def _write_cache(folder: Path) -> None:
     folder.mkdir(parents=True)
     draws = np.random.default_rng(0)
     for name in IDX_FILES:
-        count = 240 if name.startswith("train") else 40
+        count = 440 if name.startswith("train") else 40
         labels = (np.arange(count) % 10).astype(np.uint8)
         images = (draws.integers(0, 60, (count, 28, 28)) + 18 * labels[:, None, None]).astype(np.uint8)
         array = labels if "labels" in name else images
         head = bytes((0, 0, 8, array.ndim)) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-        (folder / f"{name}.gz").write_bytes(gzip.compress(head + array.tobytes(), mtime=0))
-
-
-def _train(folder: Path, words: tuple[str, ...], real: bool = False) -> list[Command]:
-    return [Command(words, folder, real=real)]
-
-
-def _cached(folder: Path, words: tuple[str, ...]) -> list[Command]:
-    return [Command(words, folder, {"ALLROUNDER_DATA": str(folder / CACHE)})]
-
-
-def _ranks(folder: Path, words: tuple[str, ...]) -> list[Command]:
-    """The processes of two ranks, as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared["ALLROUNDER_TIMEOUT"] = RANK_TIMEOUT
-    return [Command(words, folder, {**shared, "RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-
-
-def _read(folder: Path, words: list[list[str]]) -> list[Command]:
-    """Commands that read the work; a page goes beside it."""
-    more = {"report": ["--out", "page.html", "--no-gallery"]}
-    return [Command((*line, *more.get(line[0], [])), folder) for line in words]
+        (folder / name).write_bytes(gzip.compress(head + array.tobytes(), mtime=0))
 
 
 def run_remains(folder: Path, work: str = WORK) -> Remains:
@@ -173,7 +173,10 @@ def run_remains(folder: Path, work: str = WORK) -> Remains:
 
 def evaluation_remains(folder: Path, work: str = WORK) -> Remains:
     """Return the outcome of an evaluation, byte by byte."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in (folder / work).rglob("outcome*.safetensors")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in (folder / work).rglob("outcome*.safetensors")
+    }
 
 
 def study_remains(folder: Path) -> Remains:

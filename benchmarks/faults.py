@@ -5,9 +5,10 @@
     python benchmarks/faults.py --only damage
     python benchmarks/faults.py --seed 0 --trial 17
 
-Every trial does one fault to a small work and continues it. It must end with the results of an undisturbed work,
-bit for bit, or with an error that names the cause and loses nothing. Everything else is a failure, and the exit code is
-then 1. The trials of a seed are always the same; moments in seconds depend on the speed of the machine.
+Every trial does one fault to a small work and continues it. It must end with the results of an undisturbed
+work, bit for bit, or with an error that names the cause and loses nothing. Everything else is a failure, and
+the exit code is then 1. The trials of a seed are always the same; moments in seconds depend on the speed of
+the machine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: copies of a proce
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -39,14 +41,17 @@ COMMANDS = (
     "sweep --workers 2 (command)",
 )
 CASES = (
-    *(("signal", name) for name in (*COPIES, *COPIES, *COMMANDS)),
+    *(("signal", name) for name in (*3 * COPIES, *COMMANDS)),
     *(("stop", name) for name in COPIES[1:]),
-    *(("operation", name) for name in (*COPIES, *COPIES)),
-    *((kind, name) for kind in ("torn-write", "disk-error", "full-disk", "read-only", "clock") for name in COPIES),
-    *(("damage", name) for name in (*COPIES, *COPIES, "training, cached data", "training, cached data")),
+    *(("operation", name) for name in 3 * COPIES),
+    *((kind, name) for kind in ("torn-write", "disk-error") for name in 2 * COPIES),
+    *((kind, name) for kind in ("full-disk", "read-only", "clock") for name in COPIES),
+    *(("damage", name) for name in (*3 * COPIES, *4 * ("training, cached data",))),
     *(("two-at-once", name) for name in (*COPIES, COMMANDS[0])),
 )
 """The pairs of a fault and a work; each is tried once in every round, in another order."""
+MEMORY_DISK = "/dev/shm"
+"""A disk in memory, on which no trial waits until its files are flushed."""
 RESULTS = ("identical", "clear error", "failures", "skipped")
 
 
@@ -66,7 +71,7 @@ def select_trials(seed: int, trials: int, only: str | None, trial: int | None) -
 
 
 def run_trial(bench: Bench, seed: int, number: int, keep: bool) -> tuple[str, str, bool]:
-    """Run a trial; return its result, a description, and whether the fault came before the end of the work."""
+    """Run a trial; return its result, a description, and whether the fault came before the work ended."""
     kind, name = choose_case(seed, number)
     reference = bench.reference(name)
     folder = bench.folder / f"trial-{number}"
@@ -104,7 +109,9 @@ def show(counts: Counter[tuple[str, str, str]]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=KINDS, help="only this kind of fault")
@@ -116,24 +123,31 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the trials; return the exit code."""
     options = parse_arguments()
-    folder = options.keep or Path(tempfile.mkdtemp(prefix="allrounder-faults-"))
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # ends the processes of a trial
+    memory = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="allrounder-faults-", dir=memory))
     folder.mkdir(parents=True, exist_ok=True)
-    prepare_copies()
+    prepare_copies(folder.resolve() / "first")
     bench = Bench(folder.resolve())
     counts: Counter[tuple[str, str, str]] = Counter()
     numbers = select_trials(options.seed, options.trials, options.only, options.trial)
     begin, late = time.monotonic(), 0
     for done, number in enumerate(numbers, start=1):
         kind, name = choose_case(options.seed, number)
+        start = time.monotonic()
         result, text, happened = run_trial(bench, options.seed, number, options.keep is not None)
         counts[kind, name, result] += 1
         late += not happened
-        passed = time.monotonic() - begin
+        passed, took = time.monotonic() - begin, time.monotonic() - start
         minutes, seconds = divmod(round(passed / done * (len(numbers) - done)), 60)
         word = "FAILURE" if result == "failures" else result
-        print(f"[{done}/{len(numbers)}, ETA {minutes}:{seconds:02}] {number} {kind}, {name}: {word} ({text})", flush=True)
+        eta = f"{done}/{len(numbers)}, ETA {minutes}:{seconds:02}"
+        print(f"[{eta}] {number} {kind}, {name}: {word} ({text}; {took:.1f} s)", flush=True)
         if result == "failures":
-            print(f"  repeat it with: --seed {options.seed} --trial {number}; its files: {folder}/trial-{number}")
+            repeat = f"--seed {options.seed} --trial {number}"
+            print(f"  repeat it with: {repeat}; its files: {folder}/trial-{number}", flush=True)
     print(f"\n{show(counts)}\n\nSeed {options.seed}, {(time.monotonic() - begin) / 60:.1f} minutes.", end=" ")
     print(f"In {late} trials the work ended before the fault came.")
     failed = any(key[2] == "failures" for key in counts)
