@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 
@@ -128,8 +128,9 @@ def _run(command: Command, log: Path, prepare: Callable[[], object]) -> int:
     os.chdir(command.folder)
     if command.real:
         os.execv(sys.executable, [sys.executable, "-m", "allrounder", *command.words])
-    context = multiprocessing.get_context("fork")
-    multiprocessing.get_context = lambda method=None: context  # pyright: ignore[reportAttributeAccessIssue]
+    context = multiprocessing.get_context("fork")  # workers are copies, too
+    module: Any = multiprocessing
+    module.get_context = lambda method: context  # pyright: ignore[reportUnknownLambdaType]
     prepare()
     sys.argv = ["allrounder", *command.words]
     try:

@@ -30,10 +30,10 @@ def watch(folder: Path, react: Callable[[Place, str, bool], object]) -> None:
     start, main = str(folder), os.getpid()
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in OPERATIONS or not arguments or not isinstance(arguments[0], str | os.PathLike):
+        if event not in OPERATIONS or not arguments or not isinstance(arguments[0], str | Path):
             return
-        path = os.path.abspath(os.fspath(arguments[0]))
-        if isinstance(path, str) and path.startswith(start):
+        path = os.path.abspath(arguments[0])
+        if path.startswith(start):
             writes = event in WRITES or (event == "open" and bool(arguments[2] & WRITE_FLAGS))
             react("main" if os.getpid() == main else "worker", path, writes)
 

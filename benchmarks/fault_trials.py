@@ -63,7 +63,7 @@ class Bench:
         check_output(child, [0])
 
     def _run(self, victim: Victim) -> Reference:
-        """Run a work once before it is measured: the first of its kind loads files of the system."""
+        """Run a work without a fault, and count its file operations."""
         folder = self.folder / "references" / victim.name
         victim.setup(folder)
         counts = self.folder / "references" / f"{victim.name}.counts"
