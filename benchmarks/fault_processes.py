@@ -29,7 +29,7 @@ from allrounder.cli import run_evaluate, run_report, run_study, run_train
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.01
-LONGEST = 120.0
+LONGEST = 300.0
 """Seconds after which a command hangs."""
 LONGEST_ORPHAN = 60.0
 """Seconds for which a process may outlive the command that started it."""
