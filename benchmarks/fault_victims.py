@@ -64,7 +64,7 @@ images = 20
 sets = ["epochs=2"]
 row = [{ label = "slow", sets = ["task.natural.lr=0.05"] }, { label = "fast" }]
 """
-RANK_TIMEOUT = "10"
+RANK_TIMEOUT = "20"
 """Seconds after which a rank notices that another one is gone."""
 Remains = dict[str, object]
 

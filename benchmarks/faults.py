@@ -134,26 +134,29 @@ def main() -> int:
     counts: Counter[tuple[str, str, str]] = Counter()
     numbers = select_trials(options.seed, options.trials, options.only, options.trial)
     begin, late = time.monotonic(), 0
-    for done, number in enumerate(numbers, start=1):
-        kind, name = choose_case(options.seed, number)
-        start = time.monotonic()
-        result, text, happened = run_trial(bench, options.seed, number, options.keep is not None)
-        counts[kind, name, result] += 1
-        late += not happened
-        passed, took = time.monotonic() - begin, time.monotonic() - start
-        minutes, seconds = divmod(round(passed / done * (len(numbers) - done)), 60)
-        word = "FAILURE" if result == "failures" else result
-        eta = f"{done}/{len(numbers)}, ETA {minutes}:{seconds:02}"
-        print(f"[{eta}] {number} {kind}, {name}: {word} ({text}; {took:.1f} s)", flush=True)
-        if result == "failures":
-            repeat = f"--seed {options.seed} --trial {number}"
-            print(f"  repeat it with: {repeat}; its files: {folder}/trial-{number}", flush=True)
+    try:
+        for done, number in enumerate(numbers, start=1):
+            kind, name = choose_case(options.seed, number)
+            start = time.monotonic()
+            result, text, happened = run_trial(bench, options.seed, number, options.keep is not None)
+            counts[kind, name, result] += 1
+            late += not happened
+            passed, took = time.monotonic() - begin, time.monotonic() - start
+            minutes, seconds = divmod(round(passed / done * (len(numbers) - done)), 60)
+            word = "FAILURE" if result == "failures" else result
+            eta = f"{done}/{len(numbers)}, ETA {minutes}:{seconds:02}"
+            print(f"[{eta}] {number} {kind}, {name}: {word} ({text}; {took:.1f} s)", flush=True)
+            if result == "failures":
+                repeat = f"--seed {options.seed} --trial {number}"
+                print(f"  repeat it with: {repeat}; its files: {folder}/trial-{number}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; the trials so far:")
     print(f"\n{show(counts)}\n\nSeed {options.seed}, {(time.monotonic() - begin) / 60:.1f} minutes.", end=" ")
     print(f"In {late} trials the work ended before the fault came.")
     failed = any(key[2] == "failures" for key in counts)
     if not failed and options.keep is None:
         shutil.rmtree(folder)
-    return int(failed)
+    return int(failed or counts.total() < len(numbers))
 
 
 if __name__ == "__main__":
