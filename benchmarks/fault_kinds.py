@@ -240,3 +240,16 @@ KINDS: dict[str, Callable[[Trial], str]] = {
     "two-at-once": two_at_once,
     "clock": clock_set_back,
 }
+DESCRIPTIONS = {
+    "signal": "SIGKILL, SIGTERM or SIGINT, up to three times, to the command, a rank or a worker",
+    "stop": "SIGSTOP, and SIGCONT after 0.2 to 1.5 seconds",
+    "operation": "a signal before a file is opened, renamed or deleted, also under its temporary name",
+    "torn-write": "killed in the middle of a write, which leaves a part of a file",
+    "disk-error": "one or all writing operations fail: no space, no quota, an input/output error",
+    "full-disk": "a disk that is too small; then it gets more space",
+    "read-only": "a disk that is read-only; then it becomes writable",
+    "damage": "a stored file is cut, emptied, overwritten, deleted, or has a flipped bit",
+    "two-at-once": "the same command again, or one that reads, in the same folder at the same time",
+    "clock": "the clock is set back by minutes to years, while the work runs or between two sessions",
+}
+"""What happens, for tables."""

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from fault_kinds import KINDS
+from fault_kinds import DESCRIPTIONS, KINDS
 from fault_processes import Failure, Skip, kill_all, prepare_copies
 from fault_trials import Bench, Trial
 
@@ -96,15 +96,31 @@ def run_trial(bench: Bench, seed: int, number: int, keep: bool) -> tuple[str, st
 
 
 def show(counts: Counter[tuple[str, str, str]]) -> str:
-    """Return a Markdown table of the results."""
-    lines = ["| fault | work | trials | " + " | ".join(RESULTS) + " |", "| --- | --- |" + " --: |" * 5]
-    rows = sorted({(kind, name) for kind, name, _ in counts}, key=lambda row: CASES.index(row))
+    """Return two Markdown tables of the results: by fault and work, and by fault."""
+    rows = sorted({(kind, name) for kind, name, _ in counts}, key=CASES.index)
+    lines = _start_table("work")
     for kind, name in rows:
-        numbers = [counts[kind, name, result] for result in RESULTS]
-        lines.append(f"| {kind} | {name} | {sum(numbers)} | {' | '.join(map(str, numbers))} |")
-    totals = [sum(number for key, number in counts.items() if key[2] == result) for result in RESULTS]
-    lines.append(f"| all | | {sum(totals)} | {' | '.join(map(str, totals))} |")
-    return "\n".join(lines)
+        lines.append(_format_row(kind, name, [counts[kind, name, result] for result in RESULTS]))
+    lines += ["", *_start_table("what happens")]
+    for kind in dict.fromkeys(kind for kind, _ in rows):
+        lines.append(_format_row(kind, DESCRIPTIONS[kind], _add(counts, kind)))
+    return "\n".join([*lines, _format_row("all", "", _add(counts, None))])
+
+
+def _start_table(second: str) -> list[str]:
+    return [f"| fault | {second} | trials | {' | '.join(RESULTS)} |", "| --- | --- |" + " --: |" * 5]
+
+
+def _format_row(kind: str, text: str, numbers: list[int]) -> str:
+    return f"| {kind} | {text} | {sum(numbers)} | {' | '.join(map(str, numbers))} |"
+
+
+def _add(counts: Counter[tuple[str, str, str]], kind: str | None) -> list[int]:
+    """Add the numbers of trials with each result, of one kind of fault or of all."""
+    return [
+        sum(number for key, number in counts.items() if key[2] == result and kind in (None, key[0]))
+        for result in RESULTS
+    ]
 
 
 def parse_arguments() -> argparse.Namespace:
