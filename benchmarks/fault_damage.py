@@ -38,6 +38,8 @@ def damage_a_file(trial: Trial) -> str:
     readers = trial.read()
     if weights := _find_weights(name):
         readers += _evaluate(trial, *weights)
+        if name.endswith(".safetensors") and readers[-1].code == 0:
+            raise Failure(f"{name} is damaged, and eval uses it")
     for child in readers:
         _check(child, name if finished else f"{WORK}/{name}")  # an interrupted work may not exist at all
     if finished:
