@@ -59,7 +59,7 @@ bench: setup                 ## measure ratios of speed
 	$(BIN)/python benchmarks/train_step.py --network small-cnn --batch 32
 	$(BIN)/python benchmarks/train_step.py --network resnet18 --variant d --batch 16 --rounds 2
 
-faults: setup                ## run 200 random faults against trainings, evaluations and studies, 10 to 15 minutes
+faults: setup                ## run 200 random faults against trainings, evaluations and studies
 	$(BIN)/python benchmarks/faults.py
 
 dist: setup                  ## build the wheel and the source archive into dist/

@@ -139,9 +139,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the trials; return the exit code."""
     options = parse_arguments()
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # ends the processes of a trial
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the processes of a trial
     memory = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None
     folder = options.keep or Path(tempfile.mkdtemp(prefix="allrounder-faults-", dir=memory))
     folder.mkdir(parents=True, exist_ok=True)
