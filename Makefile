@@ -8,7 +8,7 @@ EXTRAS_STAMP := $(VENV)/.installed-extras
 # Tests and comparisons start many processes; without bytecode files each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-slow check fmt index results docs docs-serve bench dist clean
+.PHONY: setup demo test test-slow check fmt index results docs docs-serve bench faults dist clean
 
 setup: $(STAMP)              ## create the virtual environment and install everything
 
@@ -58,6 +58,9 @@ bench: setup                 ## measure ratios of speed
 	$(BIN)/python benchmarks/crafting.py
 	$(BIN)/python benchmarks/train_step.py --network small-cnn --batch 32
 	$(BIN)/python benchmarks/train_step.py --network resnet18 --variant d --batch 16 --rounds 2
+
+faults: setup                ## run 200 random faults against trainings, evaluations and studies
+	$(BIN)/python benchmarks/faults.py
 
 dist: setup                  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m hatchling build -d dist

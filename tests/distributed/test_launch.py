@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from allrounder.distributed import default_threads, launch_processes
 from allrounder.errors import WorldError
@@ -45,6 +46,21 @@ def test_threads_set_by_torchrun_are_ignored(monkeypatch: pytest.MonkeyPatch):
 def test_workers_inside_torchrun_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(WorldError, match="--workers cannot be combined with torchrun"):
+        launch_processes(["train"], 2)
+
+
+@pytest.mark.parametrize("code", [-signal.SIGKILL, 75])
+def test_end_of_the_first_failed_rank_is_reported(code: int, monkeypatch: pytest.MonkeyPatch):
+    failure = ChildFailedError("allrounder", {1: ProcessFailure(1, 4321, code, "")})
+
+    def launch(*arguments: str) -> None:
+        raise failure
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda config, program: launch)
+    if code == 75:
+        assert launch_processes(["train"], 2) == 75, "it printed its error itself"
+        return
+    with pytest.raises(WorldError, match=r"^rank 1: SIGKILL ended its process; .* continue with --resume"):
         launch_processes(["train"], 2)
 
 

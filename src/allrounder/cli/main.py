@@ -27,7 +27,7 @@ from allrounder.cli.runs import log, ls
 from allrounder.cli.study import compare, demo, publish, sweep, table
 from allrounder.cli.theory import theory
 from allrounder.cli.train import plan, show, train
-from allrounder.cli.verbs import DEBUG, EXIT_FAILED, VerbGroup
+from allrounder.cli.verbs import DEBUG, EXIT_FAILED, EXIT_INTERRUPTED, VerbGroup
 from allrounder.cli.watch import watch
 
 app = Typer(
@@ -107,6 +107,8 @@ def _run() -> int | str | None:
         app(prog_name="allrounder")
     except SystemExit as stop:
         return stop.code
+    except KeyboardInterrupt:  # Typer handles it only while a verb runs
+        return EXIT_INTERRUPTED
     except Exception as error:
         if DEBUG.get():
             traceback.print_exc()

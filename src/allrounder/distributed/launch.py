@@ -11,13 +11,14 @@ from uuid import uuid4
 
 import torch
 
-from allrounder.errors import WorldError
+from allrounder.errors import RESUME_HINT, WorldError
 from allrounder.system.signals import EXIT_RESUMABLE
 
 
 def launch_processes(arguments: Sequence[str], workers: int) -> int:
     """Run an `allrounder` command in `workers` processes, like torchrun --standalone; returns the exit code
-    of the process that failed first, where torchrun itself turns every failure into 1."""
+    of the process that failed first, where torchrun itself turns every failure into 1. Raises WorldError if a
+    signal ended that process, because it could not print an error itself."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -37,7 +38,11 @@ def launch_processes(arguments: Sequence[str], workers: int) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "allrounder", *arguments)
     except ChildFailedError as failed:
-        return failed.get_first_failure()[1].exitcode
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode < 0:
+            advice = f"what it saved before is intact; {RESUME_HINT}"
+            raise WorldError(f"rank {rank}: {failure.signal_name()} ended its process; {advice}") from None
+        return failure.exitcode
     except SignalException:
         return EXIT_RESUMABLE
     return 0

@@ -70,6 +70,7 @@ from allrounder.training.record import (
 )
 from allrounder.types import Weights
 
+SESSIONS_FILE = "env.json"
 MAX_LISTED = 3
 """The largest number of settings that a message lists."""
 
@@ -151,19 +152,21 @@ class Run(HasSummary):
 
     def record_session(self, device: torch.device, **facts: Any) -> list[str]:
         """Add this process to env.json; return warnings about changes that may change the last bits."""
-        path = self.folder / "env.json"
-        advice = "remove it, which only loses the record of earlier sessions"
-        sessions: list[dict[str, Any]] = []
-        if path.exists():
-            sessions = read_json(path, advice, FORMAT_VERSION)["sessions"]
+        sessions = self.read_sessions()
         now = {**describe_environment(device), "seed": self.recipe.seed, **facts}
         warnings = [
             f"{key} was {sessions[-1].get(key)}, is {now[key]}: bits may differ from an uninterrupted run"
             for key in ("threads", "torch", "device", "processor")
             if sessions and sessions[-1].get(key) != now[key]
         ]
-        write_json(path, {"format": FORMAT_VERSION, "sessions": [*sessions, now]})
+        write_json(self.folder / SESSIONS_FILE, {"format": FORMAT_VERSION, "sessions": [*sessions, now]})
         return warnings
+
+    def read_sessions(self) -> list[dict[str, Any]]:
+        """Return what env.json says about earlier processes."""
+        path = self.folder / SESSIONS_FILE
+        advice = "remove it, which only loses the record of earlier sessions"
+        return read_json(path, advice, FORMAT_VERSION)["sessions"] if path.exists() else []
 
     def save_checkpoint(
         self, t: int, learners: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]
@@ -198,6 +201,7 @@ class Run(HasSummary):
         metrics_bytes: int = facts["metrics_bytes"]
         kept = read_metrics_bytes(self.metrics_file, metrics_bytes)[:metrics_bytes]
         parse_json_lines(self.metrics_file, kept, ADVICE)
+        self.read_sessions()
         best = self._best_folder(facts.get("best"))
         if best is not None:
             check_folder(best)

@@ -99,6 +99,17 @@ def test_an_interrupt_ends_without_a_traceback(allrounder: Command, monkeypatch:
     assert (answer.code, answer.out, answer.err) == (130, "", "")
 
 
+def test_an_interrupt_before_the_verb_runs_ends_without_a_traceback(
+    allrounder: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.main.get_command", interrupt)
+    answer = allrounder("show", "embedded/nt")
+    assert (answer.code, answer.out, answer.err) == (130, "", "")
+
+
 def test_a_reader_that_closes_the_output_gets_one_sentence():
     reader, writer = os.pipe()
     os.close(reader)

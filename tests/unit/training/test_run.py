@@ -337,6 +337,15 @@ def test_missing_best_weights_prevent_a_resume(unfinished: Path):
         go(recipe(SOLO), unfinished, resume=True)
 
 
+def test_damaged_sessions_prevent_a_resume_and_nothing_is_changed(unfinished: Path):
+    Run(unfinished).log("epoch", t=99)  # after the checkpoint
+    flip(unfinished / "env.json")
+    before = contents(unfinished)
+    with pytest.raises(RunError, match=r"env\.json: cannot be read .*; restore it from a copy, or remove it"):
+        go(recipe(SOLO), unfinished, resume=True)
+    assert contents(unfinished) == before
+
+
 def read_run(folder: Path) -> tuple[object, ...]:
     """Everything that numbers are made of: events, sessions, recipe, and weights by name."""
     run = Run(folder)
