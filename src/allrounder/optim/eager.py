@@ -1,7 +1,7 @@
 """torch's optimisers without its compiler, whose import takes about as long as that of torch itself.
 
 The methods of a torch optimiser import the compiler when they are first called, only to exclude themselves
-from compilation. Nothing is compiled here (ADR 0022), so the methods behind these wrappers are called directly.
+from compilation. Nothing is compiled here (ADR 0022), so the methods behind these wrappers are called.
 """
 
 from __future__ import annotations
