@@ -25,6 +25,7 @@ from allrounder.evaluation.store import ResultStore
 from allrounder.inference.attack_view import attack_view
 from allrounder.inference.fast_conv import with_fast_convs
 from allrounder.inference.fold import Folded
+from allrounder.inference.share import share_parameters_
 from allrounder.nn.amp import full_precision
 from allrounder.report.outcome import NATURAL
 from allrounder.rng import Rng
@@ -115,7 +116,8 @@ class AttackRunner:
     def _fast_network(self, folded: Folded, x: Images) -> Folded:
         """The folded copy with fast convolutions, made once."""
         if folded not in self.fast_networks:
-            self.fast_networks[folded] = with_fast_convs(folded, x.new_empty(2, *x.shape[1:]))
+            fast = self.fast_networks[folded] = with_fast_convs(folded, x.new_empty(2, *x.shape[1:]))
+            share_parameters_(fast, folded)
         return self.fast_networks[folded]
 
     def _store_natural(self, rows: Labels, labels: Labels, logits: Logits) -> None:
