@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-INTERVAL = 0.2
-"""Seconds between two readings."""
+INTERVAL, READING_INTERVAL = 0.1, 1.0
+"""Seconds between two looks at the process, and between two readings, which take some milliseconds each."""
 
 
 def run_and_measure(command: Sequence[str]) -> tuple[str, float]:
@@ -22,8 +22,11 @@ def run_and_measure(command: Sequence[str]) -> tuple[str, float]:
     peak = 0
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=output, stderr=errors, text=True) as process:
+            read_at = 0.0
             while process.poll() is None:
-                peak = max(peak, tree_kilobytes(process.pid))
+                if time.monotonic() - read_at > READING_INTERVAL:
+                    peak = max(peak, tree_kilobytes(process.pid))
+                    read_at = time.monotonic()
                 time.sleep(INTERVAL)
         output.seek(0)
         errors.seek(0)
