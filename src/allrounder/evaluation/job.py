@@ -120,9 +120,9 @@ class EvaluationJob:
 
         if len(rows) == 0:  # more processes than images
             return
-        runner = AttackRunner(
-            self.model, self.split, store, self.seed, self.batch_size, self.keep_examples, report
-        )
+        settings = (self.seed, self.batch_size, self.keep_examples)
+        shared = None if meeting is None else meeting.folder
+        runner = AttackRunner(self.model, self.split, store, *settings, report, shared)
         if meeting is None:
             runner.run(rows, self.probes)
         else:

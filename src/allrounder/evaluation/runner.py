@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import final
 
 import torch
@@ -25,6 +26,7 @@ from allrounder.evaluation.store import ResultStore
 from allrounder.inference.attack_view import attack_view
 from allrounder.inference.fast_conv import with_fast_convs
 from allrounder.inference.fold import Folded
+from allrounder.inference.mapped import map_computed_tensors_
 from allrounder.inference.share import share_parameters_
 from allrounder.nn.amp import full_precision
 from allrounder.report.outcome import NATURAL
@@ -64,6 +66,8 @@ class AttackRunner:
     """Whether the store keeps the adversarial images."""
     report: Callable[[AttackProgress], None] = lambda progress: None
     """Called often; it may raise to stop."""
+    shared_folder: Path | None = None
+    """A folder that only the processes of this evaluation use, to share memory."""
     fast_networks: dict[Folded, Folded] = field(default_factory=dict[Folded, Folded])
     """The networks that searches query, by the folded copies that they are made of."""
 
@@ -118,6 +122,8 @@ class AttackRunner:
         if folded not in self.fast_networks:
             fast = self.fast_networks[folded] = with_fast_convs(folded, x.new_empty(2, *x.shape[1:]))
             share_parameters_(fast, folded)
+            if self.shared_folder is not None:
+                map_computed_tensors_(fast.network, self.shared_folder)
         return self.fast_networks[folded]
 
     def _store_natural(self, rows: Labels, labels: Labels, logits: Logits) -> None:

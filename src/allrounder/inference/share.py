@@ -6,7 +6,7 @@ from allrounder.inference.fold import Folded
 
 
 def share_parameters_(copied: Folded, original: Folded) -> None:
-    """Let a copy of a folded network use the parameters of the original, which have the same names and values.
+    """Let a copy of a folded network use the parameters of the original, which have the same names.
 
     The values must not change while both are used: what layers have computed from them would be out of date.
     """
