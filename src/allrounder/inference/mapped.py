@@ -91,11 +91,12 @@ def _appears(file: Path) -> bool:
 
 def _map(file: Path, tensors: list[Tensor]) -> list[Tensor]:
     """The tensors of the file, which is only read: a write would go to a copy of the page."""
-    storage: Any = torch.UntypedStorage.from_file(str(file), False, file.stat().st_size)
+    storage = torch.UntypedStorage.from_file(str(file), False, file.stat().st_size)
     mapped: list[Tensor] = []
     offset = 0
     for tensor in tensors:
         first = offset // tensor.element_size()
-        mapped.append(torch.empty(0, dtype=tensor.dtype).set_(storage, first, tensor.shape))
+        empty: Any = torch.empty(0, dtype=tensor.dtype)
+        mapped.append(empty.set_(storage, first, tensor.shape))
         offset += tensor.nbytes
     return mapped
