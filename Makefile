@@ -54,10 +54,8 @@ docs: $(EXTRAS_STAMP)        ## build the documentation site into the folder sit
 docs-serve: $(EXTRAS_STAMP)  ## show the documentation site on this machine, and build it again after every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-bench: setup                 ## measure ratios of speed
-	$(BIN)/python benchmarks/crafting.py
-	$(BIN)/python benchmarks/train_step.py --network small-cnn --batch 32
-	$(BIN)/python benchmarks/train_step.py --network resnet18 --variant d --batch 16 --rounds 2
+bench: setup                 ## print one table of all speed goals and what is measured now, about 15 minutes
+	$(BIN)/python benchmarks/table.py $(BENCH)
 
 faults: setup                ## run 200 random faults against trainings, evaluations and studies
 	$(BIN)/python benchmarks/faults.py

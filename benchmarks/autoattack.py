@@ -4,17 +4,16 @@
     python benchmarks/autoattack.py resnet18 --data FILE   # the CIFAR-10 ResNet-18 in pyautoattack
 
 Needs the extra `oracle`. Every measurement runs in its own process, ours and theirs in turns, and counts the
-CPU seconds of one thread; --both-cores also compares the wall time on two cores. Compare only ratios within
-one run, because absolute times vary with the load of the machine.
+CPU seconds of one thread; --both-cores also compares two of our processes with two of their threads, by the
+clock, which needs an idle machine. Memory is the peak of all processes of a side together. Compare only
+ratios within one run, because absolute times vary with the load of the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, fields, replace
@@ -26,9 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from tree_memory import run_and_measure
 
 import allrounder as ar
-from allrounder.attacks import Apgd, AutoAttack, Cascade
+from allrounder.attacks import Apgd, AutoAttack, Cascade, Fab
 from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.evaluation.probes import AttackStage, Probe
 from allrounder.evaluation.runner import CHUNK_IMAGES
@@ -49,6 +49,8 @@ class Case:
     y: Tensor
     threat: Threat
     steps: int = 100
+    """Steps of APGD."""
+    fab_steps: int = 100
     targets: int = 9
     queries: int = 5000
 
@@ -66,7 +68,7 @@ def load_case(options: argparse.Namespace) -> Case:
         file = Path(spec.origin).parent / "examples" / "model_test.pt"
         data = load_eval_data(options.data)
         model = load_network("resnet18", file, classes=10, shape=(3, 32, 32))
-        budgets = {"steps": options.steps, "targets": options.targets, "queries": options.queries}
+        budgets = {name: getattr(options, name) for name in ("steps", "fab_steps", "targets", "queries")}
     rows = torch.arange(options.images)
     threat = Threat.parse(options.threat or ("Linf:0.1" if options.network == "embedded" else "Linf:1/255"))
     return Case(model, data.test.fetch(rows), data.test.labels[rows], threat, **budgets)
@@ -74,9 +76,8 @@ def load_case(options: argparse.Namespace) -> Case:
 
 def measure_ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
     """Seconds, robust images and passes of our evaluation, including the preflight checks."""
-    budgets = {"steps": case.steps, "targets": case.targets, "queries": case.queries}
     stages = [Apgd(surrogate="dlr"), *AutoAttack().stages(case.threat.norm)]
-    short = {stage.label(): with_budgets(stage, budgets) for stage in stages}
+    short = {stage.label(): with_budgets(stage, case) for stage in stages}
     whole = Cascade(attacks=tuple(short[stage.label()] for stage in stages[1:]))
     probe = Probe(attack, whole if attack == "aa" else short[attack], case.threat)
     last: dict[tuple[str, str], ar.ProgressEvent] = {}
@@ -108,7 +109,8 @@ def measure_public(case: Case, attack: str) -> dict[str, Any]:
     from pyautoattack import AutoAttack as Public  # pyright: ignore[reportMissingImports]
 
     model = CountingModel(case.model)
-    side: Any = Public(model, norm=case.threat.norm.name, eps=case.threat.eps, seed=0, device="cpu")
+    norm: Any = case.threat.norm.name
+    side: Any = Public(model, norm=norm, eps=case.threat.eps, seed=0, device="cpu")
     if attack != "aa":
         side.attacks_to_run = [attack]
     if attack == "apgd-dlr":
@@ -123,8 +125,10 @@ def measure_public(case: Case, attack: str) -> dict[str, Any]:
     return {**seconds, "robust": robust, "forwards": model.forwards, "backwards": model.backwards}
 
 
-def with_budgets(stage: Any, budgets: dict[str, int]) -> Any:
+def with_budgets(stage: Any, case: Case) -> Any:
     """One of our stages with those budgets that it has; an untargeted attack gets no targets."""
+    steps = case.fab_steps if isinstance(stage, Fab) else case.steps
+    budgets = {"steps": steps, "targets": case.targets, "queries": case.queries}
     names = {field.name for field in fields(stage)} - (
         {"targets"} if not getattr(stage, "targets", 0) else set()
     )
@@ -140,7 +144,7 @@ def set_budgets(side: Any, case: Case) -> None:
         new = kind(side.model, n_iter=case.steps, n_restarts=old.n_restarts, **same)
         new.use_largereps = old.use_largereps
         setattr(side, name, new)
-    side.fab.n_iter = case.steps
+    side.fab.n_iter = case.fab_steps
     side.apgd_targeted.n_target_classes = side.fab.n_target_classes = case.targets
     side.square.n_queries = case.queries
 
@@ -166,42 +170,59 @@ class CountingModel(nn.Module):
         self.backwards += len(gradient)
 
 
-def run_side(side: str, attack: str, cores: int) -> dict[str, Any]:
-    """Run one measurement in its own process."""
-    more = ["--side", side, "--attacks", attack, "--cores", str(cores)]
-    process = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], *more], capture_output=True, text=True, check=False
-    )
-    if process.returncode:
-        raise SystemExit(process.stderr)
-    return json.loads(process.stdout.splitlines()[-1])
+def run_side(options: argparse.Namespace, side: str, attack: str, cores: int) -> dict[str, Any]:
+    """Run one measurement in its own process, which gets the same options."""
+    names = ("data", "images", "threat", "steps", "fab_steps", "targets", "queries")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    more = {**given, "side": side, "attacks": attack, "cores": cores}
+    words = [word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    printed, peak = run_and_measure([sys.executable, __file__, options.network, *words])
+    return {**json.loads(printed.splitlines()[-1]), "memory": peak}
+
+
+def compare(options: argparse.Namespace, attack: str, cores: int) -> dict[str, Any]:
+    """Run both sides in turns, and return their numbers: ours first, then theirs."""
+    measured: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
+    for _ in range(options.rounds):
+        for side, runs in measured.items():
+            runs.append(run_side(options, side, attack, cores))
+    clock = "cpu" if cores == 1 else "wall"
+    n = options.images
+    sides = [runs[0] for runs in measured.values()]
+    ours, theirs = (np.array(side["robust"]) for side in sides)
+    seconds = [statistics.median(run[clock] for run in runs) for runs in measured.values()]
+    return {
+        "attack": attack,
+        "cores": cores,
+        "robust": [float(ours.mean()), float(theirs.mean())],
+        "fooled by one only": [int((~ours & theirs).sum()), int((ours & ~theirs).sum())],
+        "seconds": [value / n for value in seconds],
+        "faster": seconds[1] / seconds[0],
+        "passes": [f"{side['forwards'] // n}+{side['backwards'] // n}" for side in sides],
+        "MB": [max(run["memory"] for run in runs) for runs in measured.values()],
+    }
 
 
 def report(options: argparse.Namespace) -> None:
     """Run both sides in turns and print one line per attack."""
     case = load_case(options)
-    budgets = f"{case.steps} steps, {case.targets} targets, {case.queries} queries"
-    print(f"{options.network}, {case.threat}, {len(case.x)} images, {budgets}, torch {torch.__version__}")
-    print(
-        "          cores  robust %    fooled by one only  seconds/image      times faster  passes/image  MB"
-    )
+    fab = "" if case.fab_steps == case.steps else f" (FAB {case.fab_steps})"
+    budgets = f"{case.steps} steps{fab}, {case.targets} targets, {case.queries} queries"
+    if not options.json:
+        print(f"{options.network}, {case.threat}, {len(case.x)} images, {budgets}, torch {torch.__version__}")
+        print("          cores  robust %    fooled by one only", end="  ")
+        print("seconds/image      times faster  passes/image  MB")
     wanted = [(name, 1) for name in options.attacks.split(",") if name] + [("aa", 2)] * options.both_cores
     for attack, cores in wanted:
-        measured: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
-        for _ in range(options.rounds):
-            for side, runs in measured.items():
-                runs.append(run_side(side, attack, cores))
-        clock = "cpu" if cores == 1 else "wall"
-        seconds = [statistics.median(run[clock] for run in runs) for runs in measured.values()]
-        ours, theirs = measured["ours"][0], measured["theirs"][0]
-        a, b = np.array(ours["robust"]), np.array(theirs["robust"])
-        n = len(case.x)
-        passes = [f"{run['forwards'] // n}+{run['backwards'] // n}" for run in (ours, theirs)]
+        row = compare(options, attack, cores)
+        if options.json:
+            print(json.dumps(row), flush=True)
+            continue
+        robust, fooled, seconds = row["robust"], row["fooled by one only"], row["seconds"]
         print(
-            f"{attack:10}{cores:<7}{100 * a.mean():5.1f} {100 * b.mean():5.1f}"
-            f"  {int((~a & b).sum()):8} {int((a & ~b).sum()):4}"
-            f"     {seconds[0] / n:8.4f} {seconds[1] / n:8.4f}  {seconds[1] / seconds[0]:9.2f}"
-            f"    {' '.join(passes)}  {ours['memory']} {theirs['memory']}",
+            f"{attack:10}{cores:<7}{100 * robust[0]:5.1f} {100 * robust[1]:5.1f}"
+            f"  {fooled[0]:8} {fooled[1]:4}     {seconds[0]:8.4f} {seconds[1]:8.4f}  {row['faster']:9.2f}"
+            f"    {' '.join(row['passes'])}  {row['MB'][0]:.0f} {row['MB'][1]:.0f}",
             flush=True,
         )
 
@@ -216,11 +237,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--threat")
     parser.add_argument("--attacks", default=",".join(ATTACKS))
-    parser.add_argument("--steps", type=int, default=100, help="for the ResNet-18, like the next two")
+    parser.add_argument(
+        "--steps", type=int, default=100, help="of APGD; for the ResNet-18, like the next three"
+    )
+    parser.add_argument("--fab-steps", type=int, default=100)
     parser.add_argument("--targets", type=int, default=9)
     parser.add_argument("--queries", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--both-cores", action="store_true", help="also measure aa on two cores")
+    parser.add_argument("--json", action="store_true", help="print one object per row")
     parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     parser.add_argument("--cores", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -239,8 +264,7 @@ def main() -> None:
         if options.side == "ours"
         else measure_public(case, options.attacks)
     )
-    peak = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(json.dumps({**measured, "memory": (peak[0] + (peak[1] if options.cores > 1 else 0)) // 1024}))
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

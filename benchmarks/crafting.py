@@ -7,6 +7,7 @@ seconds. Only ratios of medians are reported, because absolute times vary with t
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -78,12 +79,16 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print one object per network")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     cases = [("small-cnn", (1, 28, 28), 64), ("resnet18", (3, 32, 32), 16)]
     for kind, shape, batch in cases:
         medians = measure(variants(adapter(MODELS[kind]).validate_python({}), shape, batch), arguments.rounds)
-        base = next(iter(medians.values()))
+        base, *_, ours = medians.values()
+        if arguments.json:
+            print(json.dumps({"network": kind, "batch": batch, "released / ours": base / ours}), flush=True)
+            continue
         print(f"{kind}, batch {batch}, {arguments.threads} thread(s), PGD-{STEPS}, torch {torch.__version__}")
         for name, seconds in medians.items():
             print(f"  {base / seconds:5.2f} x  {name}")

@@ -46,10 +46,12 @@ def time_python(name: str, arguments: tuple[str, ...], folder: Path) -> float:
 
 
 def environment() -> dict[str, str]:
-    """The environment, with the package's source on the path of Python."""
+    """The environment, with the package's source on the path of Python, and with bytecode files, which an
+    installed package has."""
     source = Path(__file__).parents[1] / "src"
     paths = [str(source), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    python = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": ""}
+    return {**os.environ, **python, "OMP_NUM_THREADS": "1"}
 
 
 def main() -> None:

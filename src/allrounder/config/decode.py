@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
+from allrounder.config.field_docs import add_field_docs
 from allrounder.config.fields import KINDS_KEY, OneOf, adapter, definition_name, did_you_mean
 from allrounder.config.text import MAX_LINE, quote, shorten
 from allrounder.config.toml import MAX_DEPTH, Table, load_toml
@@ -107,12 +108,17 @@ def json_schema(cls: type[Any]) -> Table:
     """
     schema = adapter(cls).json_schema(schema_generator=_Generator)
     definitions: Table = schema.setdefault("$defs", {})
-    for one_of in _one_ofs(cls, set()):
+    classes: set[type[Any]] = set()
+    for one_of in _one_ofs(cls, classes):
         for name, member in one_of.table().items():
             entry = adapter(member).json_schema(schema_generator=_Generator)
             definitions.update(entry.pop("$defs", {}))
             entry["properties"] = {"kind": {"const": name}, **entry.get("properties", {})}
             definitions[definition_name(name, member)] = entry
+    by_title = {member.__name__: member for member in classes if dataclasses.is_dataclass(member)}
+    for entry in (schema, *definitions.values()):
+        if (member := by_title.get(entry.get("title", ""))) is not None:
+            add_field_docs(entry, member)
     for entry in definitions.values():
         entry.pop("required", None)
         if "name" in entry.get("properties", {}):

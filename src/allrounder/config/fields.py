@@ -53,7 +53,6 @@ MAX_DIGITS = 1000
 """Digits of an exact number, before and after the point: 1e9999999999 would fill the memory."""
 CONFIG = ConfigDict(
     extra="forbid",
-    use_attribute_docstrings=True,
     arbitrary_types_allowed=True,
     validate_by_name=True,
     validate_by_alias=True,

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 import torch
-from torch import nn
 
 from allrounder.data.base import Split
 from allrounder.evaluation.assemble import outcome_file, read_outcome
@@ -14,7 +10,7 @@ from allrounder.evaluation.job import EvaluationJob
 from allrounder.evaluation.runner import AttackRunner
 from allrounder.evaluation.store import ResultStore
 from allrounder.nn.amp import full_precision
-from allrounder.nn.modes import preserve_mode
+from allrounder.nn.modes import eval_mode
 from allrounder.report.corruption_metrics import FloatArray
 from allrounder.report.outcome import NATURAL, Outcome
 from allrounder.rng import Rng
@@ -44,7 +40,7 @@ def measure_confidence(
     device, dtype = device_and_dtype(model)
     runner = AttackRunner(model, split, ResultStore(len(split)), seed, batch_size)
     confidences = [torch.empty(0, dtype=torch.float64)]
-    with torch.inference_mode(False), torch.no_grad(), full_precision(device), _eval_mode(model):
+    with torch.inference_mode(False), torch.no_grad(), full_precision(device), eval_mode(model):
         for start in range(0, len(rows), batch_size):
             batch = slice(start, start + batch_size)
             # A network that draws random numbers in evaluation mode gets seeded ones.
@@ -53,14 +49,3 @@ def measure_confidence(
             probabilities = logits.cpu().double().softmax(dim=1)
             confidences.append(probabilities.gather(1, predicted[batch, None]).squeeze(1))
     return torch.cat(confidences).numpy()
-
-
-@contextmanager
-def _eval_mode(model: Classifier) -> Generator[None]:
-    """Put a module into evaluation mode, and restore it; a function has no modes."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    with preserve_mode(model):
-        model.eval()
-        yield

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from allrounder.data.base import Split
-from allrounder.inference.attack_view import attack_view
 from allrounder.nn.digest import add_module_, to_bytes
+from allrounder.nn.modes import eval_mode
 from allrounder.rng import Rng
 from allrounder.system.processes import use_threads
 from allrounder.types import Classifier, Images, Labels, device_and_dtype
@@ -31,7 +31,7 @@ def fingerprint_model_and_data(model: Classifier, split: Split) -> dict[str, Any
         add_module_(network, model)
     x = images[:: -(-len(images) // MODEL_SAMPLE)].to(*device_and_dtype(model))
     seeded = Rng(0).fold_in("identity").seed_global()
-    with use_threads(1), attack_view(model, x, "eval"), torch.no_grad(), seeded:
+    with use_threads(1), eval_mode(model), torch.no_grad(), seeded:
         network.update(to_bytes(model(x)))
     digests = {"network": network.hexdigest()[:16], "data": _digest_images(split, images)}
     return {**digests, "images of data": len(split)}

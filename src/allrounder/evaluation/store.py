@@ -97,6 +97,11 @@ class ResultStore:
                 results.write_(shard)
         return self.cached[key]
 
+    def forget(self) -> None:
+        """Read all results from the folder again when they are needed, with those of other processes."""
+        assert self.folder is not None
+        self.cached.clear()
+
     def add(
         self, key: str, rows: Labels, predicted: Labels, distance: Tensor, x: Images | None = None
     ) -> None:

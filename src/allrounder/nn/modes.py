@@ -21,6 +21,17 @@ def preserve_mode(model: nn.Module) -> Generator[None]:
 
 
 @contextmanager
+def eval_mode(model: object) -> Generator[None]:
+    """Put a module into evaluation mode, and restore it on exit; a function has no modes."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    with preserve_mode(model):
+        model.eval()
+        yield
+
+
+@contextmanager
 def preserve_buffers(model: nn.Module) -> Generator[None]:
     """Restore every buffer's values on exit, also after an error, and also if a buffer was replaced."""
     buffers = [

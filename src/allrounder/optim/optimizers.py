@@ -21,6 +21,7 @@ from allrounder.config.fields import (
     frozen_config,
     raise_field_errors,
 )
+from allrounder.optim.eager import eager_class
 
 Beta = Annotated[FiniteFloat, Field(ge=0, lt=1)]
 
@@ -57,7 +58,7 @@ class Sgd(Optimizer):
         not_decaying = [p for p in listed if self.decay_on == "weights" and p.dim() < 2]
         decaying = [p for p in listed if self.decay_on == "all" or p.dim() >= 2]
         groups = [{"params": decaying}, {"params": not_decaying, "weight_decay": 0.0}]
-        return torch.optim.SGD(
+        return eager_class(torch.optim.SGD)(
             [group for group in groups if group["params"]],
             lr=0.0,
             momentum=self.momentum,
@@ -81,7 +82,7 @@ class AdamFamily(Optimizer):
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         listed = list(parameters)
         settings = {"betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
-        return self.torch_class(listed, lr=0.0, **settings, **_kernel_options(listed))
+        return eager_class(self.torch_class)(listed, lr=0.0, **settings, **_kernel_options(listed))
 
 
 @final
