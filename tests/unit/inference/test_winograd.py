@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.inference.fast_conv import WinogradConv, suits_winograd, transform_filters, winograd_conv
+from allrounder.inference.winograd import WinogradConv, pays_off, suits_winograd, transform_filters, winograd_conv
 from allrounder.rng import Rng
 
 
@@ -38,7 +38,7 @@ def test_values_and_gradients_of_a_layer_are_those_of_the_plain_one():
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(64, 128, 3, padding=1),
+        nn.Conv2d(48, 128, 3, padding=1),
         nn.Conv2d(128, 1024, 3, padding=1),
         nn.Conv2d(128, 128, 3),
         nn.Conv2d(128, 128, 3, padding=1, stride=2),
