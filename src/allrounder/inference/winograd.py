@@ -4,9 +4,9 @@ A tile of 6x6 inputs gives 4x4 outputs. Input d, filter g and output y of a tile
 
     y = A' [(G g G') * (B' d B)] A,
 
-with 36 products instead of 144; the sum over channels inside the brackets is a matrix product. Rounding errors
-are about ten times those of a plain convolution. Lavin and Gray, 2016, Fast algorithms for convolutional neural
-networks.
+with 36 products instead of 144; the sum over channels inside the brackets is a matrix product. Rounding
+errors are about ten times those of a plain convolution. Lavin and Gray, 2016, Fast algorithms for
+convolutional neural networks.
 
 Tiles are transformed along rows, then along columns, a few images at a time, so that the numbers stay in the
 cache of the processor between two operations.
@@ -29,8 +29,8 @@ from allrounder.types import Images
 MIN_CHANNELS, MAX_CHANNELS = 64, 640
 """With fewer channels plain convolutions are faster; with more, the filters need too much memory."""
 PRODUCT_COST, TRANSFORM_COST, MAX_COST = 3, 130, 7.2
-"""The cost per pixel of the products (per pair of channels) and of the transforms (per channel), relative to a
-plain convolution that costs 9, and the highest cost that pays off. Measured on an AMD EPYC (AVX2), torch 2.13."""
+"""The cost per pixel of the products (per pair of channels) and of the transforms (per channel), relative to
+9 for a plain convolution, and the highest cost that pays off. From measurements on an AMD EPYC (AVX2)."""
 MIN_WORK = 2**20
 """Fewest pixels times pairs of channels of an image; with fewer, the overhead of many operations counts."""
 TILES_AT_ONCE = 128
@@ -41,8 +41,8 @@ G = ((1 / 4, 0, 0), (-1 / 6, -1 / 6, -1 / 6), (-1 / 6, 1 / 6, -1 / 6), (1 / 24, 
      (1 / 24, -1 / 12, 1 / 6), (0, 0, 1))  # fmt: skip
 A = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
 ROTATED_G = tuple(row[::-1] for row in G)
-"""Transforms filters that are rotated by 180 degrees. (Not a permutation of the rows of G: the points 2 and -2
-become 1/2 and -1/2.)"""
+"""Transforms filters that are rotated by 180 degrees. It is no permutation of the rows of G: the points 2 and
+-2 become 1/2 and -1/2."""
 BIAS_PRODUCT = 7
 """A number added to this one of the 36 products is added to every output of a tile."""
 
@@ -74,8 +74,8 @@ def pays_off(height: int, width: int, inputs: int, outputs: int) -> bool:
 
 @final
 class WinogradConv(nn.Conv2d):
-    """A 3x3 convolution by Winograd's algorithm, for a layer that `suits_winograd`; for image sizes at which it
-    does not pay off, a plain one.
+    """A 3x3 convolution by Winograd's algorithm, for a layer that `suits_winograd`; a plain one for image
+    sizes at which it does not pay off.
 
     The transformed filters, one for each direction, take eight times the memory of the filter. Differentiable
     only in its input.
@@ -92,7 +92,7 @@ class WinogradConv(nn.Conv2d):
         """Call this after a change of the weight; the filters are transformed when they are needed."""
         self.is_stale = True
 
-    def transformed_filters(self) -> tuple[Filters, Filters]:
+    def transformed_filters(self) -> tuple[Tensor, Tensor]:
         """The filters of the forward and the backward pass; a later call writes to the same memory."""
         if self.filters is None:
             like = self.weight.detach().new_empty(36, self.out_channels, self.in_channels)

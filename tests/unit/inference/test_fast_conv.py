@@ -50,7 +50,8 @@ def test_without_such_layers_or_agreement_nothing_changes(monkeypatch: pytest.Mo
     folded = folded_copy(network(), x)
     assert folded is not None
     monkeypatch.setattr(
-        "allrounder.inference.winograd.winograd_conv", lambda x, by, bias=None: winograd_conv(x, 1.1 * by, bias)
+        "allrounder.inference.winograd.winograd_conv",
+        lambda x, by, bias=None: winograd_conv(x, 1.1 * by, bias),
     )
     assert with_fast_convs(folded, x) is folded
     monkeypatch.undo()
