@@ -36,7 +36,7 @@ def view_of(model: nn.Module) -> Folded:
         return view
 
 
-def kinds(folded: Folded) -> set[type[nn.Module]]:
+def kinds(folded: Folded) -> set[type[StemConv] | type[WinogradConv]]:
     return {StemConv, WinogradConv} & set(map(type, folded.network.modules()))
 
 
