@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,7 @@ def variants(spec: ModelSpec, shape: tuple[int, int, int], batch: int) -> dict[s
     def network(layout: torch.memory_format, gradients: bool) -> nn.Module:
         with Rng(0).seed_global():
             model = spec.build(10, shape).eval().requires_grad_(gradients)
-        return model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+        return cast(nn.Module, model.to(memory_format=layout))  # pyright: ignore[reportCallIssue]
 
     x = Rng(1).uniform(torch.empty(batch, *shape))
     y = Rng(2).integers(batch, 0, 10)
