@@ -1,4 +1,5 @@
-"""The speed of crafting without parameter gradients, in channels_last, and on a folded network.
+"""The speed of crafting without parameter gradients, in channels_last, on a folded network, and with fast
+convolutions.
 
 Every variant takes the same ten PGD steps on the same images. They are timed in turns within one run, in CPU
 seconds. Only ratios of medians are reported, because absolute times vary with the load of the machine.
@@ -11,18 +12,21 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
+from harness import SHAPES, model_spec
 from torch import Tensor, nn
 
 from allrounder import Pgd, Rng, Threat
 from allrounder.attacks.base import perturb
-from allrounder.config.fields import adapter
-from allrounder.models import MODELS, ModelSpec
+from allrounder.inference.fast_crafting import craft_with_fast_convs
+from allrounder.models import ModelSpec
 
 STEPS = 10
 EPS = 8 / 255
+BATCH_SIZES = {"small-cnn": 64, "resnet18": 16, "wrn": 16}
 
 
 def pgd(network: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, parameters: list[Tensor]) -> Tensor:
@@ -42,7 +46,7 @@ def variants(spec: ModelSpec, shape: tuple[int, int, int], batch: int) -> dict[s
     def network(layout: torch.memory_format, gradients: bool) -> nn.Module:
         with Rng(0).seed_global():
             model = spec.build(10, shape).eval().requires_grad_(gradients)
-        return model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+        return cast(nn.Module, model.to(memory_format=layout))  # pyright: ignore[reportCallIssue]
 
     x = Rng(1).uniform(torch.empty(batch, *shape))
     y = Rng(2).integers(batch, 0, 10)
@@ -50,6 +54,8 @@ def variants(spec: ModelSpec, shape: tuple[int, int, int], batch: int) -> dict[s
     frozen = network(torch.contiguous_format, False)
     channels_last = network(torch.channels_last, False)
     ours = network(torch.channels_last, True)
+    fast = network(torch.channels_last, True)
+    craft_with_fast_convs(fast)
     x_last = x.contiguous(memory_format=torch.channels_last)
     threat = Threat.parse("Linf:8/255")
     return {
@@ -57,6 +63,7 @@ def variants(spec: ModelSpec, shape: tuple[int, int, int], batch: int) -> dict[s
         "no parameter gradients": lambda: pgd(frozen, x, y, []),
         "and channels_last": lambda: pgd(channels_last, x_last, y, []),
         "and folded, as `perturb` does it": lambda: perturb(Pgd(steps=STEPS), ours, x, y, threat, Rng(0)),
+        "and with fast convolutions": lambda: perturb(Pgd(steps=STEPS), fast, x, y, threat, Rng(0)),
     }
 
 
@@ -73,21 +80,24 @@ def measure(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def main() -> None:
-    """Print one table for the small network and one for ResNet-18."""
+    """Print one table for each network."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--network", choices=BATCH_SIZES, action="append", help="all by default")
+    parser.add_argument("--batch", type=int, help=f"by default {BATCH_SIZES}")
     parser.add_argument("--json", action="store_true", help="print one object per network")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    cases = [("small-cnn", (1, 28, 28), 64), ("resnet18", (3, 32, 32), 16)]
-    for kind, shape, batch in cases:
-        medians = measure(variants(adapter(MODELS[kind]).validate_python({}), shape, batch), arguments.rounds)
-        base, *_, ours = medians.values()
+    for kind in arguments.network or BATCH_SIZES:
+        batch = arguments.batch or BATCH_SIZES[kind]
+        medians = measure(variants(model_spec(kind), SHAPES[kind], batch), arguments.rounds)
+        base, *_, ours, fast = medians.values()
         if arguments.json:
-            print(json.dumps({"network": kind, "batch": batch, "released / ours": base / ours}), flush=True)
+            ratios = {"released / ours": base / ours, "released / fast": base / fast}
+            print(json.dumps({"network": kind, "batch": batch, **ratios}), flush=True)
             continue
         print(f"{kind}, batch {batch}, {arguments.threads} thread(s), PGD-{STEPS}, torch {torch.__version__}")
         for name, seconds in medians.items():

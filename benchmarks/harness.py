@@ -26,18 +26,23 @@ from allrounder.data import InMemory
 from allrounder.data.base import Data
 from allrounder.distributed import World
 from allrounder.inference.fold import folded_copy
+from allrounder.inference.winograd import ROTATED_G, A, B, G
 from allrounder.models import MODELS, ModelSpec
 from allrounder.models.base import Shape
 from allrounder.nn.state import weights_of
 from allrounder.objectives import Adversarial
+from allrounder.recipe.compute import Compute
 from allrounder.recipe.mix import Shares
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training.run import Run
+from allrounder.training.setup import find_fast_convs
 from allrounder.training.trainer import Trainer
 
-SHAPES: dict[str, Shape] = {"small-cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
+SHAPES: dict[str, Shape] = {"small-cnn": (1, 28, 28), "resnet18": (3, 32, 32), "wrn": (3, 32, 32)}
 """The shape of the images for each network."""
+FIELDS: dict[str, dict[str, int]] = {"wrn": {"depth": 10, "widen": 4}}
+"""Settings of networks that are too large otherwise: WRN-10-4."""
 VARIANTS = {"d": "cifar10/generalist-d-nt-linf-averaged", "t": "cifar10/generalist-t-averaged"}
 """Generalist-D (natural and Linf) and Generalist-T (natural, Linf and L2); all learners keep averages."""
 CLASSES = 10
@@ -48,12 +53,14 @@ EPOCHS = 1000
 
 def model_spec(kind: str, width: int | None = None) -> ModelSpec:
     """The spec of a network, with another width if one is given."""
-    return adapter(MODELS[kind]).validate_python({} if width is None else {"width": width})
+    fields = FIELDS.get(kind, {}) | ({} if width is None else {"width": width})
+    return adapter(MODELS[kind]).validate_python(fields)
 
 
-def paper_recipe(variant: str, kind: str, batch: int) -> Recipe:
+def paper_recipe(variant: str, kind: str, batch: int, *, fast_conv: bool = False) -> Recipe:
     """A Generalist recipe of the papers with another network and batch size."""
-    return without_validation(Recipe.load(VARIANTS[variant]), model_spec(kind), batch)
+    recipe = replace(Recipe.load(VARIANTS[variant]), compute=Compute(fast_conv=fast_conv))
+    return without_validation(recipe, model_spec(kind), batch)
 
 
 def linf_recipe(learners: int, steps: int, model: ModelSpec, batch: int) -> Recipe:
@@ -133,7 +140,9 @@ def peak_bytes(run: Callable[[], object]) -> int:
 def expected_bytes(trainer: Trainer) -> int:
     """The bytes that a trainer should hold between two steps, if its optimisers have momentum.
 
-    A learner holds its network, its momentum, its partial sum of the mixture, and its average if it has one.
+    Fast convolutions hold their filters, a Winograd layer eight times its weights, the first layer once, and
+    the matrices of the transforms. A
+    learner holds its network, its momentum, its partial sum of the mixture, and its average if it has one.
     The trainer also holds one network for validation, a folded one if there are attacks, and the order of the
     images of an epoch.
     """
@@ -147,6 +156,12 @@ def expected_bytes(trainer: Trainer) -> int:
     once = 0
     if folded is not None and crafts:
         once = size_of((*folded.network.parameters(), *folded.network.buffers()))
+        fast = find_fast_convs(trainer.recipe, trainer.scratch_model, trainer.data.dataset)
+        for name, algorithm in fast.get("fast_conv", {}).items():
+            weight = folded.network.get_submodule(name).get_parameter("weight")
+            once += weight.nbytes * (8 if "Winograd" in algorithm else 1)
+        if fast:
+            once += sum(4 * len(matrix) * len(matrix[0]) for matrix in (A, B, G, ROTATED_G))
     return order + network + once + learners * (2 * network + momentum) + averages * network
 
 

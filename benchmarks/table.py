@@ -78,26 +78,22 @@ def run_benchmark(name: str, *arguments: str) -> list[dict[str, Any]]:
 
 
 def crafting_rows(quick: bool) -> Iterator[Row]:
-    """Crafting in the released code over ours."""
+    """Crafting in the released code over ours, without and with fast convolutions."""
     for row in run_benchmark("crafting.py", "--json", "--rounds", "3" if quick else "9"):
-        yield Row(
-            f"crafting, {row['network']}, batch {row['batch']}: released / ours", row["released / ours"]
-        )
+        for column in ("released / ours", "released / fast"):
+            yield Row(f"crafting, {row['network']}, batch {row['batch']}: {column}", row[column])
 
 
 def step_rows(quick: bool) -> Iterator[Row]:
-    """A training step in the released code over ours, also with fast convolutions if they are measured."""
-    known = subprocess.run(
-        [sys.executable, str(FOLDER / "train_step.py"), "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    more = ["--fast-conv"] if "--fast-conv" in known else []
+    """A training step in the released code over ours, also with fast convolutions, and ours over its passes."""
     for network, batch, rounds in (("small-cnn", 64, 9), ("resnet18", 16, 3)):
         given = ["--network", network, "--batch", str(batch), "--variant", "d", "--no-processes", "--json"]
         rounds = "1" if quick else str(rounds)
-        for row in run_benchmark("train_step.py", *given, "--rounds", rounds, *more):
+        for row in run_benchmark("train_step.py", *given, "--rounds", rounds, "--fast-conv"):
+            name = f"training step, {network}, batch {batch}"
             for column in ("released / ours", "released / fast"):
-                if column in row:
-                    yield Row(f"training step, {network}, batch {batch}: {column}", row[column], 2.0)
+                yield Row(f"{name}: {column}", row[column], 2.0)
+            yield Row(f"{name}: ours / passes", 1 + row["ours / passes - 1"], 1.05, True)
 
 
 def autoattack_rows(options: argparse.Namespace) -> Iterator[Row]:

@@ -5,6 +5,7 @@ times vary with the load of the machine. All but the processes is measured in CP
 measured in wall time and need an idle machine.
 
 released / ours     the speed-up over the released code; the aim is 2.0
+released / fast     the same with `compute.fast_conv = true`, with --fast-conv; the aim is 2.0
 ours / passes - 1   what our step adds to the forward and backward passes of its learners on the same folded
                     network; the aim is 3% for batches of 32 and more
 plain / passes - 1  what the updates of the attack and of the optimiser add, in a loop without averages,
@@ -50,16 +51,18 @@ from torch import nn
 from allrounder.training.setup import build_initial_model
 from allrounder.training.trainer import Trainer
 
-MIN_AIMS = {"released / ours": 2.0, "ideal / processes": 0.85}
+MIN_AIMS = {"released / ours": 2.0, "released / fast": 2.0, "ideal / processes": 0.85}
 MAX_AIMS = {"ours / passes - 1": 0.03}
 PERCENTAGES = ("ideal / processes", "one / two", "ours / passes - 1", "plain / passes - 1")
 """Columns that are printed in percent."""
-BATCH_SIZES = {"small-cnn": (32, 64), "resnet18": (16, 32)}
-STEPS_PER_ROUND = {"small-cnn": 5, "resnet18": 1}
+BATCH_SIZES = {"small-cnn": (32, 64), "resnet18": (16, 32), "wrn": (16, 32)}
+STEPS_PER_ROUND = {"small-cnn": 5, "resnet18": 1, "wrn": 1}
 """Short steps are repeated, because the first of them finds the caches filled by the other variants."""
 
 
-def measure(variant: str, kind: str, batch: int, rounds: int, processes: bool) -> dict[str, Any]:
+def measure(
+    variant: str, kind: str, batch: int, rounds: int, *, processes: bool, memory: bool, fast_conv: bool
+) -> dict[str, Any]:
     """One row of the table."""
     recipe = paper_recipe(variant, kind, batch)
     data = synthetic(SHAPES[kind], batch)
@@ -70,22 +73,32 @@ def measure(variant: str, kind: str, batch: int, rounds: int, processes: bool) -
     row: dict[str, Any] = {"network": kind, "variant": variant, "batch": batch, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
         before = tensor_storages()
-        trainer = build_trainer(recipe, data, Path(folder))
+        trainer = build_trainer(recipe, data, Path(folder) / "plain")
         steps = count(1)
-        row |= measure_memory(trainer, lambda: trainer.fit(until=next(steps)), before)
+        if memory:
+            row |= measure_memory(trainer, lambda: trainer.fit(until=next(steps)), before)
         images = trainer.learners[0].prepare_batch(trainer.batches.at(1, 1), 1)
         released = ReleasedTrainer(recipe.tasks, start())
         passes = BarePasses(recipe, start, images.x, images.y)
         times = STEPS_PER_ROUND[kind]
-        seconds = measure_in_turns(
-            {
-                "released": lambda: cpu_seconds(lambda: released.step(images.x, images.y), times),
-                "ours": lambda: cpu_seconds(lambda: trainer.fit(until=next(steps)), times),
-                "passes": lambda: cpu_seconds(passes.passes_only, times),
-                "plain": lambda: cpu_seconds(passes.plain_step, times),
-            },
-            rounds,
-        )
+        runs: dict[str, Callable[[], float]] = {
+            "released": lambda: cpu_seconds(lambda: released.step(images.x, images.y), times),
+            "ours": lambda: cpu_seconds(lambda: trainer.fit(until=next(steps)), times),
+            "passes": lambda: cpu_seconds(passes.passes_only, times),
+            "plain": lambda: cpu_seconds(passes.plain_step, times),
+        }
+        if fast_conv:
+            before, fast_steps = tensor_storages(), count(1)
+            fast_recipe = paper_recipe(variant, kind, batch, fast_conv=True)
+            fast = build_trainer(fast_recipe, data, Path(folder) / "fast")
+            if memory:
+                held = measure_memory(fast, lambda: fast.fit(until=next(fast_steps)), before)
+                row["fast, MB held"] = held["MB held"]
+            runs["fast"] = lambda: cpu_seconds(lambda: fast.fit(until=next(fast_steps)), times)
+        seconds = measure_in_turns(runs, rounds)
+        if fast_conv:
+            row["released / fast"] = median_ratio(seconds["released"], seconds["fast"])
+            row["ours / fast"] = median_ratio(seconds["ours"], seconds["fast"])
     row["released / ours"] = median_ratio(seconds["released"], seconds["ours"])
     row["ours / passes - 1"] = median_ratio(seconds["ours"], seconds["passes"]) - 1
     row["plain / passes - 1"] = median_ratio(seconds["plain"], seconds["passes"]) - 1
@@ -131,11 +144,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--network", choices=SHAPES, action="append", help="both by default")
+    parser.add_argument("--network", choices=SHAPES, action="append", help="all by default")
     parser.add_argument("--variant", choices=VARIANTS, action="append", help="both by default")
     parser.add_argument("--batch", type=int, action="append", help=f"by default {BATCH_SIZES}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-processes", action="store_true", help="skip the process per learner")
+    parser.add_argument("--no-memory", action="store_true", help="skip the memory")
+    parser.add_argument("--fast-conv", action="store_true", help="also train with fast convolutions")
     parser.add_argument("--json", action="store_true", help="print one object per row")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -148,6 +163,8 @@ def main() -> None:
         "MB held",
         "networks held",
         "MB peak",
+        "ours / fast",
+        "fast, MB held",
     )
     if not options.json:
         print(f"1 thread, torch {torch.__version__}, {options.rounds} rounds; ! is a missed aim")
@@ -155,7 +172,12 @@ def main() -> None:
     for kind in options.network or SHAPES:
         for batch in options.batch or BATCH_SIZES[kind]:
             for variant in options.variant or VARIANTS:
-                row = measure(variant, kind, batch, options.rounds, not options.no_processes)
+                row = measure(
+                    *(variant, kind, batch, options.rounds),
+                    processes=not options.no_processes,
+                    memory=not options.no_memory,
+                    fast_conv=options.fast_conv,
+                )
                 cells = (kind, variant, str(batch), *(format_cell(row, name) for name in names))
                 print(json.dumps(row) if options.json else " | ".join(cells), flush=True)
 

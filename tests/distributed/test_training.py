@@ -41,6 +41,12 @@ def test_any_placement_gives_identical_weights(name: str, scenarios: tuple[Path,
     assert trained(out / name) == trained(out / "serial")
 
 
+def test_processes_with_fast_convolutions_give_identical_weights(scenarios: tuple[Path, Results]):
+    out, results = scenarios
+    assert set(results["fast"][0]) == {0}, results["fast"]
+    assert trained(out / "fast") == trained(out / "fast serial")
+
+
 def test_rank_0_writes_the_events_of_all_ranks(scenarios: tuple[Path, Results]):
     out, results = scenarios
     assert set(results["events"][0]) == {0}, results["events"]

@@ -20,12 +20,13 @@ from torch import nn
 import allrounder.training.setup
 from allrounder.distributed import Placement, coordinator
 from allrounder.distributed.world import TIMEOUT_VARIABLE
+from allrounder.recipe.compute import Compute
 from allrounder.recipe.recipe import Recipe
 from tests.distributed.ranks import RankResults, run_ranks, start_ranks
 from tests.support.interruptions import STEP, Point, die, struck
-from tests.support.networks import Tiny
+from tests.support.networks import Tiny, broad, tiny
 from tests.support.pipelines import PIPELINES, pipeline
-from tests.support.trainings import HEAD, LINF, MIX, NATURAL, go, recipe
+from tests.support.trainings import HEAD, LINF, MIX, NATURAL, Model, go, recipe
 
 L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
 AVERAGED = LINF.replace("lr = 0.05", "lr = 0.05\naverage = 0.7")
@@ -42,6 +43,8 @@ UNEVEN = recipe(
 )
 """Batches of 17, 17 and 2 images, which ranks cannot share evenly, and three cannot share the last; attacks
 move batch-norm, and after an epoch updates edit gradients and weights."""
+FAST = replace(TRIO, compute=Compute(fast_conv=True))
+"""Three learners that craft with fast convolutions."""
 SWAPPED = {"linf": (1,), "natural": (0,), "l2": (1,)}
 BACKWARDS = {"linf": (2,), "natural": (1,), "l2": (0,)}
 
@@ -58,9 +61,11 @@ def train_trio(out: Path, _: int) -> None:
     go(TRIO, out, resume=True)
 
 
-def train_placed(value: Recipe, out: Path, ranks_: dict[str, tuple[int, ...]], _: int) -> None:
+def train_placed(
+    value: Recipe, out: Path, ranks_: dict[str, tuple[int, ...]], _: int, model: Model = tiny
+) -> None:
     allrounder.training.setup.place_learners = fixed_placement(ranks_)
-    go(value, out)
+    go(value, out, model=model)
 
 
 def train_struck(value: Recipe, out: Path, victim: int, strike: Callable[[], object], rank: int) -> None:
@@ -116,6 +121,7 @@ def run_all(out: Path) -> dict[str, RankResults]:
     coordinator.POLL_SECONDS = 0.1  # so that the other ranks notice a failure sooner
     go(TRIO, out / "serial")
     go(UNEVEN, out / "uneven serial", model=tiny64)
+    go(FAST, out / "fast serial", model=broad)
     other = recipe(TRIO.dumps(), ("seed = 5", "seed = 6"))
     results: dict[str, RankResults] = {}
 
@@ -127,6 +133,7 @@ def run_all(out: Path) -> dict[str, RankResults]:
     run("in order", 3, partial(train_trio, out / "in order"))
     run("swapped", 2, partial(train_placed, TRIO, out / "swapped", SWAPPED))
     run("backwards", 3, partial(train_placed, TRIO, out / "backwards", BACKWARDS))
+    run("fast", 2, partial(train_placed, FAST, out / "fast", SWAPPED, model=broad))
     logged = replace(TRIO, tensorboard=True)
     run("events", 3, partial(train_placed, logged, out / "events", BACKWARDS))
     run("shared", 6, lambda rank: go(UNEVEN, out / "shared", model=tiny64))

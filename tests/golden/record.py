@@ -39,9 +39,10 @@ def read_records(folder: Path = FOLDER) -> dict[str, dict[str, Record]]:
     }
 
 
-def choose_record(records: dict[str, dict[str, Record]], family: str, arithmetic: dict[str, str]) -> Record:
-    """Return the record of a family with this arithmetic; without one, the first record of the family."""
-    candidates = [folder[family] for folder in records.values() if family in folder]
+def choose_record(records: dict[str, dict[str, Record]], name: str, arithmetic: dict[str, str]) -> Record:
+    """Return the record of a case with this arithmetic; without one, the first record of the case."""
+    families = [folder.get(find_family(name), {"cases": {}}) for folder in records.values()]
+    candidates = [family for family in families if name in family["cases"]]
     return next((record for record in candidates if record["arithmetic"] == arithmetic), candidates[0])
 
 

@@ -23,6 +23,7 @@ from tests.golden.results import (
 )
 
 RECORDS = read_records()
+MAX_MISSING = 5
 ADVICE = "if that is meant: python -m tests.golden.record"
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(1800)  # the first test waits for all cases: a minute, more on a busy machine
@@ -45,7 +46,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_gives_what_was_recorded(name: str, run: dict[str, Any]):
-    record = choose_record(RECORDS, find_family(name), run["arithmetic"])
+    record = choose_record(RECORDS, name, run["arithmetic"])
     expected: Result = record["cases"][name]
     found: Result = run["cases"][name]
     assert not found["digest"].startswith("failed: "), found["digest"]
@@ -58,10 +59,11 @@ def test_a_case_gives_what_was_recorded(name: str, run: dict[str, Any]):
     pytest.skip("recorded with another arithmetic: losses agree roughly, bits were not compared")
 
 
-@pytest.mark.parametrize("folder", RECORDS)
-def test_every_record_has_its_case(folder: str):
-    recorded = {name for record in RECORDS[folder].values() for name in record["cases"]}
-    assert recorded == set(CASES)
+def test_every_record_has_its_case_and_the_other_way_round():
+    recorded = [{name for one in folder.values() for name in one["cases"]} for folder in RECORDS.values()]
+    assert set.union(*recorded) == set(CASES)
+    # Cases that a machine could not record again are missing in its folder; there must not be many.
+    assert all(len(set(CASES) - names) <= MAX_MISSING for names in recorded)
 
 
 @pytest.mark.parametrize("folder", RECORDS)

@@ -24,7 +24,7 @@ from torch import nn
 
 from allrounder.cli import main as cli
 from allrounder.recipe.recipe import Recipe
-from tests.support.networks import tiny
+from tests.support.networks import broad, tiny
 from tests.support.paths import PROJECT
 from tests.support.trainings import PAIR, SOLO, forgetful, go, recipe
 
@@ -82,6 +82,7 @@ POINTS = {
 RESETS = "exchange = { start = 1, every = 1, momentum = 'reset', averages = 'reset' }"
 EVERY_STEP = "exchange = { start = 1, every = 1, when = 'every-step' }"
 EXCHANGE, LINF_END = "exchange = { start = 1, every = 1 }", "steps = 2 } }\nlr = 0.05"
+FAST = "fast convolutions"
 HARDEST = "momentum, averages, resets"
 SCENARIOS: dict[str, tuple[Recipe, Callable[[], nn.Module]]] = {
     HARDEST: (
@@ -124,6 +125,7 @@ SCENARIOS: dict[str, tuple[Recipe, Callable[[], nn.Module]]] = {
         ),
         tiny,
     ),
+    FAST: (recipe(PAIR, ("seed", "compute = { fast_conv = true }\nseed")), broad),
     "solo": (recipe(SOLO), tiny),
 }
 

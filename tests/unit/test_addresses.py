@@ -57,6 +57,7 @@ LITERALS = """
 'perturbation', *
 'probe', *, *
 'quick'
+'quick', *
 'radius'
 'recalibrate'
 'recalibrate', *, *

@@ -10,6 +10,7 @@ from typing import get_args
 from torch import Tensor, nn
 
 from allrounder.inference import fold as folding
+from allrounder.inference.fast_crafting import FAST_MODELS, crafting_copy
 from allrounder.nn.amp import AutocastModule, unwrap
 from allrounder.nn.modes import no_param_grads, preserve_buffers, preserve_mode
 from allrounder.types import BatchNormMode, Classifier
@@ -19,10 +20,10 @@ from allrounder.types import BatchNormMode, Classifier
 def attack_view(model: Classifier, x: Tensor, norm_layers: BatchNormMode) -> Generator[Classifier]:
     """Yield the network to craft on, without parameter gradients; restore the model on exit.
 
-    "eval" yields a folded copy if one can be made (see fold.py), otherwise the network in eval mode. "train"
-    yields the network in training mode, so its running statistics change; "train_frozen" does too, but
-    restores all buffers afterwards. A network in half precision is folded in float32 and runs in half
-    precision. A function that is not an nn.Module is yielded unchanged.
+    "eval" yields a folded copy if one can be made (see fold.py and fast_crafting.py), otherwise the network
+    in eval mode. "train" yields the network in training mode, so its running statistics change;
+    "train_frozen" does too, but restores all buffers afterwards. A network in half precision is folded in
+    float32 and runs in half precision. A function that is not an nn.Module is yielded unchanged.
     """
     if norm_layers not in get_args(BatchNormMode):
         modes = ", ".join(get_args(BatchNormMode))
@@ -42,4 +43,6 @@ def _fold(model: nn.Module, x: Tensor) -> Classifier | None:
     folded = folding.folded_copy(unwrap(model), x)
     if folded is None:
         return None
+    if unwrap(model) in FAST_MODELS:
+        folded = crafting_copy(folded, x)
     return partial(model.forward_with, folded) if isinstance(model, AutocastModule) else folded

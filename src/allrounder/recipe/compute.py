@@ -1,13 +1,15 @@
-"""The `compute` table of a recipe: the precision of training steps."""
+"""The `compute` table of a recipe: the precision of training steps, and how convolutions are computed."""
 
 from __future__ import annotations
 
 import os
-from typing import Literal, TypeAlias, final
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, final
 
 import torch
+from pydantic import model_serializer
 
-from allrounder.config.fields import Flag, frozen_config
+from allrounder.config.fields import Flag, frozen_config, raise_field_errors
 from allrounder.errors import RecipeError
 from allrounder.system.probe import FALLBACK_ISA, ISA_VARIABLE, precision_failure
 
@@ -27,6 +29,21 @@ class Compute:
     """What networks compute in during crafting and the update: fp32 or bf16."""
     tf32: Flag = False
     """Whether CUDA may round the factors of float32 products to 10 bits (TF32)."""
+    fast_conv: Flag = False
+    """Whether attacks in training use faster convolutions on a CPU, with slightly larger rounding errors."""
+
+    def __post_init__(self) -> None:
+        if self.fast_conv and self.precision != "fp32":
+            message = f"needs precision = fp32, got {self.precision}; set one of them to its default"
+            raise_field_errors(self, [(("fast_conv",), message)])
+
+    @model_serializer(mode="wrap")
+    def _to_table(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out the default, so that recipes older than the field keep their fingerprints."""
+        table = handler(self)
+        if not self.fast_conv:
+            table.pop("fast_conv")
+        return table
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
@@ -45,5 +62,10 @@ class Compute:
                 f"compute.precision: got {self.precision}, but a small test network on {device} {cause}; "
                 f"expected it to run forward and backward; {fix}"
             )
-        unused = self.tf32 and device.type != "cuda"
-        return [f"compute.tf32 has no effect on {device.type}"] if unused else []
+        settings = {
+            "tf32": self.tf32 and device.type != "cuda",
+            "fast_conv": self.fast_conv and device.type != "cpu",
+        }
+        return [
+            f"compute.{name} has no effect on {device.type}" for name, unused in settings.items() if unused
+        ]

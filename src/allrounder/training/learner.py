@@ -18,6 +18,7 @@ from allrounder.data.augment.base import Size
 from allrounder.data.views import View
 from allrounder.distributed import BatchShard
 from allrounder.errors import Diverged, ThreatError
+from allrounder.inference.fast_crafting import craft_with_fast_convs
 from allrounder.nn.amp import allow_tf32, unwrap, with_autocast
 from allrounder.nn.nonfinite import ADVICE, NonFiniteGuard
 from allrounder.nn.state import EmaUpdate, clone, copy_, strip_prefix, weights_of
@@ -61,6 +62,8 @@ class Learner:
         self.phases = [(Time(start).to_steps(clock), objective) for start, objective in phases]
         """The objective from the step after each of these on."""
         self.optimizer = task.optimizer.build(model.parameters())
+        if compute.fast_conv:
+            craft_with_fast_convs(self.model)
         self.network = with_autocast(self.model, compute.autocast_dtype)
         self.teachers = {
             name: with_autocast(frozen_copy(self.model), compute.autocast_dtype)

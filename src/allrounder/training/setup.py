@@ -17,6 +17,7 @@ from allrounder.data import InMemory
 from allrounder.data.base import Data
 from allrounder.distributed import Placement, World, assign_ranks
 from allrounder.errors import InputError, RecipeError, WorldError
+from allrounder.inference.fast_crafting import describe_fast_convs
 from allrounder.models import CustomModel
 from allrounder.models.factory import ModelFactory, ModelLike, check_fits
 from allrounder.nn.modes import preserve_mode
@@ -181,6 +182,17 @@ def _check_accepts_crops(recipe: Recipe, network: nn.Module, channels: int) -> N
 def load_init_weights(init: Init, parent: Path = Path()) -> InitWeights:
     """Load the weights that a run in the folder `parent` starts from; empty for random ones."""
     return [(run, Run(run).weights(which)[0]) for run, which in init.sources(parent)]
+
+
+def find_fast_convs(recipe: Recipe, network: nn.Module, data: Data) -> dict[str, dict[str, str]]:
+    """Return, under the name `fast_conv`, the layers that crafting computes by a faster algorithm on images
+    of the dataset's size; nothing if the recipe does not ask for it."""
+    if not recipe.compute.fast_conv:
+        return {}
+    device, dtype = device_and_dtype(network)
+    return {
+        "fast_conv": describe_fast_convs(network, torch.zeros(1, *data.shape, device=device, dtype=dtype))
+    }
 
 
 def place_learners(recipe: Recipe, network: nn.Module, batch_size: int, num_ranks: int) -> Placement:

@@ -263,7 +263,9 @@ class Trainer:
         """Record this session in the run folder; return messages about it, the recipe and the placement."""
         ranks, size = self.placement.ranks, self.world.size
         facts = {"processes": size, "ranks": {name: list(on) for name, on in ranks.items()}}
-        lines = self.run.record_session(self.world.device, **(facts if size > 1 else {}))
+        fast = setup.find_fast_convs(self.recipe, self.scratch_model, self.data.dataset)
+        lines = self.run.record_session(self.world.device, **(facts if size > 1 else {}), **fast)
+        lines += [f"attacks use faster convolutions in {len(names)} layers" for names in fast.values()]
         lines += self.data.describe(self.recipe)
         if size > 1:
             places = ", ".join(f"{name} on {', '.join(map(str, on))}" for name, on in ranks.items())

@@ -4,14 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.inference.fast_conv import (
-    StemConv,
-    WinogradConv,
-    stem_input_grad,
-    winograd_conv,
-    with_fast_convs,
-)
+from allrounder.inference.fast_conv import StemConv, stem_input_grad, with_fast_convs
 from allrounder.inference.fold import folded_copy
+from allrounder.inference.winograd import WinogradConv, winograd_conv
 from allrounder.models.base import Architecture
 from allrounder.models.resnet import ResNet18
 from allrounder.models.small_cnn import SmallCnn
@@ -55,7 +50,8 @@ def test_without_such_layers_or_agreement_nothing_changes(monkeypatch: pytest.Mo
     folded = folded_copy(network(), x)
     assert folded is not None
     monkeypatch.setattr(
-        "allrounder.inference.fast_conv.winograd_conv", lambda x, by: winograd_conv(x, 1.1 * by)
+        "allrounder.inference.winograd.winograd_conv",
+        lambda x, by, bias=None: winograd_conv(x, 1.1 * by, bias),
     )
     assert with_fast_convs(folded, x) is folded
     monkeypatch.undo()

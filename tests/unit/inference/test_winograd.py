@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.inference.fast_conv import WinogradConv, suits_winograd, transform_filters, winograd_conv
+from allrounder.inference.winograd import (
+    WinogradConv,
+    pays_off,
+    suits_winograd,
+    transform_filters,
+    winograd_conv,
+)
 from allrounder.rng import Rng
 
 
@@ -25,7 +31,8 @@ def test_it_is_the_convolution(size: tuple[int, int], layout: torch.memory_forma
 
 def test_values_and_gradients_of_a_layer_are_those_of_the_plain_one():
     plain = nn.Conv2d(128, 130, 3, padding=1).double().requires_grad_(False)
-    quick, x, towards = WinogradConv(copy.deepcopy(plain)), images(2, 128, 6, 5), images(2, 130, 6, 5)
+    quick, x, towards = WinogradConv(copy.deepcopy(plain)), images(2, 128, 8, 12), images(2, 130, 8, 12)
+    assert pays_off(8, 12, 128, 130)
     result: list[tuple[Tensor, Tensor]] = []
     for layer in (plain, quick):
         asked = x.clone().requires_grad_()
@@ -38,7 +45,7 @@ def test_values_and_gradients_of_a_layer_are_those_of_the_plain_one():
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(64, 128, 3, padding=1),
+        nn.Conv2d(48, 128, 3, padding=1),
         nn.Conv2d(128, 1024, 3, padding=1),
         nn.Conv2d(128, 128, 3),
         nn.Conv2d(128, 128, 3, padding=1, stride=2),
@@ -51,3 +58,55 @@ def test_values_and_gradients_of_a_layer_are_those_of_the_plain_one():
 )
 def test_other_convolutions_are_left_alone(layer: nn.Conv2d):
     assert not suits_winograd(layer)
+
+
+@pytest.mark.parametrize("part", [1, 7, 10**6])
+def test_the_number_of_tiles_at_once_changes_no_value(part: int, monkeypatch: pytest.MonkeyPatch):
+    x, weight = images(5, 3, 9, 6), Rng(1).normal(torch.empty(5, 3, 3, 3, dtype=torch.float64))
+    expected = nn.functional.conv2d(x, weight, padding=1)
+    monkeypatch.setattr("allrounder.inference.winograd.TILES_AT_ONCE", part)
+    torch.testing.assert_close(winograd_conv(x, transform_filters(weight)), expected, rtol=0, atol=1e-12)
+
+
+def test_a_bias_is_added_to_every_pixel():
+    x, weight = images(2, 3, 6, 5), Rng(1).normal(torch.empty(5, 3, 3, 3, dtype=torch.float64))
+    bias = Rng(2).normal(torch.empty(5, dtype=torch.float64))
+    got = winograd_conv(x, transform_filters(weight), bias)
+    expected = nn.functional.conv2d(x, weight, bias, padding=1)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_new_filters_are_written_to_the_same_memory():
+    quick, x = (
+        WinogradConv(nn.Conv2d(128, 128, 3, padding=1).requires_grad_(False)),
+        images(1, 128, 8, 8).float(),
+    )
+    before, places = quick(x), [filters.data_ptr() for filters in quick.transformed_filters()]
+    quick.weight.mul_(2)
+    assert torch.equal(quick(x), before), "filters are transformed once"
+    quick.refresh_()
+    assert quick.bias is not None
+    bias = quick.bias[:, None, None]
+    torch.testing.assert_close(quick(x) - bias, 2 * (before - bias), rtol=1e-5, atol=1e-5)
+    assert [filters.data_ptr() for filters in quick.transformed_filters()] == places
+
+
+@pytest.mark.parametrize(
+    ("size", "pays"),
+    [
+        ((32, 32, 64, 64), True),
+        ((16, 16, 128, 128), True),
+        ((4, 4, 512, 512), True),
+        ((4, 4, 64, 64), False),  # too little work
+        ((14, 14, 64, 64), False),  # a quarter of the last tiles is padding
+        ((5, 5, 256, 256), False),
+        ((32, 32, 32, 32), False),
+    ],
+)
+def test_the_choice_depends_on_the_shape(size: tuple[int, int, int, int], pays: bool):
+    assert pays_off(*size) is pays
+
+
+def test_a_layer_is_plain_for_sizes_at_which_it_does_not_pay_off(monkeypatch: pytest.MonkeyPatch):
+    plain, x = nn.Conv2d(128, 128, 3, padding=1).requires_grad_(False), images(1, 128, 5, 5).float()
+    assert torch.equal(WinogradConv(plain)(x), plain(x))

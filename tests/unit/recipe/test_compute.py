@@ -86,3 +86,19 @@ def test_the_choice_is_in_the_fingerprint_and_its_absence_is_not():
     assert len({usual.fingerprint(), *(other.fingerprint() for other in others)}) == 3
     assert all(Recipe.loads(other.dumps()) == other for other in others)
     assert "compute" not in [line.split(" = ")[0] for line in usual.dumps().splitlines()]
+
+
+def test_fast_convolutions_are_part_of_the_fingerprint_and_their_absence_is_not():
+    plain, fast = recipe(), recipe(PAIR, ("seed", "compute = { fast_conv = true }\nseed"))
+    assert plain.fingerprint() != fast.fingerprint()
+    assert "fast_conv" not in plain.dumps() and "fast_conv = true" in fast.dumps()
+    assert Recipe.loads(fast.dumps()) == fast
+
+
+def test_fast_convolutions_need_float32_and_a_cpu():
+    with pytest.raises(RecipeError, match=r"compute\.fast_conv: needs precision = fp32, got bf16"):
+        recipe(PAIR, ("seed", 'compute = { fast_conv = true, precision = "bf16" }\nseed'))
+    assert Compute(fast_conv=True).check_device(CPU) == []
+    assert Compute(fast_conv=True).check_device(torch.device("cuda")) == [
+        "compute.fast_conv has no effect on cuda"
+    ]

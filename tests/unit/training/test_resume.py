@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from functools import cache
 from itertools import count
@@ -12,6 +13,7 @@ import pytest
 from allrounder.errors import StorageError
 from allrounder.training.run import Run
 from tests.support.interruptions import (
+    FAST,
     HARDEST,
     POINTS,
     SCENARIOS,
@@ -75,13 +77,25 @@ def test_another_process_gives_identical_weights(killed_runs: tuple[Path, dict[s
 
 
 @pytest.mark.parametrize("name", SOME)
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in (HARDEST, "solo")])
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in (HARDEST, FAST, "solo")])
 def test_resume_gives_identical_weights(scenario: str, name: str, tmp_path: Path, whole):
     value, model = SCENARIOS[scenario]
     with struck(POINTS[name], give_up), pytest.raises(Killed):
         go(value, tmp_path / "run", model=model)
     run = go(value, tmp_path / "run", model=model, resume=True)
     assert remains(run.folder) == whole(scenario)
+
+
+@pytest.mark.parametrize("name", SOME[:2])
+def test_resume_with_fast_convolutions_gives_identical_weights(name: str, tmp_path: Path, whole):
+    value, model = SCENARIOS[FAST]
+    with struck(POINTS[name], give_up), pytest.raises(Killed):
+        go(value, tmp_path / "run", model=model)
+    run = go(value, tmp_path / "run", model=model, resume=True)
+    assert remains(run.folder) == whole(FAST)
+    sessions = json.loads((run.folder / "env.json").read_text())["sessions"]
+    layers = {"conv1": "input gradient as a matrix product", "conv2": "Winograd F(4x4, 3x3)"}
+    assert [session["fast_conv"] for session in sessions] == [layers, layers]
 
 
 def test_repeated_kills_give_identical_weights(tmp_path: Path, whole):

@@ -1,0 +1,88 @@
+"""Attacks of a training that asks for it run on a copy with faster convolutions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from allrounder.inference.attack_view import attack_view
+from allrounder.inference.fast_conv import StemConv
+from allrounder.inference.fast_crafting import craft_with_fast_convs, describe_fast_convs
+from allrounder.inference.fold import Folded, copy_sharing_fold
+from allrounder.inference.winograd import WinogradConv, winograd_conv
+from allrounder.rng import Rng
+from tests.support.networks import Broad
+
+X = Rng(0).uniform(torch.empty(4, 1, 8, 8))
+
+
+def make(fill: Callable[[Tensor], object] = lambda tensor: None, *, fast: bool = True) -> nn.Module:
+    with Rng(0).seed_global():
+        model = Broad().eval()
+    for parameter in model.parameters():
+        fill(parameter.data)
+    if fast:
+        craft_with_fast_convs(model)
+    return model
+
+
+def view_of(model: nn.Module) -> Folded:
+    with attack_view(model, X, "eval") as view:
+        assert isinstance(view, Folded)
+        return view
+
+
+def kinds(folded: Folded) -> set[type[StemConv] | type[WinogradConv]]:
+    return {StemConv, WinogradConv} & set(map(type, folded.network.modules()))
+
+
+def test_only_models_that_ask_for_it_get_faster_layers():
+    assert kinds(view_of(make())) == {StemConv, WinogradConv}
+    assert not kinds(view_of(make(fast=False)))
+    model = make(fast=False)
+    copied = copy_sharing_fold(model)
+    craft_with_fast_convs(copied)
+    assert kinds(view_of(copied)) and not kinds(view_of(model)), "validations stay plain"
+    assert view_of(copied) is view_of(copied)
+
+
+def test_values_and_gradients_follow_the_weights():
+    model = make()
+    for _ in range(3):
+        with attack_view(model, X, "eval") as view:
+            results: list[tuple[Tensor, Tensor]] = []
+            for network in (model, view):
+                x = X.clone().requires_grad_()
+                logits = network(x)
+                results.append((logits.detach(), torch.autograd.grad(logits.square().sum(), x)[0]))
+        for expected, got in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(Rng(1).normal(parameter), alpha=0.05)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e10])
+def test_the_choice_does_not_depend_on_the_weights(value: float):
+    assert kinds(view_of(make(lambda tensor: tensor.fill_(value)))) == {StemConv, WinogradConv}
+
+
+def test_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(
+        "allrounder.inference.winograd.winograd_conv",
+        lambda x, filters, bias=None: winograd_conv(x, 1.1 * filters, bias),
+    )
+    with caplog.at_level(logging.INFO, "allrounder"):
+        assert not kinds(view_of(make()))
+    assert "attacks use plain convolutions" in caplog.text
+
+
+def test_the_faster_layers_are_listed():
+    layers = {"conv1": "input gradient as a matrix product", "conv2": "Winograd F(4x4, 3x3)"}
+    assert describe_fast_convs(make(fast=False), X) == layers
+    narrow = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten())
+    assert describe_fast_convs(narrow, torch.zeros(1, 4, 8, 8)) == {}
