@@ -85,7 +85,7 @@ def crafting_rows(quick: bool) -> Iterator[Row]:
 
 
 def step_rows(quick: bool) -> Iterator[Row]:
-    """A training step in the released code over ours, also with fast convolutions, and ours over its passes."""
+    """A training step: the released code over ours, also with fast convolutions, and ours over its passes."""
     for network, batch, rounds in (("small-cnn", 64, 9), ("resnet18", 16, 3)):
         given = ["--network", network, "--batch", str(batch), "--variant", "d", "--no-processes", "--json"]
         rounds = "1" if quick else str(rounds)
