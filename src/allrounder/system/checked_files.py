@@ -30,7 +30,7 @@ METADATA_KEY = "allrounder"
 """The only metadata text of a file of arrays: safetensors does not keep the order of several."""
 TOML_START = f"# {DIGEST_KEY} = "
 MAX_JSON_BYTES = 2**26
-"""Size of a JSON file, such as the manifest of a study."""
+"""Size of a JSON file, such as the manifest of a study, or of a TOML file with a digest."""
 ADVICE = "train again in another folder"
 """What to do if a file of a run is damaged and there is no copy."""
 CHANGED = "it was damaged or changed after it was written"
@@ -118,7 +118,7 @@ def write_toml_text(path: Path, text: str) -> None:
 def read_toml_text(path: Path, advice: str) -> str:
     """Read the text that `write_toml_text` wrote; raise RunError if it is damaged."""
     try:
-        start, _, text = path.read_bytes().decode().partition("\n")
+        start, _, text = read_limited(path, MAX_JSON_BYTES).decode().partition("\n")
         if start != f"{TOML_START}{_digest(text)}":
             raise ValueError(CHANGED)
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from allrounder.config.decode import Table, is_table
 from allrounder.config.fields import adapter
 from allrounder.config.time import Clock
-from allrounder.config.toml import parse_toml
+from allrounder.config.toml import parse_toml, read_limited
 from allrounder.errors import RecipeError, RunError
 from allrounder.recipe.exchange import Exchange
 from allrounder.system.checked_files import (
@@ -32,6 +32,8 @@ FORMAT_VERSION = 3
 FORMAT_FILE = "format.json"
 RECIPE_FILE = "recipe.toml"
 METRICS_FILE = "metrics.jsonl"
+MAX_METRICS_BYTES = 2**30
+"""Size of METRICS_FILE; a learner writes about 200 bytes an epoch."""
 Event = dict[str, Any]
 
 
@@ -141,8 +143,8 @@ def read_metrics(folder: Path) -> list[Event]:
 def read_metrics_bytes(file: Path, expected_bytes: int) -> bytes:
     """Read a file of metrics; raise RunError unless a line ends after the bytes that a manifest expects."""
     try:
-        content = file.read_bytes() if file.exists() else b""
-    except OSError as error:
+        content = read_limited(file, MAX_METRICS_BYTES) if file.exists() else b""
+    except (OSError, ValueError) as error:
         raise damage_error(file, error, ADVICE) from None
     if expected_bytes and content[expected_bytes - 1 : expected_bytes] != b"\n":
         reason = f"got {len(content)} bytes, expected a line that ends after {expected_bytes}: {CHANGED}"
