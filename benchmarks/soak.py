@@ -1,7 +1,7 @@
 """A long run of one process: train, stop, resume and evaluate again and again, and look for growth.
 
     python benchmarks/soak.py
-    python benchmarks/soak.py --minutes 10 --folder /tmp/soak
+    python benchmarks/soak.py --minutes 10
 
 Every round trains a small Generalist with validations and checkpoints, stops it in the middle by an error,
 resumes it, evaluates it with a results folder, reads the results, and deletes its folder. Every second round

@@ -25,14 +25,16 @@ from allrounder.system.checked_files import (
     read_manifest,
     read_toml_text,
 )
+from allrounder.system.field_checks import check_fields
 from allrounder.system.files import check_location, is_locked, newest_folder
+from allrounder.training.record_fields import EVENT_FIELDS, EVENTS, RECIPE_FIELDS
 
 FORMAT_VERSION = 3
 """Of run folders, checkpoints and saved weights; increased by every incompatible change of them."""
 FORMAT_FILE = "format.json"
 RECIPE_FILE = "recipe.toml"
 METRICS_FILE = "metrics.jsonl"
-MAX_METRICS_BYTES = 2**30
+MAX_METRICS_BYTES = 2**28
 """Size of METRICS_FILE; a learner writes about 200 bytes an epoch."""
 Event = dict[str, Any]
 
@@ -56,8 +58,10 @@ class RunRecord:
             recipe = parse_toml(read_recipe_text(folder), str(file))
         except RecipeError as error:
             raise RunError(f"{error}; restore it") from None
-        if not isinstance(recipe.get("epochs"), int) or not isinstance(recipe.get("task"), list):
-            raise RunError(f"{file}: got no epochs or no tasks, expected a recipe; restore it")
+        try:
+            check_fields(recipe, RECIPE_FIELDS)
+        except ValueError as error:
+            raise RunError(f"{file}: {error}, expected a recipe; restore it") from None
         events = read_metrics(folder)
         return cls(folder, recipe, tuple(events), is_finished(folder), is_locked(folder))
 
@@ -137,7 +141,14 @@ def read_metrics(folder: Path) -> list[Event]:
     file = folder / METRICS_FILE
     last = newest_folder(folder / "weights", "last")
     content = read_metrics_bytes(file, 0 if last is None else read_manifest(last)["metrics_bytes"])
-    return parse_json_lines(file, content, ADVICE)
+    events = parse_json_lines(file, content, ADVICE)
+    for number, event in enumerate(events, start=1):
+        try:
+            check_fields(event, EVENT_FIELDS)
+            check_fields(event, EVENTS.get(event["event"], {}))
+        except ValueError as error:
+            raise damage_error(file, f"line {number}: {error}", ADVICE) from None
+    return events
 
 
 def read_metrics_bytes(file: Path, expected_bytes: int) -> bytes:

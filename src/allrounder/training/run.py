@@ -68,6 +68,7 @@ from allrounder.training.record import (
     read_metrics_bytes,
     read_recipe_text,
 )
+from allrounder.training.record_fields import SESSION_FIELDS
 from allrounder.types import Weights
 
 MAX_LISTED = 3
@@ -155,7 +156,7 @@ class Run(HasSummary):
         advice = "remove it, which only loses the record of earlier sessions"
         sessions: list[dict[str, Any]] = []
         if path.exists():
-            sessions = read_json(path, advice, FORMAT_VERSION)["sessions"]
+            sessions = read_json(path, advice, FORMAT_VERSION, SESSION_FIELDS)["sessions"]
         now = {**describe_environment(device), "seed": self.recipe.seed, **facts}
         warnings = [
             f"{key} was {sessions[-1].get(key)}, is {now[key]}: bits may differ from an uninterrupted run"

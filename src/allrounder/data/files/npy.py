@@ -15,6 +15,8 @@ def open_npy(file: Path) -> NDArray[Any]:
     """Open an array; nothing is read but its header, and nothing in it is executed. Raise ValueError if the
     file is damaged, OSError if it cannot be opened."""
     try:
+        if file.exists() and not file.is_file():  # a pipe would wait forever
+            raise ValueError("it is a folder, a pipe or a device")
         array = cast(object, np.load(file, mmap_mode="r", allow_pickle=False))
     except OSError:
         raise
