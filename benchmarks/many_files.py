@@ -79,9 +79,7 @@ def main() -> int:
         found = measure_index(Path(folder) / "images")
     per_file, peak = found["kept"] / found["files"], found["peak"] / found["files"]
     print(f"indexed {found['files']:,.0f} files in {found['seconds']:.1f} s (traced)")
-    print(
-        f"kept {found['kept'] / 2**20:.1f} MiB, {per_file:.1f} bytes per file; the limit is {MAX_BYTES_PER_FILE}"
-    )
+    print(f"kept {found['kept'] / 2**20:.1f} MiB, {per_file:.1f} bytes per file (limit {MAX_BYTES_PER_FILE})")
     print(f"peak {found['peak'] / 2**20:.1f} MiB, {peak:.1f} bytes per file")
     return 0 if per_file <= MAX_BYTES_PER_FILE else 1
 

@@ -257,8 +257,8 @@ class Trainer:
         self.t = facts["t"]
 
     def count_needed_bytes(self) -> int:
-        """Return a lower bound on the bytes that this run will have on disk. Of learners of other ranks only the
-        network counts; momentum that does not exist yet does not count."""
+        """Return a lower bound on the bytes that this run will have on disk. Of learners of other ranks only
+        the network counts; momentum that does not exist yet does not count."""
         states = [
             count_bytes((learner.state_dict() | self.mixer.state_dict(name)).values())
             for name, learner in self._led_learners().items()

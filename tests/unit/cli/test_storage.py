@@ -122,7 +122,8 @@ def test_a_study_continues_after_a_full_disk(disk: Path, error: Callable[[], str
     words = ("compare", "embedded/nt", *SMALL[2:], "--out", str(disk / "study"), "--workers", "1")
     ballast = fill(disk, 100 << 10)
     assert command(*words) == 75
-    assert "the disk is full" in error()
+    message = error()
+    assert "the disk is full" in message or "its checkpoints and weights will take" in message
     ballast.unlink()
     assert command(*words) == 0
 
