@@ -5,16 +5,30 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from allrounder.errors import StorageError
+from allrounder.nn.state import weights_of
+
+if TYPE_CHECKING:
+    from allrounder.training.trainer import Trainer
 
 
-def count_needed_bytes(state: int, weights: int, has_best: bool) -> int:
+def count_needed_bytes(trainer: Trainer) -> int:
     """Return a lower bound on the bytes of a run folder at its largest: a checkpoint is deleted when the next
-    one is complete, and at the end there are the last weights, and the best ones if they are selected."""
-    best = weights if has_best else 0
+    one is complete, and at the end there are the last weights, and the best ones if they are selected.
+
+    Of learners of other ranks only the network counts. Momentum that does not exist yet does not count.
+    """
+    names = [learner.task.name for learner in trainer.learners]
+    states = [count_bytes(learner.state_dict().values()) for learner in trainer.learners]
+    states += [count_bytes(trainer.mixer.state_dict(name).values()) for name in names]
+    network = count_bytes(weights_of(trainer.scratch_model).values())
+    count = len(trainer.recipe.tasks)
+    state, weights = sum(states) + (count - len(names)) * network, (1 + count) * network
+    best = 0 if trainer.selection.split is None else weights
     return max(2 * state + best, state + best + weights)
 
 

@@ -28,7 +28,7 @@ from allrounder.system.signals import StopRequest, stop_on_signals
 from allrounder.training import setup
 from allrounder.training.checkpoint import Checkpointer, EpochMetrics
 from allrounder.training.data import TrainingData
-from allrounder.training.disk_space import check_disk_space, count_bytes, count_needed_bytes
+from allrounder.training.disk_space import check_disk_space, count_needed_bytes
 from allrounder.training.exchange_log import log_exchange
 from allrounder.training.learner import AugmentCache, AugmentKey, Learner
 from allrounder.training.mixer import Mixer
@@ -256,18 +256,6 @@ class Trainer:
         self.selection.best = facts.get("best")
         self.t = facts["t"]
 
-    def count_needed_bytes(self) -> int:
-        """Return a lower bound on the bytes that this run will have on disk. Of learners of other ranks only
-        the network counts; momentum that does not exist yet does not count."""
-        states = [
-            count_bytes((learner.state_dict() | self.mixer.state_dict(name)).values())
-            for name, learner in self._led_learners().items()
-        ]
-        network = count_bytes(weights_of(self.scratch_model).values())
-        count = len(self.recipe.tasks)
-        state = sum(states) + (count - len(states)) * network
-        return count_needed_bytes(state, (1 + count) * network, self.selection.split is not None)
-
     def finish(self) -> None:
         """Save the final weights, which mark the run as finished."""
         self._save_weights("last", self.clock.total_steps, self.global_weights("the final weights"))
@@ -400,7 +388,7 @@ def _train_run(
         del network
         trainer.restore()
         if world.is_main:
-            check_disk_space(run.folder, trainer.count_needed_bytes())
+            check_disk_space(run.folder, count_needed_bytes(trainer))
         for line in trainer.log_session_header() if world.is_main else ():
             progress.log(line)
         report_status(progress, trainer.status())
