@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from allrounder.threats.norms import L1 as L1, L2 as L2, Linf as Linf
     from allrounder.threats.threat import AnyOf as AnyOf, Threat as Threat
     from allrounder.training.run import Run as Run, load as load
-    from allrounder.training.trainer import train as train
+    from allrounder.training.train import train as train
 # fmt: on
 # isort: on
 
@@ -110,7 +110,7 @@ _MODULES = {
     "recipe.init": "FromRun Random Soup",
     "recipe.pipeline": "ModeConnectivity PIPELINES SelfTraining Stage WeightSoup",
     "recipe.compute": "Compute",
-    "training.trainer": "train",
+    "training.train": "train",
     "training.run": "Run load",
     "config.schedules": "Constant Cosine Cyclic EmaWarmup Linear Step TimeConstant",
     "config.time": "Clock Time",

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from allrounder.data.base import TensorSplit
+from allrounder.data.corruptions.datasets import find_set
+from allrounder.data.corruptions.generate import MARKER_FILE, make_set
 from allrounder.data.datasets import cifar, npz, svhn
 from allrounder.data.datasets.cifar import Cifar10
 from allrounder.data.datasets.folder import Folder
@@ -27,9 +31,11 @@ from allrounder.data.streaming.decode import DecodeSpec
 from allrounder.data.streaming.file_index import read_lines
 from allrounder.errors import AllrounderError
 from allrounder.system.memory import total_memory
+from allrounder.training.record import FORMAT_FILE, METRICS_FILE, RECIPE_FILE, RunRecord
 from tests.support import formats
 from tests.support.formats import random_images
 from tests.support.refusals import refusal
+from tests.support.trainings import SOLO, go, recipe
 
 COLOUR = random_images(40, (3, 32, 32), 10), random_images(20, (3, 32, 32), 10, seed=1)
 PROPERTY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -170,6 +176,39 @@ def test_an_image_of_too_many_pixels_is_refused(tmp_path: Path, side: int):
         DecodeSpec(8, 8, resize=8).decode(str(tmp_path / "val" / "cat" / "1.png"))
     if side == 9500:
         assert "is 9500x9500, expected at most 89478485 pixels" in message
+
+
+@pytest.mark.parametrize("content", ["header", "archive", "empty", "objects", "huge"])
+def test_an_npy_file_that_is_no_array_is_refused(tmp_path: Path, content: str):
+    objects = io.BytesIO()
+    np.save(objects, np.array([{}, []], dtype=object), allow_pickle=True)
+    raw = {
+        "header": header((5,)).replace(b"{", b";"),
+        "archive": WHOLE_NPZ,
+        "empty": b"",
+        "objects": objects.getvalue(),
+        "huge": header((10**12,)) + bytes(10),
+    }[content]
+    (tmp_path / "fog.npy").write_bytes(raw)
+    split = TensorSplit(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.arange(2), 2)
+    assert "fog.npy: cannot be read (" in refusal(lambda: find_set(split, "c", ["fog"], tmp_path))
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "{}", '{"seed": "x"}', "x" * 2**17, "[1]"], ids=len)
+def test_a_false_mark_of_a_generated_set_is_refused(tmp_path: Path, text: str):
+    split = TensorSplit(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.arange(2), 2)
+    make_set(split, tmp_path / "set", "c", names=["contrast"])
+    (tmp_path / "set" / MARKER_FILE).write_text(text)
+    message = refusal(lambda: find_set(split, "c", ["contrast"], tmp_path / "set"))
+    assert f"{MARKER_FILE}: cannot be read (" in message and "generate it again" in message
+
+
+@pytest.mark.parametrize("name", [RECIPE_FILE, METRICS_FILE, FORMAT_FILE])
+def test_a_file_of_a_run_that_is_too_large_is_refused(tmp_path: Path, name: str):
+    run = go(recipe(SOLO), tmp_path / "run")
+    with (run.folder / name).open("wb") as large:
+        large.truncate(2**40)
+    assert f"{name}: cannot be read (it has more than " in refusal(lambda: RunRecord.read(run.folder))
 
 
 def test_the_memory_of_the_machine_is_known():

@@ -41,7 +41,7 @@ from allrounder.recipe.validation import HeldOut
 from allrounder.rng import Rng
 from allrounder.threats.threat import AnyOf, Threat
 from allrounder.training.learner import frozen_copy
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from allrounder.types import Batch, Context, Loss, Passes
 from tests.support.networks import Counting, Tiny, blobs, same, tiny
 

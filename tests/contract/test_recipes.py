@@ -29,7 +29,7 @@ from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.rng import Rng
 from allrounder.training.data import load_data, train_val_split
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support import samples
 from tests.support.offenders import check_each, for_each
 

@@ -16,7 +16,7 @@ from allrounder.objectives import Adversarial
 from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training.data import load_data, train_val_split
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 
 NAMES = list(shipped_studies())
 ABLATIONS = [

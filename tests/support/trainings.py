@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from allrounder.data.base import Data
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.networks import Tiny, blobs, tiny
 
 Model = Callable[[], nn.Module]

@@ -25,7 +25,7 @@ from allrounder.models import MODELS
 from allrounder.nn.mixing import MIXES
 from allrounder.objectives import OBJECTIVES
 from allrounder.recipe.recipe import Recipe
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.documents import DOCUMENTS, find_blocks, name_of, run_blocks
 from tests.support.formats import cifar10_binary, random_images, shared_data_folder
 from tests.support.networks import blobs

@@ -25,7 +25,7 @@ from allrounder.training.data import TrainingData
 from allrounder.training.pass_times import SuiteCost
 from allrounder.training.planning import Plan, load_images_or_noise, refine_plan
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from allrounder.types import Passes
 
 

@@ -24,7 +24,7 @@ from allrounder.experiments.manifest import slug
 from allrounder.models.factory import ModelFactory, ModelLike, as_factory
 from allrounder.nn.mixture import mix_weights, simplex_grid
 from allrounder.nn.state import copy_, first_mismatch, weights_of
-from allrounder.report.dial import GLOBAL, DialPoint, describe_shares
+from allrounder.report.dial import DIAL_FIELDS, GLOBAL, DialPoint, describe_shares
 from allrounder.system.checked_files import read_json, write_json
 from allrounder.system.files import lock_folder, make_folder
 from allrounder.system.processes import use_threads
@@ -237,7 +237,8 @@ def _load_weights(runs: FinishedRuns) -> tuple[tuple[str, ...], dict[str, Weight
 def _read_points(file: Path) -> list[DialPoint]:
     if not file.is_file():
         return []
-    fields = read_json(file, "remove it and call again: its points are measured again", FORMAT_VERSION)
+    again = "remove it and call again: its points are measured again"
+    fields = read_json(file, again, FORMAT_VERSION, DIAL_FIELDS)
     return [DialPoint(**point) for point in fields["points"]]
 
 

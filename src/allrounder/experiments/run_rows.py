@@ -20,6 +20,7 @@ from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.system.checked_files import ADVICE, read_json, read_manifest
 from allrounder.system.files import newest_folder
 from allrounder.training.record import FORMAT_VERSION, RECIPE_FILE, RunRecord, read_recipe_text
+from allrounder.training.record_fields import SESSION_FIELDS
 
 ENV_FILE = "env.json"
 PLAN_FILE = "plan.json"
@@ -53,7 +54,7 @@ def read_training(folder: Path, problems: list[str], advice: str = RESUME_HINT) 
             exchanges=tuple(sorted(record.count_exchanges().elements())),
         )
         with note_damage(problems):
-            sessions = read_json(folder / ENV_FILE, ADVICE, FORMAT_VERSION)["sessions"]
+            sessions = read_json(folder / ENV_FILE, ADVICE, FORMAT_VERSION, SESSION_FIELDS)["sessions"]
             training = replace(training, sessions=tuple(sessions))
         with note_damage(problems):
             training = replace(training, mixtures=read_points(folder))

@@ -39,7 +39,7 @@ from allrounder.system.processes import Job
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.training.data import load_data, train_val_split
 from allrounder.training.run import load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 
 
 @final

@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from allrounder.models.layers import build_normalise
 from allrounder.models.normalisation import MeanStd
 from allrounder.models.state_dict_match import find_state_dict, load_matched_, read_normalisation
 from allrounder.models.wide_resnet import WideResNet
+from allrounder.system.memory import total_memory
 from allrounder.types import Weights
 
 WIDE_RESNET_NAME = r"(?:wrn|wide[-_]?resnet)[-_]?(\d+)(?:[-_x](\d+))?"
@@ -242,6 +244,7 @@ def _read_torch(path: Path) -> object:
         )
     # Torch, pickle and zipfile raise many types of errors for a damaged file.
     try:
+        _check_fits_memory(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that torch.save does not write, refused below
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -257,6 +260,14 @@ def _read_torch(path: Path) -> object:
         first_line = message.strip().partition("\n")[0][:80]
         reason = f"{type(error).__name__}: {first_line}"
         raise RunError(f"{path}: not a torch.save file, or truncated ({reason}); download it again") from None
+
+
+def _check_fits_memory(path: Path) -> None:
+    """Raise ValueError if a file inflates beyond the memory; torch.save does not compress, but reads it."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            if sum(member.file_size for member in file.infolist()) > total_memory():
+                raise ValueError("it does not fit into the memory of this machine")
 
 
 def _is_plain_pickle(path: Path) -> bool:

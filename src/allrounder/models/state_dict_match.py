@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.config.fields import did_you_mean
+from allrounder.config.text import shorten
 from allrounder.errors import RunError
 from allrounder.nn.state import all_finite, copy_, weights_of
 from allrounder.types import NamedTensors, Weights
@@ -63,16 +64,21 @@ BATCH_COUNTER = "num_batches_tracked"
 """BatchNorm's counter: missing in old files, and without effect in evaluation."""
 MAX_LISTED = 4
 """Names listed in an error message."""
+MAX_TABLES, MAX_TABLE_DEPTH = 10_000, 16
+"""Tables in a file, and tables inside each other; a hostile file may hold a table inside itself."""
+MAX_EXPANDED_BYTES = 2**20
+"""Size of a tensor that repeats the numbers it is stored with; a hostile one repeats one number forever."""
 
 
 def find_state_dict(raw: Mapping[str, object], *, key: str | None = None, source: str = "weights") -> Weights:
     """Find the state dict inside a checkpoint, however it is nested. If there are several, such as a
     network's and its moving average's, `key` must select one: they are different networks."""
+    _check_tables(raw, source)
     state_dicts = dict(_find_state_dicts(raw, ""))
     names = _summarise(state_dicts)
     if key is not None:
         if key in state_dicts:
-            return state_dicts[key]
+            return _check_plain(state_dicts[key], source)
         hint = did_you_mean(key, state_dicts)
         raise RunError(f'{source}: holds no weights "{key}" (there are: {names}){hint}; choose one')
     if not state_dicts:
@@ -82,7 +88,7 @@ def find_state_dict(raw: Mapping[str, object], *, key: str | None = None, source
         )
     if len(state_dicts) > 1:
         raise RunError(f"{source}: holds {len(state_dicts)} sets of weights ({names}); choose one by its key")
-    return next(iter(state_dicts.values()))
+    return _check_plain(next(iter(state_dicts.values())), source)
 
 
 def read_normalisation(raw: NamedTensors) -> dict[str, tuple[float, ...]]:
@@ -173,6 +179,36 @@ class NameMatch:
         )
 
 
+def _check_tables(raw: Mapping[Any, object], source: str) -> None:
+    """Raise RunError if a file holds so many tables, or so deep, that to look through them takes forever."""
+    level, count = [raw], 0
+    for _ in range(MAX_TABLE_DEPTH):
+        count += len(level)
+        if count > MAX_TABLES:
+            break
+        entries = [value for table in level for name, value in table.items() if isinstance(name, str)]
+        level = [cast(Mapping[Any, object], value) for value in entries if isinstance(value, Mapping)]
+        if not level:
+            return
+    limits = f"more than {MAX_TABLES:,} tables, or more than {MAX_TABLE_DEPTH} inside each other"
+    raise RunError(f"{source}: holds {limits}; save network.state_dict()")
+
+
+def _check_plain(tensors: Weights, source: str) -> Weights:
+    """Return tensors that are arrays of numbers; raise RunError for sparse, nested, quantized or meta ones,
+    and for those that are much larger than what is stored of them."""
+    for name, tensor in tensors.items():
+        is_array = tensor.layout == torch.strided and tensor.device.type != "meta"
+        if not is_array or tensor.is_nested or tensor.is_quantized:
+            problem = "is sparse, nested, quantized or empty, expected an array of numbers"
+            raise RunError(f"{source}: {shorten(name)} {problem}; save network.state_dict()")
+        size = tensor.numel() * tensor.element_size()
+        if size > max(tensor.untyped_storage().nbytes(), MAX_EXPANDED_BYTES):
+            problem = f"has the shape {tuple(tensor.shape)}, but only repeats a few numbers"
+            raise RunError(f"{source}: {shorten(name)} {problem}; save network.state_dict()")
+    return tensors
+
+
 def _find_state_dicts(raw: Mapping[Any, object], path: str) -> Iterator[tuple[str, Weights]]:
     """Yield every mapping from names to tensors, at least one of them a matrix, with its dotted key."""
     # Optimisers store their tensors under integer keys.
@@ -261,6 +297,6 @@ def _describe(tensor: Tensor) -> str:
 
 def _summarise(names: Iterable[str]) -> str:
     """The first few names, and how many more there are."""
-    listed = [str(name) or "the whole file" for name in names]
+    listed = [shorten(str(name)) or "the whole file" for name in names]
     more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
     return (", ".join(listed[:MAX_LISTED]) + more) or "nothing"

@@ -16,6 +16,7 @@ from allrounder.report.outcome import NATURAL
 from allrounder.report.statistics import format_percent
 from allrounder.report.tables import Cell, ResultTable
 from allrounder.system.checked_files import read_json
+from allrounder.system.field_checks import NUMBER, Checks, fields_of, list_of, table_of
 
 GLOBAL = "global"
 """The name of a run's global weights."""
@@ -26,6 +27,15 @@ DIAL_FOLDER, DIAL_FILE = "dial", "dial.json"
 """Where the points of a run are: in this folder of the run, in this file."""
 FORMAT_VERSION = 1
 """Of DIAL_FILE."""
+POINT_FIELDS: Checks = {
+    "shares": table_of(NUMBER),
+    "natural": NUMBER,
+    "robust": table_of(NUMBER),
+    "worst": NUMBER,
+    "mean": NUMBER,
+}
+DIAL_FIELDS: Checks = {"points": list_of(fields_of(POINT_FIELDS))}
+"""Of DIAL_FILE, and of other files with points."""
 
 
 @final
@@ -80,7 +90,7 @@ def read_points(run: Path) -> tuple[DialPoint, ...]:
         return ()
     again = "remove it and call allrounder dial again, which keeps the points"
     fields = [field.name for field in dataclass_fields(DialPoint)]
-    points = read_json(file, again, FORMAT_VERSION)["points"]
+    points = read_json(file, again, FORMAT_VERSION, DIAL_FIELDS)["points"]
     return tuple(DialPoint(**{name: point[name] for name in fields}) for point in points)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from allrounder.config.text import shorten
 from allrounder.errors import InputError
 from allrounder.report.calibration import DEFAULT_BINS, Reliability, reliability
 from allrounder.report.corruption_metrics import (
@@ -27,7 +28,13 @@ from allrounder.report.corruption_metrics import (
     to_smallest_dtype,
 )
 from allrounder.report.statistics import McNemar, format_percent, wilson_interval
-from allrounder.system.checked_files import check_version, damage_error, read_arrays, write_arrays
+from allrounder.system.checked_files import (
+    check_version,
+    damage_error,
+    read_arrays,
+    write_arrays,
+)
+from allrounder.system.field_checks import TABLE, TEXT, check_fields, list_of
 from allrounder.system.summary import HasSummary, Summary
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -304,6 +311,8 @@ class Outcome(HasSummary):
             arrays, content = read_arrays(path)
             if "probes" not in content:
                 raise ValueError("it is not an outcome")
+            if content.get("format") == FORMAT_VERSION:
+                _check_content(arrays, content)
         except (OSError, ValueError) as error:
             raise damage_error(path, error, advice) from None
         check_version(path, content.get("format"), FORMAT_VERSION, advice)
@@ -315,6 +324,19 @@ class Outcome(HasSummary):
         )
         confidence = arrays.get("confidence")
         return cls(arrays["label"], predicted, content["facts"], distance, stage, confidence)
+
+
+def _check_content(arrays: Mapping[str, NDArray[Any]], content: dict[str, Any]) -> None:
+    """Raise ValueError unless a file has the fields of an outcome, and numbers for every image."""
+    check_fields(content, {"probes": list_of(TEXT), "facts": TABLE})
+    needed = ["label", *(f"predicted/{name}" for name in content["probes"])]
+    missing = [name for name in needed if name not in arrays]
+    if missing:
+        raise ValueError(f"it has no array {shorten(missing[0])}")
+    for name, array in arrays.items():
+        is_integer = array.dtype.kind in "iu"
+        if len(array.shape) == 0 or len(array) != len(arrays["label"]) or (name in needed and not is_integer):
+            raise ValueError(f"the array {shorten(name)} has not one number for every image")
 
 
 def parse_eps(budget: str) -> Fraction:

@@ -20,6 +20,18 @@ from safetensors.numpy import save
 
 from allrounder.config.toml import read_limited
 from allrounder.errors import RunError
+from allrounder.system.field_checks import (
+    NUMBER,
+    TEXT,
+    Checks,
+    check_fields,
+    fields_of,
+    list_of,
+    nullable,
+    optional,
+    table_of,
+    whole_number,
+)
 from allrounder.system.files import MANIFEST, write_atomically, write_text
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
@@ -30,9 +42,21 @@ METADATA_KEY = "allrounder"
 """The only metadata text of a file of arrays: safetensors does not keep the order of several."""
 TOML_START = f"# {DIGEST_KEY} = "
 MAX_JSON_BYTES = 2**26
-"""Size of a JSON file, such as the manifest of a study."""
+"""Size of a JSON file, such as the manifest of a study, or of a TOML file with a digest."""
 ADVICE = "train again in another folder"
 """What to do if a file of a run is damaged and there is no copy."""
+BEST = nullable(fields_of({"t": whole_number(0)}))
+MANIFEST_FIELDS: Checks = {
+    "files": table_of(TEXT),
+    "t": optional(whole_number(0)),
+    "metrics_bytes": optional(whole_number(0)),
+    "shape": optional(list_of(whole_number(1, 2**16), 3, 3)),
+    "classes": optional(list_of(TEXT, 1)),
+    "data": optional(TEXT),
+    "best": optional(BEST),
+    "sums": optional(table_of(table_of(NUMBER))),
+}
+"""Of folders of tensors; those of weights have a shape and classes."""
 CHANGED = "it was damaged or changed after it was written"
 
 
@@ -56,9 +80,10 @@ def write_json(path: Path, fields: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(add_digest(fields), indent=1) + "\n")
 
 
-def read_json(path: Path, advice: str, version: int | None = None) -> Fields:
-    """Read what `write_json` wrote, without the digest. Raise RunError if it is damaged, or if its field
-    "format" is not `version`; `advice` says what to do without an intact copy."""
+def read_json(path: Path, advice: str, version: int | None = None, expected: Checks | None = None) -> Fields:
+    """Read what `write_json` wrote, without the digest. Raise RunError if it is damaged, if its field
+    "format" is not `version`, or if its fields are not `expected`; `advice` says what
+    to do without an intact copy."""
     try:
         text = read_limited(path, MAX_JSON_BYTES).decode("utf-8")
         fields = _parse_object(text)
@@ -69,12 +94,17 @@ def read_json(path: Path, advice: str, version: int | None = None) -> Fields:
         raise damage_error(path, error, advice) from None
     if version is not None:
         check_version(path, fields.get("format"), version, advice)
+    if expected is not None:
+        try:
+            check_fields(fields, expected)
+        except ValueError as error:
+            raise damage_error(path, error, advice) from None
     return fields
 
 
 def read_manifest(folder: Path) -> Fields:
     """Read the metadata of a folder of tensors, with the digests of its files under "files"."""
-    return read_json(folder / MANIFEST, ADVICE)
+    return read_json(folder / MANIFEST, ADVICE, expected=MANIFEST_FIELDS)
 
 
 def _parse_object(text: str) -> Fields:
@@ -118,7 +148,7 @@ def write_toml_text(path: Path, text: str) -> None:
 def read_toml_text(path: Path, advice: str) -> str:
     """Read the text that `write_toml_text` wrote; raise RunError if it is damaged."""
     try:
-        start, _, text = path.read_bytes().decode().partition("\n")
+        start, _, text = read_limited(path, MAX_JSON_BYTES).decode().partition("\n")
         if start != f"{TOML_START}{_digest(text)}":
             raise ValueError(CHANGED)
     except (OSError, ValueError) as error:
@@ -137,6 +167,8 @@ def write_arrays(path: Path, arrays: Arrays, fields: Mapping[str, Any]) -> None:
 def read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], Fields]:
     """Read what `write_arrays` wrote; raise ValueError if it is damaged, OSError if it cannot be opened."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would wait forever
+            raise ValueError("it is a folder, a pipe or a device")
         file: Any = safe_open(path, framework="numpy")
         with file as opened:
             metadata: dict[str, str] = opened.metadata() or {}

@@ -82,6 +82,8 @@ def check_folder(path: Path) -> None:
 
 def _check_file(file: Path, digest: str) -> None:
     try:
+        if not file.is_file():  # a pipe would wait forever
+            raise FileNotFoundError("there is no such file, or it is a folder, a pipe or a device")
         current = hash_file(file)
     except OSError as error:
         raise damage_error(file, error, ADVICE) from None

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from allrounder.config.decode import Table, is_table
 from allrounder.config.fields import adapter
 from allrounder.config.time import Clock
-from allrounder.config.toml import parse_toml
+from allrounder.config.toml import parse_toml, read_limited
 from allrounder.errors import RecipeError, RunError
 from allrounder.recipe.exchange import Exchange
 from allrounder.system.checked_files import (
@@ -25,13 +25,17 @@ from allrounder.system.checked_files import (
     read_manifest,
     read_toml_text,
 )
+from allrounder.system.field_checks import check_fields
 from allrounder.system.files import check_location, is_locked, newest_folder
+from allrounder.training.record_fields import EVENT_FIELDS, EVENTS, RECIPE_FIELDS
 
 FORMAT_VERSION = 3
 """Of run folders, checkpoints and saved weights; increased by every incompatible change of them."""
 FORMAT_FILE = "format.json"
 RECIPE_FILE = "recipe.toml"
 METRICS_FILE = "metrics.jsonl"
+MAX_METRICS_BYTES = 2**28
+"""Size of METRICS_FILE; a learner writes about 200 bytes an epoch."""
 Event = dict[str, Any]
 
 
@@ -54,8 +58,10 @@ class RunRecord:
             recipe = parse_toml(read_recipe_text(folder), str(file))
         except RecipeError as error:
             raise RunError(f"{error}; restore it") from None
-        if not isinstance(recipe.get("epochs"), int) or not isinstance(recipe.get("task"), list):
-            raise RunError(f"{file}: got no epochs or no tasks, expected a recipe; restore it")
+        try:
+            check_fields(recipe, RECIPE_FIELDS)
+        except ValueError as error:
+            raise RunError(f"{file}: {error}, expected a recipe; restore it") from None
         events = read_metrics(folder)
         return cls(folder, recipe, tuple(events), is_finished(folder), is_locked(folder))
 
@@ -135,14 +141,21 @@ def read_metrics(folder: Path) -> list[Event]:
     file = folder / METRICS_FILE
     last = newest_folder(folder / "weights", "last")
     content = read_metrics_bytes(file, 0 if last is None else read_manifest(last)["metrics_bytes"])
-    return parse_json_lines(file, content, ADVICE)
+    events = parse_json_lines(file, content, ADVICE)
+    for number, event in enumerate(events, start=1):
+        try:
+            check_fields(event, EVENT_FIELDS)
+            check_fields(event, EVENTS.get(event["event"], {}))
+        except ValueError as error:
+            raise damage_error(file, f"line {number}: {error}", ADVICE) from None
+    return events
 
 
 def read_metrics_bytes(file: Path, expected_bytes: int) -> bytes:
     """Read a file of metrics; raise RunError unless a line ends after the bytes that a manifest expects."""
     try:
-        content = file.read_bytes() if file.exists() else b""
-    except OSError as error:
+        content = read_limited(file, MAX_METRICS_BYTES) if file.exists() else b""
+    except (OSError, ValueError) as error:
         raise damage_error(file, error, ADVICE) from None
     if expected_bytes and content[expected_bytes - 1 : expected_bytes] != b"\n":
         reason = f"got {len(content)} bytes, expected a line that ends after {expected_bytes}: {CHANGED}"

@@ -68,6 +68,7 @@ from allrounder.training.record import (
     read_metrics_bytes,
     read_recipe_text,
 )
+from allrounder.training.record_fields import SESSION_FIELDS
 from allrounder.types import Weights
 
 SESSIONS_FILE = "env.json"
@@ -166,7 +167,7 @@ class Run(HasSummary):
         """Return what env.json says about earlier processes."""
         path = self.folder / SESSIONS_FILE
         advice = "remove it, which only loses the record of earlier sessions"
-        return read_json(path, advice, FORMAT_VERSION)["sessions"] if path.exists() else []
+        return read_json(path, advice, FORMAT_VERSION, SESSION_FIELDS)["sessions"] if path.exists() else []
 
     def save_checkpoint(
         self, t: int, learners: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]

@@ -16,7 +16,7 @@ from allrounder.data import Embedded
 from allrounder.data.base import Data, Subset
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.golden.results import Result, make_result
 from tests.golden.subjects import make_bytes
 

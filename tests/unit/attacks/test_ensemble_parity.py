@@ -25,7 +25,7 @@ from allrounder.threats.norms import NORMS
 from allrounder.threats.threat import Threat
 from allrounder.training.data import load_data
 from allrounder.training.run import load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.parity import PARITY_ATTACKS, SKIP_REASON, Comparison, robust_under_public, table
 from tests.unit.attacks.test_brute_force import PAIRS, problem
 

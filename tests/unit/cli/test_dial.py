@@ -14,7 +14,7 @@ from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.system.checked_files import read_json
 from allrounder.training.recalibration import Statistics
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.unit.cli.test_main import Command, allrounder, flat, overrides
 
 __all__ = ["allrounder"]  # a fixture

@@ -22,7 +22,7 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.report.statistics import format_percent
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.evaluations import images, trained_network
 from tests.support.interruptions import Point, struck
 from tests.unit.cli.test_main import Answer, Command, allrounder, flat, overrides

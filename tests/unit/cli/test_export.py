@@ -13,7 +13,7 @@ import pytest
 
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.unit.cli.test_main import Command, allrounder, flat, overrides
 
 __all__ = ["allrounder"]  # a fixture

@@ -10,7 +10,7 @@ import pytest
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.files import lock_folder
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.studies import run_here, tiny_study
 from tests.support.trainings import PAIR, go, recipe
 from tests.unit.cli.test_main import Command, allrounder, flat, overrides

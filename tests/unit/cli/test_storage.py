@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from allrounder.errors import StorageError
+from allrounder.training import disk_space
+from allrounder.training import train as train_module
 from tests.support.damage import flip, small_disk
 from tests.support.interruptions import SMALL, command
 from tests.support.trainings import remains
@@ -56,14 +59,51 @@ def fill(disk: Path, free: int) -> Path:
 
 
 @pytest.mark.parametrize("free", [0, 8 << 10, 100 << 10, 170 << 10])
-def test_a_training_continues_after_a_full_disk(free: int, disk: Path, whole: Path, error: Callable[[], str]):
+def test_a_training_continues_after_a_full_disk(
+    free: int, disk: Path, whole: Path, error: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+):
     ballast = fill(disk, free)
+    monkeypatch.setattr(disk_space, "read_free_bytes", lambda folder: 10**9)  # it fills up during the run
     assert train(disk / "run") == 75
     message = r": cannot be written, the disk is full; free some space and call again"
     assert message in error()
     ballast.unlink()
     assert train(disk / "run", "--resume") == 0
     assert remains(disk / "run") == remains(whole)
+
+
+def test_a_training_that_does_not_fit_on_the_disk_says_so_before_it_starts(
+    tmp_path: Path, error: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(disk_space, "read_free_bytes", lambda folder: 20_000)
+    assert train(tmp_path / "run") == 75
+    message = error()
+    assert "its checkpoints and weights will take 0." in message and "the disk has 0.0 MB" in message
+    assert "free some space and call again, or choose a folder on another disk" in message
+    assert (
+        not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "metrics.jsonl").exists()
+    )
+    monkeypatch.undo()
+    assert train(tmp_path / "run") == 0
+
+
+def test_the_space_that_is_needed_is_no_more_than_what_is_written(whole: Path, tmp_path: Path):
+    files = [file for name in ("checkpoints", "weights") for file in (whole / name).rglob("*.safetensors")]
+    written = sum(file.stat().st_size for file in files)
+    needed: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_module, "check_disk_space", lambda folder, count: needed.append(count))
+        assert train(tmp_path / "run") == 0
+    assert written / 3 < needed[0] < 1.5 * written
+
+
+def test_files_of_earlier_sessions_count_as_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "a").write_bytes(bytes(60))
+    monkeypatch.setattr(disk_space, "read_free_bytes", lambda folder: 40)
+    disk_space.check_disk_space(tmp_path, 100)
+    with pytest.raises(StorageError, match="will take"):
+        disk_space.check_disk_space(tmp_path, 101)
 
 
 def test_an_evaluation_continues_after_a_full_disk(disk: Path, whole: Path, error: Callable[[], str]):
@@ -83,7 +123,8 @@ def test_a_study_continues_after_a_full_disk(disk: Path, error: Callable[[], str
     words = ("compare", "embedded/nt", *SMALL[2:], "--out", str(disk / "study"), "--workers", "1")
     ballast = fill(disk, 100 << 10)
     assert command(*words) == 75
-    assert "the disk is full" in error()
+    message = error()
+    assert "the disk is full" in message or "its checkpoints and weights will take" in message
     ballast.unlink()
     assert command(*words) == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from allrounder.recipe.recipe import Recipe
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.unit.cli.test_main import Command, allrounder, flat
 
 __all__ = ["allrounder"]  # a fixture

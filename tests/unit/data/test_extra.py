@@ -25,7 +25,7 @@ from allrounder.report.outcome import Outcome
 from allrounder.report.render import render
 from allrounder.rng import Rng
 from allrounder.training.data import add_extra, load_data, make_batches, train_val_split
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from allrounder.types import Batch
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import blobs

@@ -30,7 +30,7 @@ from allrounder.training import recalibration
 from allrounder.training.mixer import recalibrate
 from allrounder.training.recalibration import Crafting, Statistics, craft_batches
 from allrounder.training.run import Run, load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.damage import flip
 from tests.support.networks import Tiny, blobs, same, tiny
 from tests.support.trainings import HEAD, LINF, PAIR, SOLO, EndsAfter, contents, go, recipe

@@ -26,7 +26,7 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import Outcome
 from allrounder.rng import Rng
 from allrounder.training.run import Run, load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.networks import same
 
 LINF = "Linf:0.05"

@@ -18,7 +18,7 @@ from allrounder.models.layers import Normalise
 from allrounder.models.logits_of import LogitsOf, find_logits
 from allrounder.models.normalisation import NORMALISATION_CONSTANTS, parse_normalisation
 from allrounder.training.run import load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.evaluations import BATCH_SIZE, PGD, images, trained_network
 from tests.support.networks import blobs
 from tests.support.trainings import SOLO, recipe

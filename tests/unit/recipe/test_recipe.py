@@ -32,7 +32,7 @@ from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.recipe.task import Task
 from allrounder.threats.norms import L2, Norm
 from allrounder.threats.threat import Threat
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.networks import blobs, tiny
 
 TWO = """

@@ -16,7 +16,7 @@ from allrounder.errors import Interrupted
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.signals import stop_on_signals
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.interruptions import SIGNALS, SMALL, STEP, Point, signal_everywhere, struck
 from tests.support.trainings import SOLO, go, recipe, remains
 

@@ -19,7 +19,8 @@ from allrounder.errors import RecipeError
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.planning import plan
 from allrounder.training.run import Run
-from allrounder.training.trainer import Trainer, train
+from allrounder.training.train import train
+from allrounder.training.trainer import Trainer
 from tests.support.networks import blobs
 from tests.support.pictures import ROOT
 from tests.support.trainings import EndsAfter, remains

@@ -11,7 +11,7 @@ from allrounder.data.base import Data, TensorSplit
 from allrounder.errors import RecipeError
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.data import TrainingData
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.networks import blobs, tiny
 from tests.support.trainings import PAIR, SOLO, recipe
 

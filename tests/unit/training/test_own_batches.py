@@ -16,7 +16,7 @@ from allrounder.rng import Rng
 from allrounder.training.data import TrainingData
 from allrounder.training.learner import Learner
 from allrounder.training.planning import plan
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from allrounder.types import Batch, Passes
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import blobs, same, tiny

@@ -17,7 +17,7 @@ from allrounder.nn.state import weights_of
 from allrounder.recipe.recipe import Recipe
 from allrounder.system.checked_files import read_json
 from allrounder.training.run import FORMAT_VERSION, Run, describe_environment, load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.damage import cut, damages, edit_json, flip
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import Tiny, blobs, same, tiny

@@ -15,7 +15,7 @@ from allrounder.errors import InputError, Interrupted, RecipeError
 from allrounder.nn.state import weights_of
 from allrounder.system.progress import TrainingStatus
 from allrounder.training.run import Run, load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.networks import Tiny, blobs, tiny
 from tests.support.trainings import PAIR, SOLO, EndsAfter, go, recipe, remains
 

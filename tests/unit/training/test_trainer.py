@@ -21,7 +21,8 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training import data as training_data
 from allrounder.training.run import Run
-from allrounder.training.trainer import Trainer, train
+from allrounder.training.train import train
+from allrounder.training.trainer import Trainer
 from allrounder.types import Weights
 from tests.support.interruptions import STEP, Killed, Point, give_up, struck
 from tests.support.networks import Tiny, blobs, same, tiny, unfoldable64

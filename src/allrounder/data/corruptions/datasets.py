@@ -30,6 +30,7 @@ from allrounder.data.corruptions.generate import (
     source_digest,
 )
 from allrounder.data.files.cache import cache_folder
+from allrounder.data.files.npy import open_npy
 from allrounder.errors import RunError
 from allrounder.types import Labels
 
@@ -146,7 +147,7 @@ def _open_stored(folder: Path, kind: ShiftKind, names: Sequence[str], split: Spl
         return StoredSet(folder, n, OFFICIAL, note)
     if marker.get("source") != source_digest(split) or marker.get("generation") != GENERATOR_VERSION:
         raise RunError(f"{folder}: generated from other images or by another version; generate it again")
-    return StoredSet(folder, n, GENERATED, GeneratedSet(split, kind, int(marker["seed"])).description)
+    return StoredSet(folder, n, GENERATED, GeneratedSet(split, kind, marker["seed"]).description)
 
 
 def _open_arrays(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], list[UnusableSetError]]:
@@ -206,6 +207,6 @@ def _open_array(folder: Path, name: str) -> Any:
             f"{folder}: has no {file.name}; generate or download it, or give another folder"
         )
     try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        return open_npy(file)
+    except (OSError, ValueError) as error:
         raise UnusableSetError(f"{file}: cannot be read ({error}); download or generate it again") from None

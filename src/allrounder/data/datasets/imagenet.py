@@ -10,6 +10,7 @@ from typing import final
 from typing_extensions import override
 
 from allrounder.config.fields import PathField, Workers, frozen_config
+from allrounder.config.text import quote
 from allrounder.data.base import Data, DataSpec
 from allrounder.data.datasets.folder import Side, list_common_classes, resize_for_crop
 from allrounder.data.files.cache import dataset_folder
@@ -196,7 +197,7 @@ def _read_annotations(file: Path) -> dict[str, str]:
     for number, line in read_lines(file):
         name, *rest = line.split()[:2]
         if not rest:
-            got = f"{file}: line {number}: got {line!r}"
+            got = f"{file}: line {number}: got {quote(line)}"
             raise DataError(f"{got}, expected a file name and a class; get it again")
         class_of[name] = rest[0]
     return class_of

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from allrounder.config.fields import PathField, frozen_config
 from allrounder.data.base import Data, DataSpec, prefix_errors
+from allrounder.data.files.archives import check_no_padding
 from allrounder.data.files.cache import dataset_folder, missing_error
 from allrounder.data.files.catalog import IDX_FILES, idx_file_names
 from allrounder.errors import DataError
@@ -76,6 +77,8 @@ def read_idx(path: Path, ndim: int) -> NDArray[np.uint8]:
     """Read an idx file of uint8 with `ndim` dimensions, compressed by gzip or not."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
+    if is_gzip:
+        check_no_padding(path)
     start = bytes((0, 0, IDX_UINT8, ndim))
     with prefix_errors(f"{path}:"):
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import shutil
 import stat
 import tarfile
@@ -30,6 +31,8 @@ MAX_MEMBERS_BYTES = 2**30
 """Bytes of an archive that is read in place."""
 MAX_FILES = 400_000
 CHUNK_BYTES = 2**20
+MAX_PADDING = 2**16
+"""Zeros after the end of a compressed file."""
 MAX_READ_BYTES = 2**24
 """The most that tarfile may decompress at once; only a header with a false length asks for more."""
 # zipfile raises RuntimeError for an unknown compression method.
@@ -73,6 +76,8 @@ def extract(archive: Path, target: Path, top: str = "", *, max_bytes: int = MAX_
 
     A `target` that exists and is not empty is left unchanged: another process may have unpacked it.
     """
+    if archive.exists() and not archive.is_file():
+        raise DataError(f"{archive}: is a folder, a pipe or a device, expected an archive; name another file")
     try:
         archive.open("rb").close()
     except OSError as error:
@@ -141,6 +146,15 @@ def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, in
             yield path, size, file
 
 
+def check_no_padding(file: Path) -> None:
+    """Raise DataError if a compressed file ends with many zeros, which gzip reads one byte at a time."""
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(size - MAX_PADDING, 0))
+        if size > MAX_PADDING and not any(opened.read(MAX_PADDING)):
+            raise DataError(f"{file}: ends with more than {MAX_PADDING} zeros; get it again")
+
+
 @final
 class _BoundedReader:
     """A file that is decompressed while it is read, at most MAX_READ_BYTES at once."""
@@ -160,6 +174,8 @@ class _BoundedReader:
 def _tar_members(archive: Path) -> Generator[Member]:
     with archive.open("rb") as file:
         decompress = DECOMPRESSORS.get(file.read(2))
+    if decompress is not None:
+        check_no_padding(archive)
     with archive.open("rb") if decompress is None else cast(BufferedIOBase, decompress(archive)) as file:
         bounded = _BoundedReader(file)
         tar = tarfile.TarFile(fileobj=cast(IO[bytes], bounded))

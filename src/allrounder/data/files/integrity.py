@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from allrounder.data.base import Data, Split
 from allrounder.data.files.catalog import PublishedDataset
+from allrounder.data.files.npy import open_npy
 from allrounder.data.streaming.split import LazySplit
 from allrounder.errors import DataError
 from allrounder.types import Labels
@@ -38,8 +38,8 @@ def array_problems(entry: PublishedDataset, folder: Path) -> list[str]:
     for path in (folder / name for name in entry.members if name not in missing):
         shape = entry.array_shape[:1] if path.name == LABELS_FILE else entry.array_shape
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
+            array = open_npy(path)
+        except (ValueError, OSError) as error:
             problems.append(f"{path}: cut short or damaged ({error}); get the set again")
             continue
         if array.shape != shape or array.dtype.kind not in "iu":

@@ -27,6 +27,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 """Accepted formats, whatever the file name says: Pillow's decoders of other formats may start programs."""
 MAX_ASPECT_RATIO = 50
 """Greatest accepted ratio of the sides: resizing a narrower image could fill the memory."""
+MAX_FILE_BYTES = 2**30
+"""Size of an image file; some decoders read the whole file first."""
 MAX_PIXELS = 89_478_485
 """Pixels of an image: as many as Pillow reads without a warning."""
 MAX_CROP_ATTEMPTS = 10
@@ -168,6 +170,8 @@ def open_image(path: str) -> Generator[Image.Image]:
         # Pillow warns of damaged EXIF data, which ImageNet often has; the pixels are not affected.
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        if os.path.getsize(path) > MAX_FILE_BYTES:
+            raise UnusableImage(f"has more than {MAX_FILE_BYTES:,} bytes; make it smaller, or take it out")
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:

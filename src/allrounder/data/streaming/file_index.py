@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from allrounder.config.fields import did_you_mean
+from allrounder.config.text import shorten
 from allrounder.config.toml import read_limited
 from allrounder.errors import DataError, MissingDataError
 
@@ -153,7 +154,7 @@ def select_listed(file: Path, test: FileIndex, split: str) -> FileIndex:
         row = next((row_of[name] for name in names if name in row_of), None)
         if row is None:
             raise DataError(
-                f"{file}: line {number}: got {text}, no such image in {test.root}; expected a path "
+                f"{file}: line {number}: got {shorten(text)}, no such image in {test.root}; expected a path "
                 f"below it, such as {test.name(0)}"
             )
         if row in line_of:

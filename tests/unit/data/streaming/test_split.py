@@ -31,7 +31,7 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.training.data import load_data
 from allrounder.training.run import Run
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from allrounder.types import Images, Labels
 from tests.support.pictures import ROOT, noise, write_animals, write_blobs, write_tiny_imagenet
 from tests.support.trainings import SOLO, go, recipe, remains

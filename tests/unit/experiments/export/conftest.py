@@ -14,7 +14,7 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.report.outcome import OUTCOME_FILE, Outcome
 from allrounder.training.data import load_data
 from allrounder.training.run import Run, load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.unit.cli.test_main import overrides
 
 Evaluate = Callable[..., None]

@@ -35,7 +35,7 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.rng import Rng
 from allrounder.system.files import explain_write_errors, hash_file
 from allrounder.training.run import Run, load
-from allrounder.training.trainer import train
+from allrounder.training.train import train
 from tests.support.networks import blobs, tiny
 from tests.support.trainings import SOLO, contents, go, recipe
 from tests.unit.experiments.export.conftest import Evaluate

@@ -1,0 +1,57 @@
+"""Compare what a training will write with the free space of its disk, before the first step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from allrounder.errors import StorageError
+from allrounder.nn.state import weights_of
+
+if TYPE_CHECKING:
+    from allrounder.training.trainer import Trainer
+
+
+def count_needed_bytes(trainer: Trainer) -> int:
+    """Return a lower bound on the bytes of a run folder at its largest: a checkpoint is deleted when the next
+    one is complete, and at the end there are the last weights, and the best ones if they are selected.
+
+    Of learners of other ranks only the network counts. Momentum that does not exist yet does not count.
+    """
+    names = [learner.task.name for learner in trainer.learners]
+    states = [count_bytes(learner.state_dict().values()) for learner in trainer.learners]
+    states += [count_bytes(trainer.mixer.state_dict(name).values()) for name in names]
+    network = count_bytes(weights_of(trainer.scratch_model).values())
+    count = len(trainer.recipe.tasks)
+    state, weights = sum(states) + (count - len(names)) * network, (1 + count) * network
+    best = 0 if trainer.selection.split is None else weights
+    return max(2 * state + best, state + best + weights)
+
+
+def count_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def check_disk_space(folder: Path, needed: int) -> None:
+    """Raise StorageError if the disk of a run folder has less space than its files will take; files of
+    earlier sessions count as space, because they are replaced."""
+    free = read_free_bytes(folder)
+    written = sum(
+        file.stat().st_size for name in ("checkpoints", "weights") for file in (folder / name).rglob("*")
+    )
+    if needed > free + written:
+        sizes = f"{needed / 1e6:,.1f} MB or more, and the disk has {(free + written) / 1e6:,.1f} MB"
+        advice = "free some space and call again, or choose a folder on another disk"
+        raise StorageError(
+            f"{folder}: its checkpoints and weights will take {sizes}; {advice}", resumable=True
+        )
+
+
+def read_free_bytes(folder: Path) -> int:
+    """Return the free space of the disk of a folder."""
+    return shutil.disk_usage(folder).free
