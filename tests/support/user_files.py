@@ -330,8 +330,9 @@ def read_array_set(folder: Path) -> list[str]:
 
 
 CIFAR10_BINARY, CIFAR10_PYTHON = formats.cifar10_binary(*COLOUR), formats.cifar10_python(*COLOUR)
-COARSE = tuple((x, y, y) for x, y in COLOUR)
-CIFAR100_BINARY, CIFAR100_PYTHON = formats.cifar100_binary(*COARSE), formats.cifar100_python(*COARSE)
+TRAIN100, TEST100 = ((x, y, y) for x, y in COLOUR)
+CIFAR100_BINARY = formats.cifar100_binary(TRAIN100, TEST100)
+CIFAR100_PYTHON = formats.cifar100_python(TRAIN100, TEST100)
 STUDY = "base = 'embedded/at-linf'\nseeds = [0, 1]\n[[row]]\nlabel = 'a'\n[[row]]\nlabel = 'b'\n"
 
 
