@@ -9,8 +9,10 @@ from allrounder.attacks.base import Attack
 from allrounder.config.schedules import Schedule, TimeConstant
 from allrounder.config.time import Clock
 from allrounder.nn.mixing import Outer
+from allrounder.objectives import HalfHalf
 from allrounder.recipe.exchange import Exchange
 from allrounder.recipe.recipe import Recipe
+from allrounder.threats.threat import Threat
 
 MAX_LISTED = 4
 """The largest number of epochs that a warning lists in full."""
@@ -21,13 +23,17 @@ MAX_EXAMINED = 100_000
 MIN_REACH = 0.5
 """The shortest way that an attack can go in all its steps without a warning, in units of the budget."""
 
+MIN_LARGE_LINF = 0.2
+"""The Linf budget from which on a recipe is warned about averaged batch-norm statistics of natural and
+adversarial images. Measured: 0.3 on MNIST left 1.3% robust under AutoAttack, 0.1 and less did no harm."""
+
 MIN_GROWTH = 1.1
 """The factor by which an average's share of the run must grow for a warning."""
 
 
 def warnings_for(recipe: Recipe, clock: Clock) -> list[str]:
-    """Return warnings about attacks that hardly move, and about exchanges."""
-    return [*_attack_warnings(recipe), *_exchange_warnings(recipe, clock)]
+    """Return warnings about attacks that hardly move, about batch-norm statistics, and about exchanges."""
+    return [*_attack_warnings(recipe), *_statistics_warnings(recipe), *_exchange_warnings(recipe, clock)]
 
 
 def shortening_warnings(recipe: Recipe, clock: Clock, full_epochs: int) -> list[str]:
@@ -69,6 +75,26 @@ def _attack_warnings(recipe: Recipe) -> list[str]:
                     f"{step:.3g}; step is a fraction of the budget, such as 0.25, not a pixel value"
                 )
     return warnings
+
+
+def _statistics_warnings(recipe: Recipe) -> list[str]:
+    """Return warnings about separate passes of natural and adversarial images under a large budget."""
+    warnings: list[str] = []
+    for task in recipe.tasks:
+        objective = task.objective.core
+        if not isinstance(objective, HalfHalf) or objective.forward == "joint" or objective.beta in (0, 1):
+            continue
+        large = [str(threat) for threat in objective.threats() if _is_large(threat)]
+        if large and recipe.effective_mix.buffers != "recalibrate-adversarial":
+            warnings.append(
+                f"{task.name} passes natural images and those of {', '.join(large)} separately, and averages "
+                'their batch-norm statistics, which may leave no robustness; use forward = "joint"'
+            )
+    return warnings
+
+
+def _is_large(threat: Threat) -> bool:
+    return threat.norm.name == "Linf" and threat.eps >= MIN_LARGE_LINF
 
 
 def _exchange_warnings(recipe: Recipe, clock: Clock) -> list[str]:

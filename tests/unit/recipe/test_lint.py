@@ -6,6 +6,7 @@ import pytest
 
 from allrounder.config.time import Clock, Time
 from allrounder.recipe.lint import shortening_warnings, warnings_for
+from allrounder.recipe.recipe import Recipe
 from tests.support.refusals import answer
 from tests.support.trainings import PAIR, SOLO, recipe
 
@@ -144,3 +145,22 @@ def test_a_first_outer_step_that_comes_late_is_noticed():
 def test_a_soft_exchange_overwrites_no_learner():
     curve, soft = ("curve = 0.6", LINEAR), (EXCHANGE, "exchange = { start = 5, every = 5, strength = 0.5 }")
     assert remarks(curve, soft) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ([], True),
+        (["task.linf.objective.threat='Linf:0.1'"], False),
+        (["task.linf.objective.threat='L2:2'"], False),
+        (["task.linf.objective.forward='joint'"], False),
+        (["task.linf.objective.beta=1"], False),
+        (["mix={ decay = 0, buffers = 'recalibrate-adversarial' }"], False),
+    ],
+)
+def test_separate_passes_under_a_large_budget_are_noticed(settings: list[str], warned: bool):
+    warnings = warnings_for(Recipe.load("small/mnist-half-half", settings), CLOCK)
+    assert [text for text in warnings if 'forward = "joint"' in text and "Linf:0.3" in text] == (
+        warnings if warned else []
+    )
+    assert len(warnings) == warned
