@@ -46,7 +46,7 @@ def seeded_test(seeded_module: None) -> None:
 
 @pytest.fixture
 def forking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers begin as copies of this process, which takes no time; spawned ones import everything anew."""
+    """Workers begin as copies of this process, which takes no time; spawned ones import everything again."""
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
 

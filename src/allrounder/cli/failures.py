@@ -33,8 +33,8 @@ def explain(error: Exception) -> tuple[str, int]:
         return f"error: {error}", EXIT_RESUMABLE if error.resumable else EXIT_FAILED
     if isinstance(error, OSError):
         return f"error: {describe_os_error(error)}", EXIT_FAILED
-    if isinstance(error, ModuleNotFoundError) and (name := _missing_package(error)):
-        return f"error: the package {name} is not installed; install it with: pip install {name}", EXIT_FAILED
+    if isinstance(error, ModuleNotFoundError) and (name := _missing_module(error)):
+        return f"error: the module {name} is not installed; install the package that has it", EXIT_FAILED
     if isinstance(error, MemoryError):
         return "error: not enough memory; allrounder plan RECIPE estimates what a training needs", EXIT_FAILED
     return f"error: {_describe_bug(error)}", EXIT_FAILED
@@ -50,10 +50,10 @@ def describe_os_error(error: OSError) -> str:
     return f"{place}{reason}{advice}"
 
 
-def _missing_package(error: ModuleNotFoundError) -> str | None:
-    """The package of others that is not installed; None if a module of ours is missing, which is a bug."""
-    package = (error.name or "").partition(".")[0]
-    return None if package in ("", "allrounder") else package
+def _missing_module(error: ModuleNotFoundError) -> str | None:
+    """The module of others that is not installed; None if a module of ours is missing, which is a bug."""
+    name = (error.name or "").partition(".")[0]
+    return None if name in ("", "allrounder") else name
 
 
 def _describe_bug(error: Exception) -> str:

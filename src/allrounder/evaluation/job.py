@@ -8,16 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import final
-
-from torch import Tensor
 
 from allrounder.data.base import Split
 from allrounder.distributed import World
 from allrounder.errors import Interrupted, WorldError
 from allrounder.evaluation.assemble import assemble_outcome
-from allrounder.evaluation.meeting import Meeting
 from allrounder.evaluation.probes import Probe, probe_stages
 from allrounder.evaluation.runner import AttackProgress, AttackRunner
 from allrounder.evaluation.shifts import CorruptionEval
@@ -31,8 +27,6 @@ from allrounder.types import Classifier, Labels
 
 POLL_SECONDS = 0.5
 """Seconds between two checks for messages from other ranks."""
-WAITING = "waiting for the other workers"
-"""The stage in progress reports between the first stage of a cascade and the others."""
 ROWS_PER_MESSAGE = 50_000
 """Rows whose results are sent in one message: about 2 MB for one attack."""
 
@@ -62,11 +56,9 @@ class EvaluationJob:
             if workers == 1:
                 return self.run_rows("", progress, rows)
             self._set_damaged_results_aside()
-            names = tuple(f"worker {k + 1}" for k in range(min(workers, len(rows))))
-            with TemporaryDirectory(prefix="allrounder-") as folder:
-                meeting = Meeting(Path(folder), names)
-                job = partial(self.run_rows, rows=rows, meeting=meeting)
-                run_jobs(dict.fromkeys(names, job), workers, progress, meeting.leave)
+            shares = {f"worker {k + 1}": rows[k::workers] for k in range(min(workers, len(rows)))}
+            jobs = {name: partial(self.run_rows, rows=share) for name, share in shares.items()}
+            run_jobs(jobs, workers, progress)
         except Interrupted as stop:
             raise self._describe_stop(stop) from None
         return ResultStore(len(self.split), self.folder)
@@ -91,14 +83,11 @@ class EvaluationJob:
             shared.finish(stopped, poll)
         return shared.store
 
-    def run_rows(
-        self, name: str, send: ProgressCallback, rows: Labels, meeting: Meeting | None = None
-    ) -> ResultStore:
-        """Evaluate some images in this process, or, with a meeting, its part of them; a signal stops it after
-        the results so far are saved."""
+    def run_rows(self, name: str, send: ProgressCallback, rows: Labels) -> ResultStore:
+        """Evaluate some images in this process; a signal stops it after the results so far are saved."""
         store = ResultStore(len(self.split), self.folder)
         with stop_on_signals() as stop:
-            self._run_rows(store, rows, name, send, lambda: stop.signal, meeting)
+            self._run_rows(store, rows, name, send, lambda: stop.signal)
         return store
 
     def _run_rows(
@@ -108,7 +97,6 @@ class EvaluationJob:
         name: str,
         send: ProgressCallback,
         poll: Callable[[], str | None],
-        meeting: Meeting | None = None,
     ) -> None:
         """`poll` returns the reason to stop, if any."""
 
@@ -120,28 +108,11 @@ class EvaluationJob:
 
         if len(rows) == 0:  # more processes than images
             return
-        settings = (self.seed, self.batch_size, self.keep_examples)
-        shared = None if meeting is None else meeting.folder
-        runner = AttackRunner(self.model, self.split, store, *settings, report, shared)
-        if meeting is None:
-            runner.run(rows, self.probes)
-        else:
-            rows = self._run_in_turns(runner, rows, name, meeting)
+        runner = AttackRunner(
+            self.model, self.split, store, self.seed, self.batch_size, self.keep_examples, report
+        )
+        runner.run(rows, self.probes)
         self.corruptions.run(runner, rows)
-
-    def _run_in_turns(self, runner: AttackRunner, rows: Labels, name: str, meeting: Meeting) -> Tensor:
-        """Run the first stage of every probe on a part of the images, and then the later stages on a part of
-        those that are still robust; return the first part."""
-        own = meeting.first_share(name, rows)
-        runner.run(own, self.probes, max_stages=1)
-        cascades = [probe for probe in self.probes if len(probe_stages(probe)) > 1]
-        if cascades:
-            meeting.wait(name, lambda: runner.report(AttackProgress(WAITING, len(own), len(own))))
-            runner.store.forget()
-            rows = meeting.present_rows(rows)
-        for probe in cascades:
-            runner.run(meeting.second_share(name, runner.robust_rows(rows, probe)), [probe])
-        return own
 
     def store_keys(self) -> list[str]:
         """The store keys of everything that is evaluated."""

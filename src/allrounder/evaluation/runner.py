@@ -9,11 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import final
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from allrounder.attacks.base import check_adversarial, perturb
@@ -26,7 +24,6 @@ from allrounder.evaluation.store import ResultStore
 from allrounder.inference.attack_view import attack_view
 from allrounder.inference.fast_conv import with_fast_convs
 from allrounder.inference.fold import Folded
-from allrounder.inference.mapped import map_computed_tensors_
 from allrounder.inference.share import share_parameters_
 from allrounder.nn.amp import full_precision
 from allrounder.report.outcome import NATURAL
@@ -66,46 +63,34 @@ class AttackRunner:
     """Whether the store keeps the adversarial images."""
     report: Callable[[AttackProgress], None] = lambda progress: None
     """Called often; it may raise to stop."""
-    shared_folder: Path | None = None
-    """A folder that only the processes of this evaluation use, to share memory."""
     fast_networks: dict[Folded, Folded] = field(default_factory=dict[Folded, Folded])
     """The networks that searches query, by the folded copies that they are made of."""
 
-    def run(self, rows: Labels, probes: Sequence[Probe], max_stages: int | None = None) -> None:
-        """Run all probes, or only their first stages, on the images at `rows`, except what the store already
-        holds."""
-        if len(rows) == 0:
-            return
+    def run(self, rows: Labels, probes: Sequence[Probe]) -> None:
+        """Run all probes on the images at `rows`, except what the store already holds."""
         first = self.split.fetch(rows[:1])
         size = max(self.batch_size, min(CHUNK_IMAGES, CHUNK_BYTES // max(first.nbytes, 1)))
         with torch.inference_mode(False), torch.no_grad(), full_precision(device_and_dtype(self.model)[0]):
             for start in range(0, len(rows), size):
                 chunk = rows[start : start + size]
                 natural_done = bool(self.store.results(NATURAL).done[chunk].all())
-                if not natural_done or any(True for _ in self._pending(chunk, probes, max_stages)):
+                if not natural_done or any(True for _ in self._pending(chunk, probes)):
                     # A network that draws random numbers in evaluation mode gets seeded ones.
                     with Rng(self.seed).fold_in("evaluate", int(chunk[0])).seed_global():
-                        self._run_chunk(chunk, probes, max_stages)
+                        self._run_chunk(chunk, probes)
 
-    def robust_rows(self, rows: Labels, probe: Probe) -> Int[Tensor, " m"]:
-        """Those of `rows` that the first stage of a probe has attacked without success."""
-        results = self.store.results(probe_stages(probe)[0].key())
-        return rows[results.done[rows] & (results.predicted[rows] == self.split.labels[rows])]
-
-    def _pending(
-        self, rows: Labels, probes: Sequence[Probe], max_stages: int | None
-    ) -> Iterator[tuple[AttackStage, PerExampleBool]]:
+    def _pending(self, rows: Labels, probes: Sequence[Probe]) -> Iterator[tuple[AttackStage, PerExampleBool]]:
         """Each stage with the images that it still has to attack; the next stage depends on its results."""
         labels = self.split.labels[rows]
         for probe in probes:
             robust = self.store.results(NATURAL).predicted[rows] == labels
-            for stage in probe_stages(probe)[:max_stages]:
+            for stage in probe_stages(probe):
                 results = self.store.results(stage.key())
                 if (pending := robust & ~results.done[rows]).any():
                     yield stage, pending
                 robust = robust & (results.predicted[rows] == labels)
 
-    def _run_chunk(self, rows: Labels, probes: Sequence[Probe], max_stages: int | None) -> None:
+    def _run_chunk(self, rows: Labels, probes: Sequence[Probe]) -> None:
         device, dtype = device_and_dtype(self.model)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"the network is in {dtype}, expected float32 or float64; convert it")
@@ -114,7 +99,7 @@ class AttackRunner:
             network = self._fast_network(view, x) if isinstance(view, Folded) else view
             examples = Examples(x, labels.to(device), self.logits(x), rows)
             self._store_natural(rows, labels, examples.natural)
-            for stage, pending in self._pending(rows, probes, max_stages):
+            for stage, pending in self._pending(rows, probes):
                 self._run_stage(stage, examples.select(_indices(pending)), network)
 
     def _fast_network(self, folded: Folded, x: Images) -> Folded:
@@ -122,8 +107,6 @@ class AttackRunner:
         if folded not in self.fast_networks:
             fast = self.fast_networks[folded] = with_fast_convs(folded, x.new_empty(2, *x.shape[1:]))
             share_parameters_(fast, folded)
-            if self.shared_folder is not None:
-                map_computed_tensors_(fast.network, self.shared_folder)
         return self.fast_networks[folded]
 
     def _store_natural(self, rows: Labels, labels: Labels, logits: Logits) -> None:

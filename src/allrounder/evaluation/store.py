@@ -37,8 +37,8 @@ from allrounder.system.files import (
 )
 from allrounder.types import Images, Labels, PerExampleBool
 
-FORMAT_VERSION = 2
-"""The version of the layout above; a folder of another version is refused."""
+FORMAT_VERSION = 3
+"""Of the layout above and of the arithmetic of attacks; folders of other versions are refused."""
 PLAN_FILE = "plan.json"
 RESULTS_FOLDER = "results"
 UNCHANGED = "choose another folder, nothing was changed"
@@ -96,11 +96,6 @@ class ResultStore:
             for shard in self._read_shards(key):
                 results.write_(shard)
         return self.cached[key]
-
-    def forget(self) -> None:
-        """Read all results from the folder again when they are needed, with those of other processes."""
-        assert self.folder is not None
-        self.cached.clear()
 
     def add(
         self, key: str, rows: Labels, predicted: Labels, distance: Tensor, x: Images | None = None

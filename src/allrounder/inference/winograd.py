@@ -145,7 +145,7 @@ def winograd_conv(x: Images, filters: Filters, bias: Tensor | None = None) -> Fl
     """Convolve images, padded by one, with transformed filters; pads further to a whole number of tiles."""
     n, _, h, w = x.shape
     num_rows, num_columns = -(-h // 4), -(-w // 4)
-    part = min(n, -(-TILES_AT_ONCE // (num_rows * num_columns)))
+    part = max(1, min(n, -(-TILES_AT_ONCE // (num_rows * num_columns))))
     size = (n, filters.shape[2], 4 * num_rows, 4 * num_columns)
     y = torch.empty(size, dtype=x.dtype, memory_format=torch.channels_last)
     pixels, outputs = x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)

@@ -44,14 +44,9 @@ def use_threads(count: int) -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def run_jobs(
-    jobs: Mapping[str, Job],
-    workers: int,
-    on_progress: ProgressCallback,
-    on_end: Callable[[str], object] = lambda name: None,
-) -> None:
+def run_jobs(jobs: Mapping[str, Job], workers: int, on_progress: ProgressCallback) -> None:
     """Run all jobs in order, `workers` at a time. A failed job stops no other; failures are raised at the
-    end. `on_end` is called with the name of every job whose process has ended, however it ended."""
+    end."""
     waiting = dict(jobs)
     running: dict[str, _Worker] = {}
     failed: dict[str, str] = {}
@@ -72,7 +67,6 @@ def run_jobs(
                 worker.drain(on_progress, failed)
                 if code is not None:
                     running.pop(name).pipe.close()
-                    on_end(name)
                     if code == EXIT_RESUMABLE:
                         resumable.add(name)
                     if code != 0 and (code != EXIT_RESUMABLE or stop.signal is None):

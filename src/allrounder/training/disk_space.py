@@ -41,9 +41,10 @@ def check_disk_space(folder: Path, needed: int) -> None:
     """Raise StorageError if the disk of a run folder has less space than its files will take; files of
     earlier sessions count as space, because they are replaced."""
     free = read_free_bytes(folder)
-    written = sum(
-        file.stat().st_size for name in ("checkpoints", "weights") for file in (folder / name).rglob("*")
-    )
+    if free is None:
+        return
+    files = [file for name in ("checkpoints", "weights") for file in (folder / name).rglob("*")]
+    written = sum(file.stat().st_size for file in files if file.is_file())
     if needed > free + written:
         sizes = f"{needed / 1e6:,.1f} MB or more, and the disk has {(free + written) / 1e6:,.1f} MB"
         advice = "free some space and call again, or choose a folder on another disk"
@@ -52,6 +53,7 @@ def check_disk_space(folder: Path, needed: int) -> None:
         )
 
 
-def read_free_bytes(folder: Path) -> int:
-    """Return the free space of the disk of a folder."""
-    return shutil.disk_usage(folder).free
+def read_free_bytes(folder: Path) -> int | None:
+    """Return the free space of the disk of a folder; None if its file system does not report sizes."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else None

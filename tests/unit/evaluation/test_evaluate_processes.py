@@ -23,14 +23,12 @@ from torch import Tensor, nn
 from allrounder.errors import Interrupted, RunError, WorldError
 from allrounder.evaluation import evaluate as evaluation
 from allrounder.evaluation import runner
-from allrounder.evaluation.probes import probe_stages
 from allrounder.evaluation.store import RESULTS_FOLDER, ResultStore
 from allrounder.report.outcome import NATURAL, OUTCOME_FILE
 from allrounder.system import processes as pool
 from allrounder.system.progress import ProgressEvent
 from allrounder.types import Images, Labels
 from tests.support.evaluations import (
-    CASCADE,
     PROBES,
     Fatal,
     Slow,
@@ -97,18 +95,6 @@ def test_any_number_of_workers_gives_the_same_bytes(workers: int, tmp_path: Path
     run_evaluation(tmp_path, n=2, probes=[], workers=40)  # two have work
     run_evaluation(tmp_path, workers=workers)
     assert read_outcome_bytes(tmp_path) == reference_outcome_bytes()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.usefixtures("start")
-def test_workers_divide_the_images_again_that_the_first_stage_does_not_fool(tmp_path: Path):
-    whole, parts = list[ProgressEvent](), list[ProgressEvent]()
-    run_evaluation(probes=[CASCADE], progress=whole.append)
-    run_evaluation(probes=[CASCADE], workers=2, progress=parts.append)
-    second = probe_stages(CASCADE)[1].label()
-    (robust,) = {event.total for event in whole if event.stage == second}
-    totals = {event.name: event.total for event in parts if event.stage == second}
-    assert sorted(totals.values()) == [robust // 2, robust - robust // 2]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
