@@ -70,6 +70,10 @@ class LocalServer(ThreadingHTTPServer):
         self.server_name = ADDRESS
         self.server_port = self.socket.getsockname()[1]
 
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: errors of an answer are answered, so the connection is lost, or the program ends."""
+
 
 @final
 class _Handler(BaseHTTPRequestHandler):

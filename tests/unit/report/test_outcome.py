@@ -444,8 +444,8 @@ assert not {{"torch", "pydantic", "rich"}} & set(sys.modules)
                 *("robustbench", "statistics", "tables"),
             )
         ),
-        *("allrounder.system", "allrounder.system.checked_files", "allrounder.system.files"),
-        "allrounder.system.summary",
+        *("allrounder.system", "allrounder.system.checked_files", "allrounder.system.field_checks"),
+        *("allrounder.system.files", "allrounder.system.summary"),
     ]
 
 
