@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     ),
     "sparse weights": (lambda: {name: tensor.to_sparse() for name, tensor in weights().items()}, NO_ARRAY),
     "a sparse constant": (
-        lambda: {**weights(), "mean": torch.sparse_coo_tensor(size=(HUGE,))},
+        lambda: {**weights(), "mean": torch.zeros(HUGE, layout=torch.sparse_coo)},
         f"mean {NO_ARRAY}",
     ),
     "weights without numbers": (
