@@ -38,7 +38,7 @@ def damage_a_file(trial: Trial) -> str:
     readers = trial.read()
     if weights := _find_weights(name):
         readers += _evaluate(trial, *weights)
-        if name.endswith(".safetensors") and readers[-1].code == 0:
+        if name.endswith(".safetensors") and _is_newest(trial.folder / name) and readers[-1].code == 0:
             raise Failure(f"{name} is damaged, and eval uses it")
     for child in readers:
         _check(child, name if finished else f"{WORK}/{name}")  # an interrupted work may not exist at all
@@ -106,6 +106,12 @@ def _find_weights(name: str) -> tuple[str, str] | None:
         return None
     stem = "global" if path.suffix == ".json" else path.stem
     return str(path.parents[2]), f"{stem}@{path.parts[-2].partition('-')[0]}"
+
+
+def _is_newest(file: Path) -> bool:
+    """Whether no weights of the same kind are newer; after a kill some may be, and `eval` uses those."""
+    kind = file.parent.name.partition("-")[0]
+    return file.parent == max(file.parents[1].glob(f"{kind}-*"))
 
 
 def _evaluate(trial: Trial, run: str, which: str) -> list[Child]:
