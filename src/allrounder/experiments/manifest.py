@@ -102,6 +102,11 @@ class Manifest:
             place = shorten(".".join(str(key) for key in first["loc"]))
             raise RunError(f"{file}: {place}: {first['msg']}; {again}") from None
         for index, trial in enumerate(manifest.trials):
+            if unknown := [label for label in trial.rows if label not in manifest.labels]:
+                problem = (
+                    f"trials.{index}: got the row {shorten(unknown[0])!r}, which is not among the labels"
+                )
+                raise RunError(f"{file}: {problem}; it was changed by hand, {again}")
             for name in (trial.folder, *trial.rows.values()):
                 if not is_inner_path(name):
                     problem = f"trials.{index}: got {shorten(name)!r}, expected {INNER_PATH}"

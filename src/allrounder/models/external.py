@@ -232,6 +232,9 @@ def _read_safetensors(path: Path) -> Weights:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: not a safetensors file, or truncated ({error}); download it again") from None
+    except MemoryError:
+        problem = "it does not fit into the memory of this machine"
+        raise RunError(f"{path}: {problem}; use a machine with more memory") from None
 
 
 def _read_torch(path: Path) -> object:
