@@ -194,5 +194,5 @@ class SharedStore:
             for first in range(0, self.store.num_images, ROWS_PER_MESSAGE):
                 rows = range(first, min(first + ROWS_PER_MESSAGE, self.store.num_images))
                 results = self.store.export([key], rows) if self.world.is_main else None
-                subject = f"the results of {key} {when}, from row {first}"
-                self.store.merge(self.world.all_gather_object(subject, results)[0])
+                what = f"the results of {key} {when}, from row {first}"
+                self.store.merge(self.world.all_gather_object(what, results)[0])

@@ -24,7 +24,7 @@ from allrounder.experiments.export.hub import CONFIG_FILE, write_hub
 from allrounder.experiments.export.module import MODULE_FILE, write_module
 from allrounder.experiments.export.onnx import ComparedImages, check_libraries, write_onnx
 from allrounder.experiments.export.robustbench import parse_threat_or_norm, write_robustbench
-from allrounder.experiments.export.subject import Subject
+from allrounder.experiments.export.trained_network import TrainedNetwork
 from allrounder.experiments.machine_paths import check_no_machine_paths
 from allrounder.models.factory import ModelLike
 from allrounder.system.files import write_text
@@ -80,26 +80,26 @@ def export(
         raise InputError(f"to: got {to!r}, expected one of {', '.join(FORMATS)}{did_you_mean(to, FORMATS)}")
     if n < 1:
         raise InputError(f"n: got {n}, expected a number of images, 1 or more")
-    subject = Subject.load(run, which, model)
-    place = Path(out) if out is not None else default_folder(subject.run.folder, to, which)
+    trained = TrainedNetwork.load(run, which, model)
+    place = Path(out) if out is not None else default_folder(trained.run.folder, to, which)
     check_place(place)
     notes: list[str] = []
-    images = _load_images(subject, threats, attack, n, data) if to == "onnx" else None
+    images = _load_images(trained, threats, attack, n, data) if to == "onnx" else None
     with create_folder(place) as folder:
         if images is not None:
-            check = write_onnx(subject, folder, images)
+            check = write_onnx(trained, folder, images)
         elif to == "robustbench":
-            check, notes = write_robustbench(subject, folder, about or {}, _choose_threat(threats))
+            check, notes = write_robustbench(trained, folder, about or {}, _choose_threat(threats))
         elif to == "hub":
-            check, notes = write_hub(subject, folder)
+            check, notes = write_hub(trained, folder)
         else:
-            check = _write_torch(subject, folder)
+            check = _write_torch(trained, folder)
         record = {
             "to": to,
-            **subject.describe(),
-            "model": subject.describe_model(),
-            "shape": list(subject.shape),
-            "classes": list(subject.classes),
+            **trained.describe(),
+            "model": trained.describe_model(),
+            "shape": list(trained.shape),
+            "classes": list(trained.classes),
             "check": check,
         }
         write_record(folder / (CONFIG_FILE if to == "hub" else RECORD_FILE), record)
@@ -114,11 +114,11 @@ def default_folder(run: Path, to: str, which: str) -> Path:
     return run / "export" / f"{to}-{which.replace('@', '-')}"
 
 
-def _write_torch(subject: Subject, folder: Path) -> dict[str, Any]:
-    module = write_module(subject.spec, subject.classes, subject.shape, WEIGHTS_FILE, subject.describe())
+def _write_torch(trained: TrainedNetwork, folder: Path) -> dict[str, Any]:
+    module = write_module(trained.spec, trained.classes, trained.shape, WEIGHTS_FILE, trained.describe())
     write_text(folder / MODULE_FILE, module)
-    write_state_dict(folder / WEIGHTS_FILE, subject.state_dict())
-    return check_module(folder / MODULE_FILE, subject)
+    write_state_dict(folder / WEIGHTS_FILE, trained.state_dict())
+    return check_module(folder / MODULE_FILE, trained)
 
 
 def _choose_threat(threats: Sequence[Threat | Norm | str]) -> Threat | Norm | None:
@@ -128,19 +128,23 @@ def _choose_threat(threats: Sequence[Threat | Norm | str]) -> Threat | Norm | No
 
 
 def _load_images(
-    subject: Subject, threats: Sequence[Threat | Norm | str], attack: str, n: int, data: Data | str | None
+    trained: TrainedNetwork,
+    threats: Sequence[Threat | Norm | str],
+    attack: str,
+    n: int,
+    data: Data | str | None,
 ) -> ComparedImages:
     """Load the test images that an ONNX file is compared on."""
     check_libraries()
-    recipe = subject.recipe
+    recipe = trained.recipe
     against = [Threat.parse(threat) for threat in threats] or [probe.threat for probe in recipe.probes]
     if not against:
-        raise RunError(f"{subject.run.folder}: no threat is known; name one, such as --threat Linf:8/255")
+        raise RunError(f"{trained.run.folder}: no threat is known; name one, such as --threat Linf:8/255")
     probes = [Probe.of(attack, threat) for threat in dict.fromkeys(against)]
     loaded = load_data(recipe) if data is None else load_eval_data(data) if isinstance(data, str) else data
-    if loaded.shape != subject.shape or len(loaded.classes) != len(subject.classes):
+    if loaded.shape != trained.shape or len(loaded.classes) != len(trained.classes):
         got = f"images of shape {loaded.shape} in {len(loaded.classes)} classes"
         raise RunError(
-            f"data: got {got}, expected {subject.shape} in {len(subject.classes)}; choose other data"
+            f"data: got {got}, expected {trained.shape} in {len(trained.classes)}; choose other data"
         )
-    return ComparedImages.select(subject, loaded.test, n, probes)
+    return ComparedImages.select(trained, loaded.test, n, probes)

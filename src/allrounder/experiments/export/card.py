@@ -8,7 +8,7 @@ from typing import Any
 
 from allrounder.data.datasets.npz import InMemory
 from allrounder.experiments.export.robustbench import describe_architecture
-from allrounder.experiments.export.subject import Subject
+from allrounder.experiments.export.trained_network import TrainedNetwork
 from allrounder.experiments.machine_paths import ABSOLUTE_PATH
 from allrounder.report.corruption_metrics import parse_shift_id
 from allrounder.report.outcome import Outcome
@@ -41,43 +41,43 @@ ONE_TRAINING = "The numbers are those of one training (one seed). Another seed g
 ONE_MIXTURE = "The numbers are those of one mixture of trained networks. Other trainings of them give others."
 
 
-def write_card(subject: Subject, outcome: Outcome | None, doubt: str, has_recipe: bool) -> str:
+def write_card(trained: TrainedNetwork, outcome: Outcome | None, doubt: str, has_recipe: bool) -> str:
     """Return the text of README.md, with the front matter that Hugging Face reads.
 
     `doubt` says why it is not known what the outcome is of; it is empty if this was checked.
     """
-    recipe, names = subject.recipe, ", ".join(subject.recipe.names)
-    usage = USAGE.format(shape=", ".join(map(str, subject.shape)))
-    selected = subject.facts.get("selected_on")
-    selection = f", selected on {selected} images" if selected and "best" in subject.which else ""
+    recipe, names = trained.recipe, ", ".join(trained.recipe.names)
+    usage = USAGE.format(shape=", ".join(map(str, trained.shape)))
+    selected = trained.facts.get("selected_on")
+    selection = f", selected on {selected} images" if selected and "best" in trained.which else ""
     facts = [
-        ("architecture", describe_architecture(subject.spec, str(subject.describe_model()["kind"]))),
-        ("data", f"{subject.facts['data']}, {len(subject.classes)} classes"),
-        ("extra data", _hide_path(str(subject.facts.get("extra", "none")))),
-        ("recipe", f"{subject.name}, fingerprint {recipe.fingerprint()}"),
+        ("architecture", describe_architecture(trained.spec, str(trained.describe_model()["kind"]))),
+        ("data", f"{trained.facts['data']}, {len(trained.classes)} classes"),
+        ("extra data", _hide_path(str(trained.facts.get("extra", "none")))),
+        ("recipe", f"{trained.name}, fingerprint {recipe.fingerprint()}"),
         ("learners", names),
-        ("threats of the training", ", ".join(_training_threats(subject)) or "none"),
-        ("weights", f"{subject.which}, of step {subject.facts['t']}{selection}"),
+        ("threats of the training", ", ".join(_training_threats(trained)) or "none"),
+        ("weights", f"{trained.which}, of step {trained.facts['t']}{selection}"),
         ("training seed", str(recipe.seed)),
-        ("networks per prediction", str(subject.spec.num_networks)),
+        ("networks per prediction", str(trained.spec.num_networks)),
     ]
-    is_mixture = "mixture" in subject.facts
+    is_mixture = "mixture" in trained.facts
     if is_mixture:
-        facts.append(("mixed after training", json.dumps(subject.facts["mixture"], ensure_ascii=False)))
+        facts.append(("mixed after training", json.dumps(trained.facts["mixture"], ensure_ascii=False)))
     if outcome is not None and "extra" in outcome.facts:
         shown = {**outcome.facts, "extra": _hide_path(str(outcome.facts["extra"]))}
         outcome = replace(outcome, facts=shown)
-    results = NOT_EVALUATED if outcome is None else render({subject.name: outcome}).strip()
+    results = NOT_EVALUATED if outcome is None else render({trained.name: outcome}).strip()
     parts = [
-        _front_matter(subject, outcome),
-        f"# {_escape(subject.name)}",
+        _front_matter(trained, outcome),
+        f"# {_escape(trained.name)}",
         _escape(recipe.about),
         "An image classifier that was trained with Allrounder. It maps images in [0, 1] to logits; "
         "normalisation is part of the network.",
         usage,
         "## Network",
         "| | |\n| --- | --- |\n" + "\n".join(f"| {key} | {_escape(value)} |" for key, value in facts),
-        _describe_recipe(subject, has_recipe),
+        _describe_recipe(trained, has_recipe),
         "## Results",
         results,
         NOT_CHECKED.format(doubt=doubt) if doubt else "",
@@ -92,11 +92,11 @@ def _hide_path(extra: str) -> str:
     return extra.partition(" (")[0] if ABSOLUTE_PATH.search(extra) else extra
 
 
-def _describe_recipe(subject: Subject, has_recipe: bool) -> str:
+def _describe_recipe(trained: TrainedNetwork, has_recipe: bool) -> str:
     """Say how the network can be trained again."""
-    recipe = subject.recipe
-    if "mixture" in subject.facts:
-        sources = "; ".join(f"{label}, recipe {name}" for label, name in subject.facts["sources"].items())
+    recipe = trained.recipe
+    if "mixture" in trained.facts:
+        sources = "; ".join(f"{label}, recipe {name}" for label, name in trained.facts["sources"].items())
         return _escape(MIXED.format(sources=sources))
     if not has_recipe:
         return NO_RECIPE
@@ -105,12 +105,12 @@ def _describe_recipe(subject: Subject, has_recipe: bool) -> str:
     return _escape(NO_DATA.format(names=", ".join(given))) if given else RECIPE
 
 
-def _training_threats(subject: Subject) -> list[str]:
-    tasks = subject.recipe.tasks
+def _training_threats(trained: TrainedNetwork) -> list[str]:
+    tasks = trained.recipe.tasks
     return list(dict.fromkeys(str(threat) for task in tasks for threat in task.objective.threats()))
 
 
-def _front_matter(subject: Subject, outcome: Outcome | None) -> str:
+def _front_matter(trained: TrainedNetwork, outcome: Outcome | None) -> str:
     """Return the metadata. YAML includes JSON, so texts need no other quoting."""
     fields: dict[str, Any] = {
         "library_name": "pytorch",
@@ -118,13 +118,13 @@ def _front_matter(subject: Subject, outcome: Outcome | None) -> str:
         "tags": list(TAGS),
     }
     if outcome is not None:
-        dataset = {"name": str(subject.facts["data"]), "type": str(subject.facts["data"])}
+        dataset = {"name": str(trained.facts["data"]), "type": str(trained.facts["data"])}
         result = {
             "task": {"type": "image-classification"},
             "dataset": {**dataset, "split": "test"},
             "metrics": _list_metrics(outcome),
         }
-        fields["model-index"] = [{"name": subject.name, "results": [result]}]
+        fields["model-index"] = [{"name": trained.name, "results": [result]}]
     matter = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items())
     return "\n".join(["---", *matter, "---"])
 

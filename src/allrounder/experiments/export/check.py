@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from allrounder.errors import RunError
-from allrounder.experiments.export.subject import Subject
+from allrounder.experiments.export.trained_network import TrainedNetwork
 from allrounder.rng import Rng
 from allrounder.types import Images
 
@@ -21,26 +21,26 @@ MODULE_NAME = "allrounder_exported_module"
 """The name under which a module is imported for its check."""
 
 
-def check_module(file: Path, subject: Subject) -> dict[str, Any]:
+def check_module(file: Path, trained: TrainedNetwork) -> dict[str, Any]:
     """Load the network of an exported module, and compare its logits with those of the run on random images.
 
     Returns what was compared. Raises RunError if a logit differs in any bit.
     """
-    x = random_images(subject)
+    x = random_images(trained)
     with torch.no_grad():
-        expected, got = subject.network(x), import_network(file)(x)
+        expected, got = trained.network(x), import_network(file)(x)
     if not torch.equal(expected, got):
         difference = float((expected - got).abs().max())
         raise RunError(
-            f"{file.name}: its logits differ from those of {subject.run.folder} by up to {difference:.3g}, "
+            f"{file.name}: its logits differ from those of {trained.run.folder} by up to {difference:.3g}, "
             "expected equal bits; nothing was written; please report this as a bug"
         )
     return {"images": f"{len(x)} random", "logits": "equal bits"}
 
 
-def random_images(subject: Subject, count: int = NUM_IMAGES) -> Images:
+def random_images(trained: TrainedNetwork, count: int = NUM_IMAGES) -> Images:
     """Return images of uniform noise in the shape of the run's."""
-    return Rng(0).fold_in("export").uniform(torch.empty(count, *subject.shape))
+    return Rng(0).fold_in("export").uniform(torch.empty(count, *trained.shape))
 
 
 def import_network(file: Path) -> nn.Module:

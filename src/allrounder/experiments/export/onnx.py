@@ -21,7 +21,7 @@ from allrounder.evaluation.probes import Probe
 from allrounder.experiments.export.check import import_network, random_images
 from allrounder.experiments.export.module import MODULE_FILE
 from allrounder.experiments.export.onnx_module import write_onnx_module
-from allrounder.experiments.export.subject import Subject
+from allrounder.experiments.export.trained_network import TrainedNetwork
 from allrounder.rng import Rng
 from allrounder.system.files import write_text
 from allrounder.types import Images, Labels
@@ -44,35 +44,35 @@ class ComparedImages:
     batch_size: int
 
     @classmethod
-    def select(cls, subject: Subject, split: Split, n: int, probes: Sequence[Probe]) -> ComparedImages:
+    def select(cls, trained: TrainedNetwork, split: Split, n: int, probes: Sequence[Probe]) -> ComparedImages:
         """Select `n` images of a split, balanced over classes."""
-        rows = select_rows(split, n, subject.recipe.seed)
-        size = default_batch_size(subject.network, split)
+        rows = select_rows(split, n, trained.recipe.seed)
+        size = default_batch_size(trained.network, split)
         return cls(split.fetch(rows), split.labels[rows], tuple(probes), size)
 
 
-def write_onnx(subject: Subject, folder: Path, images: ComparedImages) -> dict[str, Any]:
+def write_onnx(trained: TrainedNetwork, folder: Path, images: ComparedImages) -> dict[str, Any]:
     """Write the network and a module that runs it, and return how well both agree.
 
     Raises RunError if a logit differs by more than TOLERANCE.
     """
     check_libraries()
     file = folder / ONNX_FILE
-    _export(subject.network, random_images(subject, 2), file)
-    text = write_onnx_module(subject.classes, subject.shape, ONNX_FILE, subject.describe())
+    _export(trained.network, random_images(trained, 2), file)
+    text = write_onnx_module(trained.classes, trained.shape, ONNX_FILE, trained.describe())
     write_text(folder / MODULE_FILE, text)
     runtime = import_network(folder / MODULE_FILE)
-    check: dict[str, Any] = {"images": len(images.y), "seed": subject.recipe.seed, "tolerance": TOLERANCE}
-    check["natural"] = _compare(subject.network, runtime, images.x, images.y, images.batch_size)
-    rng = Rng(subject.recipe.seed).fold_in("export")
+    check: dict[str, Any] = {"images": len(images.y), "seed": trained.recipe.seed, "tolerance": TOLERANCE}
+    check["natural"] = _compare(trained.network, runtime, images.x, images.y, images.batch_size)
+    rng = Rng(trained.recipe.seed).fold_in("export")
     for probe in images.probes:
         batches = zip(_split(images.x, images.batch_size), _split(images.y, images.batch_size), strict=True)
         crafted = [
-            perturb(probe.attack, subject.network, x, y, probe.threat, rng.fold_in("batch", number)).x
+            perturb(probe.attack, trained.network, x, y, probe.threat, rng.fold_in("batch", number)).x
             for number, (x, y) in enumerate(batches)
         ]
         adversarial = torch.cat(crafted)
-        check[str(probe)] = _compare(subject.network, runtime, adversarial, images.y, images.batch_size)
+        check[str(probe)] = _compare(trained.network, runtime, adversarial, images.y, images.batch_size)
     for name in ("natural", *map(str, images.probes)):
         if check[name]["difference"] > TOLERANCE:
             got = f"got {check[name]['difference']:.2g} of the largest logit, expected at most {TOLERANCE}"

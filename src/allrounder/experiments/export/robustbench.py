@@ -14,7 +14,7 @@ from allrounder.errors import InputError, RunError
 from allrounder.experiments.export.check import check_module
 from allrounder.experiments.export.folder import write_state_dict
 from allrounder.experiments.export.module import MODULE_FILE, write_module
-from allrounder.experiments.export.subject import Subject
+from allrounder.experiments.export.trained_network import TrainedNetwork
 from allrounder.models.base import ModelSpec
 from allrounder.models.ensemble import EnsembleModel
 from allrounder.models.wide_resnet import FIXED_LAYERS, WideResNet
@@ -61,22 +61,22 @@ The numbers are those of this project's AutoAttack; RobustBench runs its own bef
 
 
 def write_robustbench(
-    subject: Subject, folder: Path, about: Mapping[str, Any], threat: Threat | Norm | None
+    trained: TrainedNetwork, folder: Path, about: Mapping[str, Any], threat: Threat | Norm | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Write the files of a model into a folder; return its check, and notes for the user.
 
     `about` gives the fields of `report/robustbench.py` that a run does not know, and may give "model_id" and
     replace what it knows.
     """
-    outcome, doubt = subject.read_outcome()
-    probe = _find_autoattack(subject, outcome, threat)
+    outcome, doubt = trained.read_outcome()
+    probe = _find_autoattack(trained, outcome, threat)
     assert outcome is not None
     given = dict(about)
-    model_id = str(given.pop("model_id", "") or re.sub(r"[^A-Za-z0-9_.-]+", "_", subject.name))
+    model_id = str(given.pop("model_id", "") or re.sub(r"[^A-Za-z0-9_.-]+", "_", trained.name))
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", model_id):
         expected = "expected letters, digits, _, . and -, such as Wang2024Better_WRN-28-10"
         raise RunError(f"about.model_id: got {model_id!r}, {expected}; change it")
-    fields = {**_known_fields(subject), **given}
+    fields = {**_known_fields(trained), **given}
     if missing := [key for key in REQUIRED_FIELDS if fields.get(key) in (None, "")]:
         example = 'such as venue = "Unpublished"'
         advice = f"write a TOML file with these keys, {example}, and give it with --about (in Python: about=)"
@@ -88,8 +88,8 @@ def write_robustbench(
     info, weights = f"model_info/{place}.json", f"models/{place}.pt"
     make_folder((folder / info).parent)
     write_text(folder / info, text.rstrip() + "\n")
-    write_state_dict(folder / weights, subject.state_dict())
-    module = write_module(subject.spec, subject.classes, subject.shape, weights, subject.describe())
+    write_state_dict(folder / weights, trained.state_dict())
+    module = write_module(trained.spec, trained.classes, trained.shape, weights, trained.describe())
     write_text(
         folder / MODULE_FILE, module + ENTRY.format(id=f'"{model_id}"', build=_describe_zoo_model(dataset))
     )
@@ -97,26 +97,26 @@ def write_robustbench(
     name = re.sub(r"\W", "_", model_id.lower())
     write_text(folder / "README.md", README.format(**words, module=name))
     notes = [f"it was not checked what the numbers are of: {doubt}"] if doubt else []
-    return check_module(folder / MODULE_FILE, subject), notes + _list_notes(outcome, norm, dataset)
+    return check_module(folder / MODULE_FILE, trained), notes + _list_notes(outcome, norm, dataset)
 
 
-def _find_autoattack(subject: Subject, outcome: Outcome | None, threat: Threat | Norm | None) -> str:
+def _find_autoattack(trained: TrainedNetwork, outcome: Outcome | None, threat: Threat | Norm | None) -> str:
     """Return the probe of AutoAttack to write; raise RunError with the command to run if there is none."""
     probes = [] if outcome is None else outcome.probes(JUDGE)
     chosen = [name for name in probes if threat is None or _is_under(name, threat)]
     if len(chosen) == 1:
         return chosen[0]
-    folder = subject.run.folder
+    folder = trained.run.folder
     if len(chosen) > 1:
         raise RunError(f"{folder}: has {', '.join(chosen)}, expected one; choose one with --threat")
-    known = dict.fromkeys(probe.threat for probe in subject.recipe.probes)
+    known = dict.fromkeys(probe.threat for probe in trained.recipe.probes)
     if isinstance(threat, Threat):
         threats = [str(threat)]
     else:
         threats = [str(found) for found in known if threat is None or found.norm == threat]
     example = "Linf:8/255" if threat is None else f"{threat}:BUDGET"
     under = "".join(f" --threat {shlex.quote(name)}" for name in threats or [example])
-    command = f"{subject.eval_command} --attack {JUDGE}{under} --budget full"
+    command = f"{trained.eval_command} --attack {JUDGE}{under} --budget full"
     got = "has no evaluation with AutoAttack"
     if probes:
         got = f"has {', '.join(probes)}, but not {JUDGE}@{threat}"
@@ -138,14 +138,14 @@ def _is_under(probe: str, threat: Threat | Norm) -> bool:
     return (found.norm, found.eps) == (threat.norm, threat.eps)
 
 
-def _known_fields(subject: Subject) -> dict[str, Any]:
+def _known_fields(trained: TrainedNetwork) -> dict[str, Any]:
     """Return the fields that the run knows."""
-    recipe = subject.recipe
+    recipe = trained.recipe
     return {
         "additional_data": recipe.extra is not None,
-        "number_forward_passes": subject.spec.num_networks,
+        "number_forward_passes": trained.spec.num_networks,
         "dataset": kind_of(recipe.data, DATASETS),
-        "architecture": describe_architecture(subject.spec, str(subject.describe_model()["kind"])),
+        "architecture": describe_architecture(trained.spec, str(trained.describe_model()["kind"])),
     }
 
 

@@ -15,8 +15,8 @@ from allrounder.experiments.theory.gradients import (
     compare_gradients,
     draw_batches,
 )
+from allrounder.experiments.theory.mixed_run import MixedRun, SoloRuns, match_solo_runs, solo_infima
 from allrounder.experiments.theory.quantities import Theory
-from allrounder.experiments.theory.subject import SoloRuns, Subject, match_solo_runs, solo_infima
 from allrounder.models.factory import ModelLike
 from allrounder.recipe.task import Task
 from allrounder.report.regret import Jumps, exchange_jumps, global_regret, learner_regret, trade_off_regret
@@ -44,20 +44,20 @@ def measure_theory(
     `train` from Python must be passed again.
     """
     run = run if isinstance(run, Run) else Run(run)
-    subject = Subject.load(run, n, model, data)
+    mixed_run = MixedRun.load(run, n, model, data)
     solo_runs = match_solo_runs(run, [Run(folder) for folder in solo])
-    names, events, steps = run.recipe.names, run.metrics(), subject.clock.total_steps
-    report = _Reporter(progress, _count_stages(subject, solo_runs))
-    gaps = {point: _measure_gap(subject, point, report) for point in subject.points}
-    errors = {name: _measure_errors(subject, name, report) for name in ("global", *names)}
+    names, events, steps = run.recipe.names, run.metrics(), mixed_run.clock.total_steps
+    report = _Reporter(progress, _count_stages(mixed_run, solo_runs))
+    gaps = {point: _measure_gap(mixed_run, point, report) for point in mixed_run.points}
+    errors = {name: _measure_errors(mixed_run, name, report) for name in ("global", *names)}
     loss_infima, error_infima = solo_infima(solo_runs)
     error_regret = trade_off_regret(events, names, "error", error_infima)
     learner_errors = {name: errors[name] for name in names}
     return Theory(
         run=run.recipe.name or run.folder.name,
         steps=steps,
-        images=len(subject.y),
-        classes=len(subject.data.dataset.classes),
+        images=len(mixed_run.y),
+        classes=len(mixed_run.data.dataset.classes),
         regret=trade_off_regret(events, names, "loss", loss_infima),
         error_regret=error_regret,
         global_regret=global_regret(events, [_threat_names(task) for task in run.recipe.tasks]),
@@ -66,7 +66,7 @@ def measure_theory(
         theorem1=compute_theorem1(errors["global"], learner_errors, error_regret.per_step, steps),
         gaps=gaps,
         gradients={
-            task.name: _measure_gradients(subject, task, solo_runs, report) for task in run.recipe.tasks
+            task.name: _measure_gradients(mixed_run, task, solo_runs, report) for task in run.recipe.tasks
         },
         exchanges=tuple(event for event in events if event["event"] == "exchange"),
         solo={name: str(solo_run.folder) for name, (solo_run, _) in solo_runs.items()},
@@ -92,9 +92,9 @@ class _Reporter:
         self.progress(ProgressEvent("", self.done, self.total, stage))
 
 
-def _count_stages(subject: Subject, solo_runs: SoloRuns) -> int:
-    tasks, points = len(subject.recipe.tasks), len(subject.points)
-    gradients = tasks * (points + 1 + (subject.start is not None)) + len(solo_runs)
+def _count_stages(mixed_run: MixedRun, solo_runs: SoloRuns) -> int:
+    tasks, points = len(mixed_run.recipe.tasks), len(mixed_run.points)
+    gradients = tasks * (points + 1 + (mixed_run.start is not None)) + len(solo_runs)
     return points + tasks + 1 + gradients
 
 
@@ -107,23 +107,23 @@ def _measure_jumps(run: Run) -> dict[str, Jumps]:
     }
 
 
-def _measure_gap(subject: Subject, point: str, report: _Reporter) -> MixingGap:
-    learners = {name: subject.weights(name, point) for name in subject.recipe.names}
-    theta_g = subject.weights("global", point)
-    gap = measure_gap(subject.network, learners, subject.shares(point), theta_g, subject.x, subject.y)
+def _measure_gap(mixed_run: MixedRun, point: str, report: _Reporter) -> MixingGap:
+    learners = {name: mixed_run.weights(name, point) for name in mixed_run.recipe.names}
+    theta_g = mixed_run.weights("global", point)
+    gap = measure_gap(mixed_run.network, learners, mixed_run.shares(point), theta_g, mixed_run.x, mixed_run.y)
     report.advance(f"mixing gap at the {point} weights")
     return gap
 
 
-def _measure_errors(subject: Subject, name: str, report: _Reporter) -> dict[str, float]:
-    recipe, attack = subject.recipe, subject.recipe.validation.attack
+def _measure_errors(mixed_run: MixedRun, name: str, report: _Reporter) -> dict[str, float]:
+    recipe, attack = mixed_run.recipe, mixed_run.recipe.validation.attack
     errors = task_errors(
-        subject.network,
-        subject.weights(name),
+        mixed_run.network,
+        mixed_run.weights(name),
         recipe.tasks,
         attack,
-        subject.x,
-        subject.y,
+        mixed_run.x,
+        mixed_run.y,
         Rng(recipe.seed),
     )
     report.advance(f"test errors of {name}")
@@ -131,21 +131,21 @@ def _measure_errors(subject: Subject, name: str, report: _Reporter) -> dict[str,
 
 
 def _measure_gradients(
-    subject: Subject, task: Task, solo_runs: SoloRuns, report: _Reporter
+    mixed_run: MixedRun, task: Task, solo_runs: SoloRuns, report: _Reporter
 ) -> dict[str, GradientProducts]:
     """Measure the gradients of a task at the weights that exist: initial, of its learner, global, solo."""
-    rng = Rng(subject.recipe.seed)
-    weights: dict[str, NamedTensors] = {} if subject.start is None else {"start": subject.start}
-    weights["learner"] = subject.weights(task.name)
-    weights |= {point: subject.weights("global", point) for point in subject.points}
+    rng = Rng(mixed_run.recipe.seed)
+    weights: dict[str, NamedTensors] = {} if mixed_run.start is None else {"start": mixed_run.start}
+    weights["learner"] = mixed_run.weights(task.name)
+    weights |= {point: mixed_run.weights("global", point) for point in mixed_run.points}
     if task.name in solo_runs:
         solo, other = solo_runs[task.name]
         weights["solo"] = solo.weights(other.name)[0]
-    batches = draw_batches(subject.data.train, task, subject.recipe.batch_size, subject.network, rng)
-    teachers = subject.teachers(task)
+    batches = draw_batches(mixed_run.data.train, task, mixed_run.recipe.batch_size, mixed_run.network, rng)
+    teachers = mixed_run.teachers(task)
     products: dict[str, GradientProducts] = {}
     for point, theta in weights.items():
-        grads = batch_gradients(subject.network, theta, task, batches, subject.clock, rng, teachers)
+        grads = batch_gradients(mixed_run.network, theta, task, batches, mixed_run.clock, rng, teachers)
         products[point] = compare_gradients(grads)
         report.advance(f"gradients of {task.name} at {point}")
     return products

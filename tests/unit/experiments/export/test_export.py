@@ -22,7 +22,7 @@ from allrounder.errors import InputError, MissingLibraryError, RecipeError, RunE
 from allrounder.evaluation.evaluate import EvalOptions, evaluate
 from allrounder.experiments import export as exports
 from allrounder.experiments.ensemble_run import dial_outputs
-from allrounder.experiments.export import Format, check, export, subject
+from allrounder.experiments.export import Format, check, export, trained_network
 from allrounder.experiments.export.card import write_card
 from allrounder.experiments.export.check import import_network
 from allrounder.experiments.export.folder import create_folder, write_state_dict
@@ -183,7 +183,7 @@ def test_the_hub_gets_weights_a_module_and_a_card(run: Path, evaluated: Evaluate
 def test_the_front_matter_of_a_card_is_yaml(run: Path, evaluated: Evaluate, monkeypatch: pytest.MonkeyPatch):
     yaml: Any = pytest.importorskip("yaml")
     evaluated("natural", "aa@Linf:0.1")
-    monkeypatch.setattr(subject.Subject, "name", "cats \U0001f600")
+    monkeypatch.setattr(trained_network.TrainedNetwork, "name", "cats \U0001f600")
     card = (export(run, "hub").folder / "README.md").read_text(encoding="utf-8")
     start, matter, _ = card.split("---\n", 2)
     fields = yaml.safe_load(matter)
@@ -228,7 +228,7 @@ def test_a_card_names_extra_images_without_a_path_of_this_machine(
 def test_a_card_says_how_the_network_is_trained_again(
     run: Path, facts: dict[str, Any], changes: dict[str, Any], text: str
 ):
-    loaded = subject.Subject.load(run, "best")
+    loaded = trained_network.TrainedNetwork.load(run, "best")
     changed = Run(run)
     changed.recipe = replace(changed.recipe, **changes)
     card = write_card(replace(loaded, run=changed, facts={**loaded.facts, **facts}), None, "", True)
@@ -279,7 +279,7 @@ def test_a_card_says_that_the_images_of_its_results_are_not_checked(
     def fail(recipe: Recipe) -> Data:
         raise RecipeError("data: blobs.npz: no such file")
 
-    monkeypatch.setattr(subject, "load_data", fail)
+    monkeypatch.setattr(trained_network, "load_data", fail)
     reason = "the test images of the run could not be loaded"
     exported = export(run, "hub")
     assert exported.notes[0] == f"it was not checked what the results are of: {reason}"

@@ -11,7 +11,7 @@ import pytest
 from allrounder.errors import RunError
 from allrounder.experiments.theory import Theory, list_claims, measure_theory, write_theory
 from allrounder.experiments.theory.bound import Theorem1, compute_theorem1
-from allrounder.experiments.theory.subject import Subject
+from allrounder.experiments.theory.mixed_run import MixedRun
 from allrounder.system.checked_files import read_json
 from allrounder.system.progress import ProgressEvent
 from allrounder.training.run import Run
@@ -100,9 +100,9 @@ def test_the_gap_has_the_shares_that_the_run_chose(tmp_path: Path):
     shares = 'decay = 0.8\nshares = { lead = "linf", curve = 0.6 }'
     run = go(recipe(PAIR, (shares, rule)), tmp_path / "chosen")
     events = [event for event in run.metrics() if event["event"] == "exchange"]
-    subject = Subject.load(run, 12, tiny, blobs(48))
-    assert subject.shares("last") == events[-1]["shares"]
-    assert subject.shares("last") != {"linf": 0.5, "natural": 0.5}, (
+    mixed_run = MixedRun.load(run, 12, tiny, blobs(48))
+    assert mixed_run.shares("last") == events[-1]["shares"]
+    assert mixed_run.shares("last") != {"linf": 0.5, "natural": 0.5}, (
         "the test needs other shares than equal ones"
     )
 

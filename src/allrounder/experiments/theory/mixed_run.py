@@ -35,7 +35,7 @@ name."""
 
 @final
 @dataclass(frozen=True, eq=False)
-class Subject:
+class MixedRun:
     """A run, its network and its images, loaded once."""
 
     run: Run
@@ -50,7 +50,7 @@ class Subject:
     y: Labels
 
     @classmethod
-    def load(cls, run: Run, n: int, model: ModelLike | None, data: Data | None) -> Subject:
+    def load(cls, run: Run, n: int, model: ModelLike | None, data: Data | None) -> MixedRun:
         """Load a run and `n` of its test images; raise RunError if it is not finished or mixes nothing."""
         recipe = run.recipe
         if recipe.pipeline is not None:

@@ -31,7 +31,7 @@ SAME_WEIGHTS = (("best", "global@best"), ("last", "global", "global@last"))
 
 @final
 @dataclass(frozen=True, eq=False)
-class Subject:
+class TrainedNetwork:
     """The network of a run in evaluation mode, with the facts that an export states."""
 
     run: Run
@@ -42,7 +42,7 @@ class Subject:
     """The manifest of the weights."""
 
     @classmethod
-    def load(cls, run: Run | str | Path, which: str, model: ModelLike | None = None) -> Subject:
+    def load(cls, run: Run | str | Path, which: str, model: ModelLike | None = None) -> TrainedNetwork:
         """Load a network from a run folder; `model` as for `allrounder.load`."""
         source = run if isinstance(run, Run) else Run(run)
         network = load(source, which, model=model)
