@@ -107,7 +107,6 @@ def test_an_idx_file_with_a_false_header_is_refused(tmp_path: Path, sides: tuple
 def test_a_mat_file_that_inflates_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("scipy")
     monkeypatch.setattr(svhn, "MAX_BYTES", 2**24)
     packed = zlib.compress(bytes(2**25))
     file = tmp_path / "test_32x32.mat"

@@ -42,7 +42,8 @@ def tar_files(draw: DrawFn) -> bytes:
             member.type, member.linkname = draw(KINDS), draw(st.sampled_from(["", "a", "../x"]))
             member.size = draw(st.sampled_from([len(content)] * 5 + [2**33, 0]))
             if form == tarfile.PAX_FORMAT:
-                keys = st.sampled_from(["path", "size", "mtime", "GNU.sparse.major", "hdrcharset", "linkpath"])
+                sparse = [f"GNU.sparse.{name}" for name in ("major", "map", "size", "name")]
+                keys = st.sampled_from(["path", "size", "mtime", "hdrcharset", "linkpath", *sparse])
                 values = st.sampled_from(["", "-1", "x", "9" * 40, "nan", "1e400", "top/a\0b", "BINARY", "1"])
                 member.pax_headers = draw(st.dictionaries(keys, values, max_size=1))
             try:

@@ -156,7 +156,7 @@ def cifar_pickles(draw: DrawFn) -> bytes:
     if draw(st.booleans()):
         table["labels"] = draw(st.lists(st.integers(-1, 300) | PLAIN, max_size=4))
         return pickle.dumps(table | draw(st.dictionaries(TEXTS, PLAIN, max_size=2)), draw(st.integers(0, 5)))
-    table["data"] = table["data"].astype(np.uint8) if table["data"].dtype.kind in "uif" else 3
+    table["data"] = np.zeros(table["data"].shape, np.uint8) if table["data"].ndim else 3
     return draw(st.just(python2_pickle(table)) | edited(python2_pickle(table)))
 
 

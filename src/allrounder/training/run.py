@@ -52,6 +52,7 @@ from allrounder.system.files import (
     check_location,
     explain_write_errors,
     fsync,
+    is_locked,
     lock_folder,
     make_folder,
     newest_folder,
@@ -111,6 +112,8 @@ class Run(HasSummary):
             raise RunError(f"{folder}: {reason}; choose another folder, nothing was changed")
         started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
         if not resume and not run.finished and started:
+            if is_locked(folder):  # the advice to resume would only lead to this error
+                raise RunError(f"{folder}: another process is training here; wait for it or stop it")
             raise RunError(f"{folder}: holds an unfinished run; {RESUME_HINT}, or choose another folder")
         return run
 
