@@ -26,7 +26,16 @@ NAMES = st.sampled_from(
     ]
 ) | TEXTS.map(lambda text: f"top/{text}")
 KINDS = st.sampled_from(
-    [*[tarfile.REGTYPE] * 6, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, b"S", b"x", b"?"]
+    [
+        *[tarfile.REGTYPE] * 6,
+        tarfile.DIRTYPE,
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.CHRTYPE,
+        b"S",
+        b"x",
+        b"?",
+    ]
 )
 
 
@@ -79,7 +88,15 @@ def archives(whole: bytes) -> SearchStrategy[bytes]:
 
 
 MODES = ("RGB", "L", "RGBA", "P", "1", "CMYK", "I;16", "LA", "I", "F", "YCbCr", "HSV")
-SUFFIXES = {"png": "PNG", "jpg": "JPEG", "bmp": "BMP", "gif": "GIF", "tif": "TIFF", "ppm": "PPM", "webp": "WEBP"}
+SUFFIXES = {
+    "png": "PNG",
+    "jpg": "JPEG",
+    "bmp": "BMP",
+    "gif": "GIF",
+    "tif": "TIFF",
+    "ppm": "PPM",
+    "webp": "WEBP",
+}
 
 
 def encode_image(suffix: str, mode: str, width: int, height: int) -> bytes:
@@ -107,11 +124,25 @@ Tree = dict[str, Any]
 def image_folders(draw: DrawFn) -> Tree:
     """The files below a folder of images by path: bytes, None for a folder, or the target of a link."""
     tree: Tree = {f"{part}/{name}/1.png": GOOD for part in ("train", "val") for name in ("cat", "dog")}
-    contents = IMAGES | IMAGES.flatmap(edited) | st.sampled_from([b"", b"GIF89a", b"BM", None, "../1.png", "/"])
+    contents = (
+        IMAGES | IMAGES.flatmap(edited) | st.sampled_from([b"", b"GIF89a", b"BM", None, "../1.png", "/"])
+    )
     names = st.sampled_from(
-        [".hidden", "a.txt", "1.PNG", "Thumbs.db", "x.jpg/y.png", "a b.png", "\udcff.png", "e\u0301.webp", "1.png"]
+        [
+            ".hidden",
+            "a.txt",
+            "1.PNG",
+            "Thumbs.db",
+            "x.jpg/y.png",
+            "a b.png",
+            "\udcff.png",
+            "e\u0301.webp",
+            "1.png",
+        ]
     ) | st.builds("{}.{}".format, TEXTS, st.sampled_from(list(SUFFIXES)))
-    folders = st.sampled_from(["train/cat", "train/dog", "val/cat", "train", "val", "", "train/new", "test/cat"])
+    folders = st.sampled_from(
+        ["train/cat", "train/dog", "val/cat", "train", "val", "", "train/new", "test/cat"]
+    )
     for folder, name in draw(st.lists(st.tuples(folders, names), max_size=3)):
         tree[f"{folder}/{name}"] = draw(contents)
     for path in draw(st.sets(st.sampled_from(sorted(tree, key=repr)), max_size=1)):

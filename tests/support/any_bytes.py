@@ -22,8 +22,10 @@ from tests.support.any_text import HUGE, JSON_VALUES, TEXTS, altered
 from tests.support.formats import python2_pickle
 
 SIZES = st.sampled_from([0, 1, 2, 3, 10, 28, 32, 255, 2**31 - 1, 2**31, 2**32 - 1])
-WORDS = [struct.pack(order + code, number) for order in "<>" for code, number in (("I", 2**32 - 1), ("i", 1))]
-WORDS += [struct.pack("<q", 2**63 - 1), struct.pack("<H", 2**16 - 1), bytes(4), bytes(8), b"\x80", b"\n"]
+WORDS = [
+    *(struct.pack(order + code, n) for order in "<>" for code, n in (("I", 2**32 - 1), ("i", 1))),
+    *(struct.pack("<q", 2**63 - 1), struct.pack("<H", 2**16 - 1), bytes(4), bytes(8), b"\x80", b"\n"),
+]
 
 
 @st.composite
@@ -66,9 +68,29 @@ def gzipped(whole: bytes) -> SearchStrategy[bytes]:
     return edited(whole) | edited(gzip.decompress(whole)).map(lambda raw: gzip.compress(raw, 1))
 
 
-SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 28, 32]), max_size=5).filter(lambda sides: _count(sides) < 10**5)
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 28, 32]), max_size=5).filter(
+    lambda sides: _count(sides) < 10**5
+)
 DTYPES = st.sampled_from(
-    ["u1", "u1", "i8", "<i4", ">i2", "f4", "f8", ">f8", "f2", "?", "c8", "U3", "S2", "M8[s]", "m8", "V4", "u1,i2"]
+    [
+        "u1",
+        "u1",
+        "i8",
+        "<i4",
+        ">i2",
+        "f4",
+        "f8",
+        ">f8",
+        "f2",
+        "?",
+        "c8",
+        "U3",
+        "S2",
+        "M8[s]",
+        "m8",
+        "V4",
+        "u1,i2",
+    ]
 )
 
 
@@ -95,7 +117,11 @@ def npy_files(draw: DrawFn) -> bytes:
     if draw(st.booleans()):
         return buffer.getvalue()
     fields = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
-    junk = TEXTS | SHAPES.map(tuple) | st.sampled_from([*HUGE, (-1,), (2**62, 4), "O", "|V0", "<U0", [("a", "u1")]])
+    junk = (
+        TEXTS
+        | SHAPES.map(tuple)
+        | st.sampled_from([*HUGE, (-1,), (2**62, 4), "O", "|V0", "<U0", [("a", "u1")]])
+    )
     text = repr(draw(altered(fields, junk))).encode("latin-1", "replace")
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", min(len(text), 2**16 - 1)) + text + array.tobytes()
 
@@ -106,7 +132,9 @@ def npz_files(draw: DrawFn) -> bytes:
     import zipfile
 
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))) as file:
+    with zipfile.ZipFile(
+        buffer, "w", draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
+    ) as file:
         good = {
             "x_train": np.zeros((4, 3, 8, 8), np.uint8),
             "y_train": np.arange(4) % 2,
@@ -147,7 +175,7 @@ PLAIN = st.recursive(
 def cifar_pickles(draw: DrawFn) -> bytes:
     """A pickled batch of CIFAR with other fields, as Python 2 or 3 writes it; it is never unpickled."""
     rows = draw(st.sampled_from([0, 1, 3]))
-    table = {
+    table: dict[str, Any] = {
         "data": draw(st.just(np.zeros((rows, 3072), np.uint8)) | arrays()),
         "labels": list(range(rows)),
         "label_names": ["a"] * 10,
@@ -196,7 +224,9 @@ def safetensors_files(draw: DrawFn, whole: bytes) -> bytes:
     junk = st.sampled_from(["F64", "I8", "BOOL", "F8_E4M3", [2, 2], [0, 4], [4, 0], *HUGE]) | JSON_VALUES
     text = json.dumps(draw(altered(header, junk))).encode("utf-8", "replace")
     length = draw(st.sampled_from([len(text)] * 6 + [0, len(text) - 1, len(text) + 1, 2**30, 2**64 - 1]))
-    return struct.pack("<Q", length) + text + draw(st.sampled_from([body, body, body[:-1], body + b"\0", b""]))
+    return (
+        struct.pack("<Q", length) + text + draw(st.sampled_from([body, body, body[:-1], body + b"\0", b""]))
+    )
 
 
 def other_tensors(whole: bytes) -> SearchStrategy[bytes]:

@@ -79,7 +79,9 @@ def edited_text(draw: DrawFn, text: str) -> str:
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(text)))
         end = min(len(text), start + draw(st.integers(0, 20)))
-        new = draw(TEXTS | st.sampled_from(["=", "[", "]", "{", "}", ".", ",", "#", '"""', text[start:end] * 2]))
+        new = draw(
+            TEXTS | st.sampled_from(["=", "[", "]", "{", "}", ".", ",", "#", '"""', text[start:end] * 2])
+        )
         text = text[:start] + new + text[end:]
     return text
 
@@ -117,7 +119,9 @@ STUDIES = toml_files(STUDY)
 
 KEYS = st.sampled_from(
     ["task", "0", "linf", "lr", "at", "to", "kind", "epochs", "seed", "mix", "shares", "curve", "exchange"]
-) | st.sampled_from(["name", "data", "model", "objective", "attack", "steps", "threat", "validation", "every"])
+) | st.sampled_from(
+    ["name", "data", "model", "objective", "attack", "steps", "threat", "validation", "every"]
+)
 TOML_TEXTS = TOML_VALUES.map(lambda value: tomli_w.dumps({"a": value}).partition("a = ")[2].strip())
 OVERRIDES = st.builds(
     lambda keys, sign, value: f"{'.'.join(keys)}{sign}{value}",
@@ -135,9 +139,13 @@ FRACTIONS = st.builds(
     st.sampled_from(["", "", "/255", "/0", "/1e3", "/-2", "/3/4", " / 255 "]),
 )
 TIMES = (
-    st.builds(str.__add__, FRACTIONS | TEXTS, st.sampled_from(["", "%", " %", "%%", "% "])) | SCALARS | st.none()
+    st.builds(str.__add__, FRACTIONS | TEXTS, st.sampled_from(["", "%", " %", "%%", "% "]))
+    | SCALARS
+    | st.none()
 )
-NORMS = st.sampled_from(["Linf", "linf", "l_inf", "L\u221e", "L1", "L2", "l-2", "L1(0.5)", "L1(2)", "L1(", "L0"])
+NORMS = st.sampled_from(
+    ["Linf", "linf", "l_inf", "L\u221e", "L1", "L2", "l-2", "L1(0.5)", "L1(2)", "L1(", "L0"]
+)
 THREATS = st.builds(
     lambda norm, sign, budget: f"{norm}{sign}{budget}",
     NORMS | TEXTS,

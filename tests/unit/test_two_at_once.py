@@ -17,7 +17,7 @@ from tests.support.trainings import PAIR, contents, go, recipe, remains
 
 FORK = multiprocessing.get_context("fork")
 LIMIT = 60
-Wait = Callable[[], object]
+Wait = Callable[[], None]
 
 
 class WaitsAtStep:
@@ -43,10 +43,13 @@ def race(work: Callable[[Wait], object]) -> list[str]:
     """
     start, ended, results = FORK.Barrier(2), FORK.Event(), FORK.SimpleQueue()
 
+    def wait() -> None:
+        ended.wait(LIMIT)
+
     def run() -> None:
         start.wait(LIMIT)
         try:
-            work(lambda: ended.wait(LIMIT))
+            work(wait)
             result = "finished"
         except AllrounderError as error:
             result = str(error)

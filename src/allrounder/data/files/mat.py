@@ -95,9 +95,7 @@ def _split_element(content: memoryview, order: str) -> tuple[int, memoryview, me
     return kind, content[start : start + size], content[end:]
 
 
-def _parse_matrix(
-    content: memoryview, order: str, names: Collection[str]
-) -> tuple[str, NDArray[Any]] | None:
+def _parse_matrix(content: memoryview, order: str, names: Collection[str]) -> tuple[str, NDArray[Any]] | None:
     """Return the name and the numbers of an array; None if it has another name, or is not one of numbers."""
     _, raw_flags, content = _split_element(content, order)
     flags = int(struct.unpack_from(f"{order}I", raw_flags)[0])
