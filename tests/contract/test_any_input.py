@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
+from allrounder.config.text import shorten
 from allrounder.config.time import Time
 from allrounder.errors import AllrounderError, RunError
 from allrounder.evaluation.probes import Probe
@@ -181,7 +182,7 @@ def try_examples(
     try:
         (test if number is None else seed(number)(test))()
     except BaseException as error:
-        return "".join(traceback.format_exception(error))[-8000:]
+        return shorten("".join(traceback.format_exception(error)), 12_000)  # an example may be long
     return ""
 
 

@@ -34,7 +34,7 @@ def read_mat_arrays(path: Path, names: Collection[str], max_bytes: int) -> dict[
     """Read the named arrays of numbers that a file has; raise ValueError if it is damaged, or has more than
     `max_bytes`, compressed or not."""
     too_large = f"more than {max_bytes} bytes"
-    if path.stat().st_size > max_bytes:
+    if (file_bytes := path.stat().st_size) > max_bytes:
         raise ValueError(too_large)
     arrays: dict[str, NDArray[Any]] = {}
     bytes_left, elements = max_bytes, 0
@@ -52,7 +52,8 @@ def read_mat_arrays(path: Path, names: Collection[str], max_bytes: int) -> dict[
                 bytes_left -= len(content)
                 kind, content, _ = _split_element(content, order)
             elif kind == MATRIX:
-                content = memoryview(_check_length(file.read(min(size, max_bytes)), size))
+                # `read` would allocate a false size before it finds that the file is shorter.
+                content = memoryview(_check_length(file.read(min(size, file_bytes)), size))
             else:
                 file.seek(size, 1)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -300,6 +301,17 @@ def test_numbers_that_are_stored_in_fewer_bytes_than_their_class_are_read(tmp_pa
     (tmp_path / "own.mat").write_bytes(content)
     y = read_mat_arrays(tmp_path / "own.mat", ["y"], 2**20)["y"]
     assert y.dtype == np.float64 and y.tolist() == [list(range(20))]
+
+
+def test_a_mat_file_with_a_false_size_takes_little_memory(tmp_path):
+    (tmp_path / "a.mat").write_bytes(bytes(126) + b"IM" + bytes((14, 0, 0, 0, 0, 0, 0, 63)) + bytes(9))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="damaged .got 9 bytes, expected 1056964608"):
+            read_mat(tmp_path / "a.mat")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_mat_file_that_ends_a_process_with_scipy_is_refused(tmp_path):
