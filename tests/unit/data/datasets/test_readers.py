@@ -307,7 +307,7 @@ def test_a_mat_file_with_a_false_size_takes_little_memory(tmp_path):
     (tmp_path / "a.mat").write_bytes(bytes(126) + b"IM" + bytes((14, 0, 0, 0, 0, 0, 0, 63)) + bytes(9))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="damaged .got 9 bytes, expected 1056964608"):
+        with pytest.raises(DataError, match=r"damaged .got 9 bytes, expected 1056964608"):
             read_mat(tmp_path / "a.mat")
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
