@@ -138,11 +138,7 @@ def test_everything_imported_is_declared():
     used = {name.split(".")[0] for tree in TREES.values() for name in imports(tree)}
     libraries = used - set(sys.stdlib_module_names) - {"allrounder"}
     extras = project["optional-dependencies"]
-    extra = {
-        line.split(">")[0]
-        for name in ("onnx", "ood", "ray", "report", "tensorboard")
-        for line in extras[name]
-    }
+    extra = {line.split(">")[0] for name in ("onnx", "ray", "report", "tensorboard") for line in extras[name]}
     imported = {DISTRIBUTIONS.get(name, name) for name in libraries}
     assert declared <= imported <= declared | extra
 

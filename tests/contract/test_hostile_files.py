@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from allrounder.data.base import TensorSplit
 from allrounder.data.corruptions.datasets import find_set
@@ -29,7 +27,6 @@ from allrounder.data.datasets.svhn import read_mat
 from allrounder.data.files import archives
 from allrounder.data.streaming.decode import DecodeSpec
 from allrounder.data.streaming.file_index import read_lines
-from allrounder.errors import AllrounderError
 from allrounder.system.memory import total_memory
 from allrounder.training.record import FORMAT_FILE, METRICS_FILE, RECIPE_FILE, RunRecord
 from tests.support import formats
@@ -38,7 +35,6 @@ from tests.support.refusals import refusal
 from tests.support.trainings import SOLO, go, recipe
 
 COLOUR = random_images(40, (3, 32, 32), 10), random_images(20, (3, 32, 32), 10, seed=1)
-PROPERTY = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def header(shape: object, dtype: str = "|u1", version: int = 1) -> bytes:
@@ -107,7 +103,6 @@ def test_an_idx_file_with_a_false_header_is_refused(tmp_path: Path, sides: tuple
 def test_a_mat_file_that_inflates_beyond_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("scipy")
     monkeypatch.setattr(svhn, "MAX_BYTES", 2**24)
     packed = zlib.compress(bytes(2**25))
     file = tmp_path / "test_32x32.mat"
@@ -222,38 +217,3 @@ def npz_bytes() -> bytes:
 
 
 WHOLE_NPZ = npz_bytes()
-WHOLE_IDX = bytes((0, 0, 8, 1)) + struct.pack(">I", 5) + bytes(5)
-EDITS = st.lists(st.tuples(st.integers(0, len(WHOLE_NPZ) - 1), st.binary(min_size=1, max_size=4)), max_size=5)
-
-
-def damage(whole: bytes, edits: list[tuple[int, bytes]]) -> bytes:
-    content = bytearray(whole)
-    for position, new in edits:
-        content[position % len(whole) : position % len(whole) + len(new)] = new
-    return bytes(content)
-
-
-@PROPERTY
-@given(EDITS, st.binary(max_size=40))
-def test_any_npz_file_is_read_or_refused(tmp_path: Path, edits: list[tuple[int, bytes]], content: bytes):
-    for raw in (damage(WHOLE_NPZ, edits), content):
-        (tmp_path / "any.npz").write_bytes(raw)
-        try:
-            arrays, _ = read_arrays(tmp_path / "any.npz", ("x", "y"))
-        except AllrounderError:
-            continue
-        assert all(isinstance(array, np.ndarray) for array in arrays.values())
-
-
-@PROPERTY
-@given(EDITS, st.binary(max_size=40), st.booleans())
-def test_any_idx_file_is_read_or_refused(
-    tmp_path: Path, edits: list[tuple[int, bytes]], content: bytes, packed: bool
-):
-    for raw in (damage(WHOLE_IDX, edits), content, damage(gzip.compress(WHOLE_IDX), edits)):
-        (tmp_path / "any").write_bytes(gzip.compress(raw) if packed else raw)
-        try:
-            array = read_idx(tmp_path / "any", ndim=1)
-        except AllrounderError:
-            continue
-        assert array.dtype == np.uint8

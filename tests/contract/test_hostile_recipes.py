@@ -4,16 +4,11 @@ refused with one clear error."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from allrounder.config.time import Time
-from allrounder.errors import AllrounderError
 from allrounder.evaluation.probes import Probe
 from allrounder.experiments.manifest import MANIFEST_FILE, Manifest
 from allrounder.experiments.study import Study
@@ -23,7 +18,6 @@ from tests.support.refusals import refusal
 from tests.support.trainings import SOLO
 
 BASE = "embedded/at-linf"
-FEW = settings(max_examples=25)
 MANY_DIGITS = "9" * 5000
 HUGE_HEX = "0x" + "F" * 100_000
 
@@ -209,49 +203,3 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path):
     with file.open("wb") as large:
         large.truncate(2**40)
     assert "more than 67,108,864 bytes" in refusal(lambda: Manifest.load(tmp_path))
-
-
-TEXTS = st.text(max_size=40) | st.text("0123456789eE.+-/%_ naif", max_size=12)
-
-
-@FEW
-@given(TEXTS | st.integers() | st.floats() | st.none() | st.booleans())
-def test_any_time_is_read_or_refused(raw: object):
-    _read_or_refuse(lambda: Time.parse(raw))
-
-
-@FEW
-@given(TEXTS, TEXTS, st.sampled_from(["", "Linf", "L1(0.5)"]), st.sampled_from(["", ":"]))
-def test_any_threat_or_probe_is_read_or_refused(name: str, budget: str, norm: str, colon: str):
-    _read_or_refuse(lambda: Threat.parse(f"{norm or name}{colon}{budget}"))
-    _read_or_refuse(lambda: Probe.parse(f"{name}@{norm or name}{colon}{budget}"))
-    _read_or_refuse(lambda: Probe.parse(f"pgd{name}@Linf:8/255"))
-
-
-LINES = st.lists(st.sampled_from(SOLO.split("\n")) | TEXTS, max_size=30)
-
-
-@FEW
-@given(LINES, st.binary(max_size=60))
-def test_any_recipe_is_read_or_refused(lines: list[str], content: bytes):
-    _read_or_refuse(lambda: Recipe.loads("\n".join(lines)))
-    _read_or_refuse(lambda: Study.loads(content.decode("utf-8", "replace")))
-
-
-KEYS = st.sampled_from(
-    ["task", "at", "0", "7", "lr", "epochs", "seed", "mix", "name", "data", "x"]
-) | st.text(max_size=5)
-VALUES = TEXTS | st.sampled_from(
-    ["1", "nan", "[1]", "{}", "{ kind = 'pgd' }", "false", "1979-05-27", "[[]]", '""']
-)
-
-
-@FEW
-@given(st.lists(KEYS, max_size=4), VALUES)
-def test_any_override_is_applied_or_refused(keys: list[str], value: str):
-    _read_or_refuse(lambda: Recipe.load(BASE, [f"{'.'.join(keys)}={value}"]))
-
-
-def _read_or_refuse(read: Callable[[], object]) -> None:
-    with suppress(AllrounderError):
-        read()

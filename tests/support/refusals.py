@@ -24,14 +24,14 @@ def refusal(read: Callable[[], object]) -> str:
     return message
 
 
-def answer(compute: Callable[[], object]) -> str:
+def answer(compute: Callable[[], object], seconds: float = SECONDS) -> str:
     """What is computed, as text; an error fails the test."""
-    is_refused, text = _run(compute)
+    is_refused, text = _run(compute, seconds)
     assert not is_refused, text
     return text
 
 
-def _run(function: Callable[[], object]) -> tuple[bool, str]:
+def _run(function: Callable[[], object], seconds: float = SECONDS) -> tuple[bool, str]:
     """Whether a function raises an error of ours, and its message or the result."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -39,8 +39,11 @@ def _run(function: Callable[[], object]) -> tuple[bool, str]:
     process.start()
     theirs.close()
     try:
-        assert ours.poll(SECONDS), f"got no answer within {SECONDS} s"
-        return ours.recv()
+        assert ours.poll(seconds), f"got no answer within {seconds} s"
+        try:
+            return ours.recv()
+        except EOFError:
+            raise AssertionError("the process ended without an answer: a library crashed") from None
     finally:
         process.kill()
         process.join()

@@ -17,11 +17,13 @@ from allrounder.config.time import Clock
 from allrounder.distributed import default_threads, launch_processes
 from allrounder.errors import RecipeError
 from allrounder.recipe.inherit import Chain
+from allrounder.recipe.init import STAGES_DIR
 from allrounder.recipe.lint import shortening_warnings, warnings_for
 from allrounder.recipe.recipe import Recipe
 from allrounder.report.curves import format_accuracies
 from allrounder.system.progress_bar import format_duration
 from allrounder.training.data import TrainingData
+from allrounder.training.disk_space import find_space_problem
 from allrounder.training.pass_times import SuiteCost
 from allrounder.training.planning import Plan, load_images_or_noise, refine_plan
 from allrounder.training.run import Run
@@ -35,8 +37,7 @@ def run_train(
     """Train a recipe in this process, or start workers; print the best result and return the exit code."""
     recipe = Recipe.load(source, overrides)
     threads = threads or default_threads()
-    name = recipe.name.replace("/", "-")
-    folder = out or Path("runs") / f"{name}-{recipe.fingerprint()}"
+    folder = out or default_folder(recipe)
     if workers > 1:
         options = [word for text in overrides for word in ("--set", text)] + ["--resume"] * resume
         options += ["--quiet"] * QUIET.get()
@@ -53,6 +54,11 @@ def run_train(
     if is_main:
         _print_run(run)
     return 0
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """Return the run folder of a training for which the user names none."""
+    return Path("runs") / f"{recipe.name.replace('/', '-')}-{recipe.fingerprint()}"
 
 
 def run_show(source: str, overrides: Sequence[str]) -> None:
@@ -98,7 +104,8 @@ def run_plan(source: str, overrides: Sequence[str], steps: int | None) -> int:
     the best plan so far after an interrupt; return the exit code."""
     recipe = Recipe.load(source, overrides)
     name = recipe.name.replace("/", "-")
-    stages = recipe.stage_recipes()
+    stages, folder = recipe.stage_recipes(), default_folder(recipe)
+    folders = {stage: folder / STAGES_DIR / stage if stage else folder for stage in stages}
     plans: dict[str, Plan] = {}
     try:
         for stage, stage_recipe in stages.items():
@@ -118,13 +125,13 @@ def run_plan(source: str, overrides: Sequence[str], steps: int | None) -> int:
                         for line in (*(f"note: {note}" for note in notes), *describe_estimate(plan)):
                             bars.log(line)
                     plans[stage] = plan
-            _print_plan(plans[stage])
+            _print_plan(plans[stage], folders[stage])
     except KeyboardInterrupt:
         if not plans:
             raise
         stage, plan = list(plans.items())[-1]
         echo(f"interrupted; {_describe_progress(plan)}:")
-        _print_plan(plan)
+        _print_plan(plan, folders[stage])
         return EXIT_INTERRUPTED
     if len(stages) > 1:
         total = sum(plan.seconds for plan in plans.values())
@@ -132,9 +139,12 @@ def run_plan(source: str, overrides: Sequence[str], steps: int | None) -> int:
     return 0
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, folder: Path) -> None:
     for line in describe_plan(plan, datetime.now()):
         echo(line)
+    if (problem := find_space_problem(folder, plan.disk)) is not None:
+        advice = "free some space, or name a folder on another disk: allrounder train --out FOLDER"
+        echo(f"warning: {problem}, so the training would not start; {advice}")
 
 
 def _describe_progress(plan: Plan) -> str:
@@ -184,7 +194,8 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
         yield f"memory: {peak} at the peak, of which {activations} activations and buffers"
     if plan.checkpoint is not None:
         write = format_duration(plan.checkpoint_seconds)
-        yield f"checkpoint: {format_bytes(plan.checkpoint)} on disk, {write} to write"
+        largest = f"the run folder takes {format_bytes(plan.disk)} at its largest"
+        yield f"checkpoint: {format_bytes(plan.checkpoint)} on disk, {write} to write; {largest}"
     times = f"{plan.exchanges} exchanges and {plan.validations} validations"
     comm = format_bytes(plan.comm_bytes)
     yield f"communication (one process per learner): {comm} per exchange or validation, {times}"

@@ -18,6 +18,7 @@ MAX_DEPTH = 32
 MAX_SQUARED_DOTS = 10**7
 """Sum, over all lines, of the squared number of dots: tomllib takes time that is quadratic in the parts of a
 dotted key, which is at most one line."""
+CHUNK_BYTES = 2**20
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1
 """The whole numbers that TOML guarantees. Python does not print much larger ones."""
 
@@ -72,11 +73,15 @@ def read_limited(file: Traversable, max_bytes: int) -> bytes:
     """Read a file; raise ValueError if it is none, or has more than `max_bytes`."""
     if not file.is_file():
         raise ValueError("there is no such file, or it is a folder, a pipe or a device")
+    content = bytearray()
     with file.open("rb") as stream:
-        content = stream.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes:,} bytes, the most that is read; name another file")
-    return content
+        # One large read would allocate `max_bytes`, however small the file is.
+        while chunk := stream.read(CHUNK_BYTES):
+            content += chunk
+            if len(content) > max_bytes:
+                limit = f"{max_bytes:,} bytes, the most that is read"
+                raise ValueError(f"it has more than {limit}; name another file")
+    return bytes(content)
 
 
 def is_file(file: Traversable) -> bool:

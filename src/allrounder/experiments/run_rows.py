@@ -43,7 +43,7 @@ def read_training(folder: Path, problems: list[str], advice: str = RESUME_HINT) 
     with note_damage(problems):
         record = RunRecord.read(folder)
         if record.state != "finished":
-            problems.append(f"{folder}: {record.state}; {advice}")
+            problems.append(f"{folder}: {record.state}; {'wait for its end' if record.running else advice}")
         training = TrainingFacts(
             folder=str(folder),
             state=record.state,

@@ -48,15 +48,18 @@ ADVICE = "train again in another folder"
 BEST = nullable(fields_of({"t": whole_number(0)}))
 MANIFEST_FIELDS: Checks = {
     "files": table_of(TEXT),
-    "t": optional(whole_number(0)),
-    "metrics_bytes": optional(whole_number(0)),
-    "shape": optional(list_of(whole_number(1, 2**16), 3, 3)),
-    "classes": optional(list_of(TEXT, 1)),
-    "data": optional(TEXT),
-    "best": optional(BEST),
-    "sums": optional(table_of(table_of(NUMBER))),
+    "t": whole_number(0),
+    "metrics_bytes": whole_number(0),
+    "fingerprint": TEXT,
+    "images": whole_number(0),
+    "data_digests": list_of(TEXT),
+    "shape": list_of(whole_number(1, 2**16), 3, 3),
+    "classes": list_of(TEXT, 1),
+    "data": TEXT,
+    "best": BEST,
+    "sums": table_of(table_of(NUMBER)),
 }
-"""Of folders of tensors; those of weights have a shape and classes."""
+"""Of folders of tensors: all have files; those of weights have a shape and classes, checkpoints have sums."""
 CHANGED = "it was damaged or changed after it was written"
 
 
@@ -102,9 +105,14 @@ def read_json(path: Path, advice: str, version: int | None = None, expected: Che
     return fields
 
 
-def read_manifest(folder: Path) -> Fields:
-    """Read the metadata of a folder of tensors, with the digests of its files under "files"."""
-    return read_json(folder / MANIFEST, ADVICE, expected=MANIFEST_FIELDS)
+def read_manifest(folder: Path, *required: str) -> Fields:
+    """Read the metadata of a folder of tensors, with the digests of its files under "files". The fields that
+    are `required` must be there too; all others may be missing."""
+    expected = {
+        name: check if name in ("files", *required) else optional(check)
+        for name, check in MANIFEST_FIELDS.items()
+    }
+    return read_json(folder / MANIFEST, ADVICE, expected=expected)
 
 
 def _parse_object(text: str) -> Fields:

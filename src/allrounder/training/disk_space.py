@@ -1,4 +1,4 @@
-"""Compare what a training will write with the free space of its disk, before the first step."""
+"""Compare what a training will write with the free space of its disk, in a plan and before the first step."""
 
 from __future__ import annotations
 
@@ -38,22 +38,29 @@ def count_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def check_disk_space(folder: Path, needed: int) -> None:
-    """Raise StorageError if the disk of a run folder has less space than its files will take; files of
-    earlier sessions count as space, because they are replaced."""
+    """Raise StorageError if the disk of a run folder has less space than its files will take."""
+    if (problem := find_space_problem(folder, needed)) is not None:
+        advice = "free some space and call again, or choose a folder on another disk"
+        raise StorageError(f"{problem}; {advice}", resumable=True)
+
+
+def find_space_problem(folder: Path, needed: int) -> str | None:
+    """Return a message if the disk of a run folder, which need not exist, has less space than its files will
+    take; None if it has enough. Files of earlier sessions count as space, because they are replaced."""
     free = read_free_bytes(folder)
     if free is None:
-        return
+        return None
     files = [file for name in ("checkpoints", "weights") for file in (folder / name).rglob("*")]
     written = sum(file.stat().st_size for file in files if file.is_file())
-    if needed > free + written:
-        sizes = f"{needed / 1e6:,.1f} MB or more, and the disk has {(free + written) / 1e6:,.1f} MB"
-        advice = "free some space and call again, or choose a folder on another disk"
-        raise StorageError(
-            f"{folder}: its checkpoints and weights will take {sizes}; {advice}", resumable=True
-        )
+    if needed <= free + written:
+        return None
+    sizes = f"{needed / 1e6:,.1f} MB or more, and the disk has {(free + written) / 1e6:,.1f} MB"
+    return f"{folder}: its checkpoints and weights will take {sizes}"
 
 
 def read_free_bytes(folder: Path) -> int | None:
-    """Return the free space of the disk of a folder; None if its file system does not report sizes."""
-    usage = shutil.disk_usage(folder)
+    """Return the free space of the disk on which a folder is, or would be created; None if its file system
+    does not report sizes."""
+    place = folder.absolute()
+    usage = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists()))
     return usage.free if usage.total else None

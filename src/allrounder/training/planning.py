@@ -32,6 +32,7 @@ from allrounder.recipe.recipe import Recipe
 from allrounder.system.memory import measure_peak_memory
 from allrounder.system.progress import NullProgress, Progress
 from allrounder.training.data import add_extra, load_data
+from allrounder.training.disk_space import count_needed_bytes
 from allrounder.training.learner import Learner
 from allrounder.training.pass_times import PassTimes, SuiteCost, measure_time
 from allrounder.training.run import Run
@@ -93,6 +94,8 @@ class Plan:
     """An upper bound on the cost of choosing shares at one exchange, if the mix rule does that."""
     refreshes: int = 0
     """The number of steps after which teachers get new weights."""
+    disk: int = 0
+    """A lower bound on the bytes of the run folder at its largest, without its log."""
 
     @property
     def step_seconds(self) -> float:
@@ -240,6 +243,7 @@ class _Measurement:
             activations=max(0, peak[0] - momentum),
             checkpoint=sum(path.stat().st_size for path in checkpoint.iterdir()) if checkpoint else 0,
             checkpoint_seconds=seconds,
+            disk=count_needed_bytes(self.trainer),  # now with momentum
         )
 
     def _take_step(self, phase: int, number: int) -> Iterator[None]:
@@ -288,6 +292,7 @@ class _Measurement:
             pass_times=times,
             remarks=remarks,
             choice=self._choice_cost(),
+            disk=count_needed_bytes(trainer),
         )
 
     def _choice_cost(self) -> SuiteCost | None:

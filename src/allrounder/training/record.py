@@ -140,7 +140,9 @@ def read_metrics(folder: Path) -> list[Event]:
     """Read all events of a run; a last line without its end is still being written and is left out."""
     file = folder / METRICS_FILE
     last = newest_folder(folder / "weights", "last")
-    content = read_metrics_bytes(file, 0 if last is None else read_manifest(last)["metrics_bytes"])
+    content = read_metrics_bytes(
+        file, 0 if last is None else read_manifest(last, "metrics_bytes")["metrics_bytes"]
+    )
     events = parse_json_lines(file, content, ADVICE)
     for number, event in enumerate(events, start=1):
         try:

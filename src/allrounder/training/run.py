@@ -38,6 +38,7 @@ from allrounder.system.checked_files import (
     ADVICE,
     add_digest,
     check_version,
+    damage_error,
     parse_json_lines,
     read_json,
     read_manifest,
@@ -46,10 +47,12 @@ from allrounder.system.checked_files import (
 )
 from allrounder.system.files import (
     LOCK_FILE,
+    MANIFEST,
     append_line,
     check_location,
     explain_write_errors,
     fsync,
+    is_locked,
     lock_folder,
     make_folder,
     newest_folder,
@@ -109,6 +112,8 @@ class Run(HasSummary):
             raise RunError(f"{folder}: {reason}; choose another folder, nothing was changed")
         started = run.latest_checkpoint() is not None or (folder / STAGES_DIR).exists()
         if not resume and not run.finished and started:
+            if is_locked(folder):  # the advice to resume would only lead to this error
+                raise RunError(f"{folder}: another process is training here; wait for it or stop it")
             raise RunError(f"{folder}: holds an unfinished run; {RESUME_HINT}, or choose another folder")
         return run
 
@@ -188,12 +193,14 @@ class Run(HasSummary):
         path = self.latest_checkpoint()
         if path is None:
             return None, {"t": 0, "metrics_bytes": 0}
-        facts = read_manifest(path)
+        facts = read_manifest(path, "t", "metrics_bytes", "sums", "images", "data_digests")
         check_version(path, facts.get("format"), FORMAT_VERSION, ADVICE)
         if facts.get("fingerprint") != self.recipe.fingerprint():
             reason = f"got {facts.get('fingerprint')}, expected {self.recipe.fingerprint()}"
             advice = "one of them was changed by hand, restore it"
             raise RunError(f"{path}: belongs to another recipe, {reason}; {advice}")
+        if missing := [task.name for task in self.recipe.tasks if task.name not in facts["sums"]]:
+            raise damage_error(path / MANIFEST, f"sums: got none of {missing[0]}, expected them", ADVICE)
         return path, facts
 
     def rewind(self, checkpoint: Path | None, facts: Mapping[str, Any]) -> None:
@@ -229,7 +236,7 @@ class Run(HasSummary):
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
         """Return saved weights and their manifest; `which` as for `weights_file`."""
         file = self.weights_file(which)
-        facts = read_manifest(file.parent)
+        facts = read_manifest(file.parent, "t", "fingerprint", "shape", "classes")
         check_version(file.parent, facts.get("format"), FORMAT_VERSION, ADVICE)
         return read_tensors(file.parent, file.name.removesuffix(".safetensors")), facts
 

@@ -28,7 +28,7 @@ from allrounder.system.memory import measure_peak_memory
 from allrounder.system.progress_bar import format_duration
 from allrounder.system.tensor_folders import read_tensors
 from allrounder.threats.threat import Threat
-from allrounder.training import planning
+from allrounder.training import disk_space, planning
 from allrounder.training.pass_times import PassTimes, SuiteCost, count_flops
 from allrounder.training.planning import LearnerCost, Plan, load_images_or_noise, plan, refine_plan
 from allrounder.types import Passes
@@ -49,6 +49,7 @@ PLAN = Plan(
     validations=2,
     checkpoint=2048,
     checkpoint_seconds=0.5,
+    disk=4000,
     checkpoints=3,
     exchanges=1,
     evaluation=SuiteCost(50, Passes(30, 20), 3600.0),
@@ -80,9 +81,28 @@ def test_describe_plan_lists_all_costs():
     assert "epoch: 8 s for 10 steps" in message
     assert "training: 39.5 s for 3 epochs, 2 validations of at most 7 s each, 3 checkpoints" in message
     assert "started now, it would finish at 2030-01-01 12:00" in message
-    assert "checkpoint: 2.05 kB on disk" in message
+    assert "checkpoint: 2.05 kB on disk, 500 ms to write; the run folder takes 4 kB" in message
     assert "200 bytes per exchange or validation, 1 exchanges and 2 validations" in message
     assert message.endswith("at most 1 h 00 min, 30/20 forward/backward passes per image, 50 images")
+
+
+def test_a_plan_warns_of_a_training_that_does_not_fit_on_the_disk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("allrounder.cli.run_train.refine_plan", lambda *_, **__: (plan for plan in [PLAN]))
+    monkeypatch.setattr(disk_space, "read_free_bytes", lambda folder: 4000)
+    assert run_plan("embedded/nt", [], None) == 0
+    assert "warning" not in capsys.readouterr().out, "it fits exactly"
+    monkeypatch.setattr(disk_space, "read_free_bytes", lambda folder: 3999)
+    assert run_plan("embedded/nt", [], None) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert "runs/embedded-nt-" in line and "will take 0.0 MB or more, and the disk has 0.0 MB" in line
+    assert "so the training would not start; free some space, or name a folder on another disk" in line
+
+
+def test_the_free_space_of_a_folder_that_does_not_exist_is_that_of_its_parent(tmp_path: Path):
+    free = disk_space.read_free_bytes(tmp_path / "runs" / "new")
+    assert free is not None and free > 0
 
 
 def test_an_estimate_says_how_fast_the_machine_is():
@@ -166,6 +186,8 @@ def test_the_counts_and_bytes_of_a_plan_are_those_of_the_run(tmp_path: Path):
     assert tensors == sum(cost.bytes for cost in result.learners)
     real = sum(path.stat().st_size for path in point.iterdir())
     assert abs((result.checkpoint or 0) - real) < 500, "but for the digits in a manifest"
+    files = [file for name in ("checkpoints", "weights") for file in (run.folder / name).rglob("*.*")]
+    assert 0.3 < result.disk / sum(file.stat().st_size for file in files) < 1.5
     assert sum(event["event"] == "validation" for event in run.metrics()) == result.validations
 
 

@@ -12,17 +12,19 @@ import lzma
 import os
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from io import BufferedIOBase, BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO, cast, final
 
+from allrounder.config.text import shorten
 from allrounder.data.files.locks import exclusive_write
-from allrounder.errors import DataError
+from allrounder.errors import AllrounderError, DataError
 from allrounder.system.files import temporary_path
 
 MAX_BYTES = 8 * 2**30
@@ -35,8 +37,14 @@ MAX_PADDING = 2**16
 """Zeros after the end of a compressed file."""
 MAX_READ_BYTES = 2**24
 """The most that tarfile may decompress at once; only a header with a false length asks for more."""
-# zipfile raises RuntimeError for an unknown compression method.
-DAMAGE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+MAX_NAME_BYTES, MAX_PART_BYTES = 1024, 255
+"""Bytes of the name of a file with its folders, and of each part of it: what common file systems accept."""
+# zipfile raises RuntimeError for an unknown compression method, and ValueError for names that are not UTF-8;
+# tarfile raises ValueError for the headers of sparse files, and the system for names with a zero byte.
+DAMAGE_ERRORS = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, RuntimeError, ValueError, IndexError, OverflowError),
+)
 DECOMPRESSORS = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 """By the first two bytes of a compressed tar archive."""
 Member = tuple[str, int, IO[bytes] | None]
@@ -57,8 +65,8 @@ def read_members(
     """Read files of an archive by their names without folders; files that it does not have are left out."""
     wanted = set(names)
     contents: dict[str, bytes] = {}
-    with _report_damage(archive):
-        for path, size, file in _entries(archive, max_bytes):
+    with _report_damage(archive), closing(_entries(archive, max_bytes)) as entries:
+        for path, size, file in entries:
             if path.name in contents:
                 raise DataError(f"{archive}: holds {path.name} twice, expected it once; pack it again")
             if path.name in wanted:
@@ -94,8 +102,8 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        with _report_damage(archive):
-            for path, _, source in _entries(archive, max_bytes):
+        with _report_damage(archive), closing(_entries(archive, max_bytes)) as entries:
+            for path, _, source in entries:
                 file = temporary / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 # "x" also fails on a name that occurs twice.
@@ -104,8 +112,9 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
         if not (temporary / top).is_dir():
             raise DataError(f"{archive}: has no folder {top}; get it again")
         (temporary / top).rename(target)
-    except FileExistsError as error:
-        raise DataError(f"{archive}: holds a name twice ({error.filename}); get it again") from None
+    except (FileExistsError, NotADirectoryError) as error:
+        name = Path(error.filename).relative_to(temporary)
+        raise DataError(f"{archive}: holds a name twice ({name}); get it again") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -114,6 +123,8 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
 def _report_damage(archive: Path) -> Generator[None]:
     try:
         yield
+    except AllrounderError:
+        raise
     except (*DAMAGE_ERRORS, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk; gzip and bz2 raise OSError without a number for damaged files
@@ -129,21 +140,31 @@ def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, in
     """
     members = _zip_members if zipfile.is_zipfile(archive) else _tar_members
     bytes_left = max_bytes
-    for number, (name, size, file) in enumerate(members(archive), 1):
-        bytes_left -= size
-        if number > MAX_FILES or bytes_left < 0:
-            limit = f"{MAX_FILES} files or {max_bytes} bytes"
-            problem = f"holds more files or bytes than is allowed ({limit})"
-            raise DataError(f"{archive}: {problem}; unpack it yourself")
-        if file is None:
-            raise DataError(
-                f"{archive}: {name} is a link, a device or encrypted, expected files; do not use it"
-            )
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
-            raise DataError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
-        with file:
-            yield path, size, file
+    with closing(members(archive)) as found:
+        for number, (name, size, file) in enumerate(found, 1):
+            bytes_left -= size
+            with file or nullcontext():
+                if number > MAX_FILES or bytes_left < 0:
+                    limit = f"{MAX_FILES} files or {max_bytes} bytes"
+                    problem = f"holds more files or bytes than is allowed ({limit})"
+                    raise DataError(f"{archive}: {problem}; unpack it yourself")
+                if file is None:
+                    problem = "is a link, a device or encrypted, expected files; do not use it"
+                    raise DataError(f"{archive}: {name} {problem}")
+                yield _check_name(archive, name), size, file
+
+
+def _check_name(archive: Path, name: str) -> PurePosixPath:
+    """Return the path of a member; raise DataError if it leads out of the folder, or is too long."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
+        raise DataError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
+    sizes = [len(os.fsencode(part)) for part in path.parts]
+    if sum(sizes) > MAX_NAME_BYTES or max(sizes) > MAX_PART_BYTES:
+        limit = f"{MAX_PART_BYTES} bytes, and {MAX_NAME_BYTES} with its folders"
+        got = f"the name {shorten(name)!r} is too long"
+        raise DataError(f"{archive}: {got}, expected at most {limit}; pack it again")
+    return path
 
 
 def check_no_padding(file: Path) -> None:
@@ -196,5 +217,5 @@ def _zip_members(archive: Path) -> Generator[Member]:
         for member in zip_file.infolist():
             is_encrypted, file_type = member.flag_bits & 1, stat.S_IFMT(member.external_attr >> 16)
             is_plain = not is_encrypted and file_type in (0, stat.S_IFREG)
-            if not member.is_dir():
+            if not member.filename.endswith("/"):  # `is_dir` fails for an empty name
                 yield member.filename, member.file_size, zip_file.open(member) if is_plain else None

@@ -63,7 +63,7 @@ class MixedRun:
         if recipe.init == Random():
             start = clone(weights_of(build_initial_model(recipe, as_factory(model), images.dataset)))
         best = newest_folder(run.folder / "weights", "best")
-        is_earlier = best is not None and read_manifest(best)["t"] < images.clock.total_steps
+        is_earlier = best is not None and read_manifest(best, "t")["t"] < images.clock.total_steps
         split = images.dataset.test
         rows = select_rows(split, n, recipe.seed)
         device, dtype = device_and_dtype(network)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import base64
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from allrounder.data.base import Data, DataSpec
 from allrounder.data.datasets.cifar import Cifar10, Cifar100
 from allrounder.data.datasets.class_names import CIFAR10, CIFAR100_COARSE, CIFAR100_FINE
 from allrounder.data.datasets.mnist import CLOTHES, FashionMnist, Mnist
-from allrounder.data.datasets.svhn import Svhn
+from allrounder.data.datasets.svhn import Svhn, read_mat
+from allrounder.data.files.mat import read_mat_arrays
 from allrounder.data.inputs.by_name import load_eval_data
 from allrounder.errors import DataError
 from tests.support import formats
@@ -26,6 +29,11 @@ from tests.support.paths import PROJECT
 ROOT = PROJECT
 GREY = random_images(40, (28, 28), 10), random_images(20, (28, 28), 10, seed=1)
 COLOUR = random_images(40, (3, 32, 32), 10), random_images(20, (3, 32, 32), 10, seed=1)
+CRASHING_MAT = (
+    "c-r%I4DoSvQZUssQ1EpO(M`+DNmU5QNi0drFUqx2D9A6)tk6+#E=o--Nlj76&$ChpDNR-I%P&(fG*>V(ure^RGBp7*jLaCw0F0"
+    "i#d_Zae5VHX>2S^Ai#frpd0@I8P5kMNG-U3NI9~SkDNapaMnF~^HfTW*=fPMiWD-nx6PBeW?aD9vnl??xZfQf;Ti-7?EmRKD%"
+)
+"""A file of X and y that ends a process in which scipy 1.17 reads it."""
 HUNDRED: Any = tuple((x, np.arange(len(x)) * 7 % 100, np.arange(len(x)) % 20) for x, _ in COLOUR)
 
 
@@ -259,18 +267,57 @@ def test_a_wrong_mat_file_is_refused(tmp_path):
         ({"X": x}, "has no X or no y"),
         ({"X": x, "y": np.arange(5)}, r"X of shape \(32, 32, 3, 20\) and type uint8, y of shape \(1, 5\)"),
         ({"X": x / 255, "y": np.arange(20)}, "type float64"),
-        ({"X": x, "y": np.arange(20)}, "holds digits from 0 to 19, expected 1 to 10"),
+        ({"X": x, "y": np.arange(20)}, "holds the digit 11, expected 1 to 10"),
     ):
         savemat(file, table)
         with pytest.raises(ValueError, match=message):
             Svhn(folder=str(tmp_path)).load()
 
 
-def test_error_without_scipy_names_what_to_install(tmp_path, monkeypatch):
-    formats.write_svhn(tmp_path, *COLOUR)
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DataError, match=r'scipy is needed.*pip install "allrounder\[ood\]"'):
-        Svhn(folder=str(tmp_path)).load()
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_arrays_of_every_type_are_read_as_scipy_reads_them(tmp_path, is_packed):
+    from scipy.io import loadmat, savemat
+
+    kinds = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", "?")
+    arrays = {f"a{kind.strip('?')}": np.arange(24).reshape(2, 3, 4).astype(kind) for kind in kinds}
+    arrays |= {"row": np.arange(3), "none": np.zeros((0, 3)), "y": np.arange(20.0)}
+    skipped = {"text": "words", "cell": np.array([[1, "a"]], object), "z": np.ones(2, complex)}
+    savemat(tmp_path / "own.mat", arrays | skipped, do_compression=is_packed)
+    read = read_mat_arrays(tmp_path / "own.mat", {*arrays, *skipped}, 2**20)
+    expected = loadmat(tmp_path / "own.mat")
+    assert set(read) == set(arrays)
+    for name, array in read.items():
+        assert array.dtype == expected[name].dtype and np.array_equal(array, expected[name]), name
+
+
+def test_numbers_that_are_stored_in_fewer_bytes_than_their_class_are_read(tmp_path):
+    """As in the files of SVHN, whose digits are of class double."""
+    from scipy.io import savemat
+
+    savemat(tmp_path / "own.mat", {"y": np.arange(20, dtype=np.uint8)})
+    content = bytearray((tmp_path / "own.mat").read_bytes())
+    assert content[144] == 9  # the class, of 8-bit numbers
+    content[144] = 6
+    (tmp_path / "own.mat").write_bytes(content)
+    y = read_mat_arrays(tmp_path / "own.mat", ["y"], 2**20)["y"]
+    assert y.dtype == np.float64 and y.tolist() == [list(range(20))]
+
+
+def test_a_mat_file_with_a_false_size_takes_little_memory(tmp_path):
+    (tmp_path / "a.mat").write_bytes(bytes(126) + b"IM" + bytes((14, 0, 0, 0, 0, 0, 0, 63)) + bytes(9))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"damaged .got 9 bytes, expected 1056964608"):
+            read_mat(tmp_path / "a.mat")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_mat_file_that_ends_a_process_with_scipy_is_refused(tmp_path):
+    (tmp_path / "a.mat").write_bytes(zlib.decompress(base64.b85decode(CRASHING_MAT)))
+    with pytest.raises(DataError, match=r"a.mat: cut short or damaged \(y has no numbers, or no shape\)"):
+        read_mat(tmp_path / "a.mat")
 
 
 def real(name: str) -> Path:
