@@ -44,7 +44,7 @@ def race(work: Callable[[Wait], object]) -> list[str]:
     start, ended, results = FORK.Barrier(2), FORK.Event(), FORK.SimpleQueue()
 
     def wait() -> None:
-        ended.wait(LIMIT)
+        assert ended.wait(LIMIT), "the other process did not end"
 
     def run() -> None:
         start.wait(LIMIT)
@@ -61,10 +61,10 @@ def race(work: Callable[[Wait], object]) -> list[str]:
     processes = [FORK.Process(target=run) for _ in range(2)]
     for process in processes:
         process.start()
-    got = [str(results.get()) for _ in processes]
     for process in processes:
-        process.join()
-    return sorted(got)
+        process.join(2 * LIMIT)
+    assert [process.exitcode for process in processes] == [0, 0]
+    return sorted(str(results.get()) for _ in processes)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,8 @@ def test_a_training_in_a_folder_in_which_another_saved_a_checkpoint_is_refused(a
             errors.append(str(caught.value))
 
     go(recipe(PAIR), tmp_path / "run", progress=WaitsAtStep(5, try_again))
-    assert len(set(errors)) == 1 and "another process is training here; wait for it or stop it" in errors[0]
+    message = f"{tmp_path / 'run'}: another process is training here; wait for it or stop it"
+    assert errors == [message, message]
     assert remains(tmp_path / "run") == remains(alone)
 
 

@@ -37,7 +37,7 @@ def run_train(
     """Train a recipe in this process, or start workers; print the best result and return the exit code."""
     recipe = Recipe.load(source, overrides)
     threads = threads or default_threads()
-    folder = out or default_folder(recipe)
+    folder = out or name_run_folder(recipe)
     if workers > 1:
         options = [word for text in overrides for word in ("--set", text)] + ["--resume"] * resume
         options += ["--quiet"] * QUIET.get()
@@ -56,8 +56,8 @@ def run_train(
     return 0
 
 
-def default_folder(recipe: Recipe) -> Path:
-    """Return the run folder of a training for which the user names none."""
+def name_run_folder(recipe: Recipe) -> Path:
+    """Return the run folder of a training if the user names none."""
     return Path("runs") / f"{recipe.name.replace('/', '-')}-{recipe.fingerprint()}"
 
 
@@ -104,7 +104,7 @@ def run_plan(source: str, overrides: Sequence[str], steps: int | None) -> int:
     the best plan so far after an interrupt; return the exit code."""
     recipe = Recipe.load(source, overrides)
     name = recipe.name.replace("/", "-")
-    stages, folder = recipe.stage_recipes(), default_folder(recipe)
+    stages, folder = recipe.stage_recipes(), name_run_folder(recipe)
     folders = {stage: folder / STAGES_DIR / stage if stage else folder for stage in stages}
     plans: dict[str, Plan] = {}
     try:
@@ -194,7 +194,7 @@ def describe_plan(plan: Plan, now: datetime) -> Iterator[str]:
         yield f"memory: {peak} at the peak, of which {activations} activations and buffers"
     if plan.checkpoint is not None:
         write = format_duration(plan.checkpoint_seconds)
-        largest = f"the run folder takes {format_bytes(plan.disk)} at its largest"
+        largest = f"the run folder takes at least {format_bytes(plan.disk)}"
         yield f"checkpoint: {format_bytes(plan.checkpoint)} on disk, {write} to write; {largest}"
     times = f"{plan.exchanges} exchanges and {plan.validations} validations"
     comm = format_bytes(plan.comm_bytes)

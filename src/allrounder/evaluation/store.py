@@ -195,7 +195,7 @@ def open_folder(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
     file = folder / PLAN_FILE
     new_plan: dict[str, Any] = json.loads(json.dumps({**plan, "format": FORMAT_VERSION}))
     check_location(folder)
-    if not file.is_file() and folder.exists() and not _is_empty(folder):
+    if folder.exists() and not _may_hold_plan(folder):
         raise RunError(f"{folder}: exists and is not an evaluation; {UNCHANGED}")
     make_folder(folder)
     with lock_folder(folder, "evaluating"):
@@ -206,10 +206,11 @@ def open_folder(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
         yield
 
 
-def _is_empty(folder: Path) -> bool:
-    """Whether a folder holds at most what a process leaves that was killed before it wrote the plan."""
+def _may_hold_plan(folder: Path) -> bool:
+    """Whether a folder has a plan, or at most what a process leaves that was killed before it wrote one."""
     leftovers = {LOCK_FILE, temporary_path(Path(PLAN_FILE)).name}
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= leftovers
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    return PLAN_FILE in names or names <= leftovers
 
 
 def _check_same_plan(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

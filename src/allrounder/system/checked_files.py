@@ -45,7 +45,7 @@ MAX_JSON_BYTES = 2**26
 """Size of a JSON file, such as the manifest of a study, or of a TOML file with a digest."""
 ADVICE = "train again in another folder"
 """What to do if a file of a run is damaged and there is no copy."""
-BEST = nullable(fields_of({"t": whole_number(0)}))
+BEST = nullable(fields_of({"t": whole_number(0), "score": NUMBER}))
 MANIFEST_FIELDS: Checks = {
     "files": table_of(TEXT),
     "t": whole_number(0),
@@ -59,7 +59,8 @@ MANIFEST_FIELDS: Checks = {
     "best": BEST,
     "sums": table_of(table_of(NUMBER)),
 }
-"""Of folders of tensors: all have files; those of weights have a shape and classes, checkpoints have sums."""
+"""Fields of folders of tensors. All have "files"; readers of weights and of checkpoints say what else they
+need."""
 CHANGED = "it was damaged or changed after it was written"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,17 +52,26 @@ def find_space_problem(folder: Path, needed: int) -> str | None:
     free = read_free_bytes(folder)
     if free is None:
         return None
-    files = [file for name in ("checkpoints", "weights") for file in (folder / name).rglob("*")]
-    written = sum(file.stat().st_size for file in files if file.is_file())
+    written = sum(count_file_bytes(folder / name) for name in ("checkpoints", "weights"))
     if needed <= free + written:
         return None
     sizes = f"{needed / 1e6:,.1f} MB or more, and the disk has {(free + written) / 1e6:,.1f} MB"
     return f"{folder}: its checkpoints and weights will take {sizes}"
 
 
+def count_file_bytes(folder: Path) -> int:
+    """Return the bytes of the files in a folder, without files that another process deletes meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.path.getsize(os.path.join(parent, name))
+    return total
+
+
 def read_free_bytes(folder: Path) -> int | None:
     """Return the free space of the disk on which a folder is, or would be created; None if its file system
     does not report sizes."""
     place = folder.absolute()
-    usage = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists()))
+    usage = shutil.disk_usage(next(path for path in (place, *place.parents) if os.path.exists(path)))
     return usage.free if usage.total else None

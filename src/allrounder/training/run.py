@@ -236,7 +236,7 @@ class Run(HasSummary):
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
         """Return saved weights and their manifest; `which` as for `weights_file`."""
         file = self.weights_file(which)
-        facts = read_manifest(file.parent, "t", "fingerprint", "shape", "classes")
+        facts = read_manifest(file.parent, "t", "fingerprint", "shape", "classes", "data")
         check_version(file.parent, facts.get("format"), FORMAT_VERSION, ADVICE)
         return read_tensors(file.parent, file.name.removesuffix(".safetensors")), facts
 
@@ -334,9 +334,13 @@ def identify_recipe(recipe: Recipe) -> str:
 
 def _check_unused(folder: Path) -> None:
     """Raise RunError if a folder holds anything but what an interrupted `open_or_create` leaves."""
+    if not folder.exists():
+        return
     files = (FORMAT_FILE, RECIPE_FILE)
     ours = {LOCK_FILE, FORMAT_FILE, *(temporary_path(folder / file).name for file in files)}
-    if folder.exists() and (not folder.is_dir() or any(path.name not in ours for path in folder.iterdir())):
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    # Another process may have made a run of it since we looked; then the lock decides.
+    if RECIPE_FILE not in names and not names <= ours:
         raise RunError(f"{folder}: exists and is not a run folder; choose another folder")
 
 

@@ -37,8 +37,9 @@ MAX_PADDING = 2**16
 """Zeros after the end of a compressed file."""
 MAX_READ_BYTES = 2**24
 """The most that tarfile may decompress at once; only a header with a false length asks for more."""
-MAX_NAME_BYTES, MAX_PART_BYTES = 1024, 255
-"""Bytes of the name of a file with its folders, and of each part of it: what common file systems accept."""
+MAX_NAME_BYTES, MAX_PART_BYTES, MAX_PARTS = 1024, 255, 64
+"""Bytes of the name of a file with its folders, bytes of each part of it, and parts: what common file systems
+accept, and what can be deleted again."""
 # zipfile raises RuntimeError for an unknown compression method, and ValueError for names that are not UTF-8;
 # tarfile raises ValueError for the headers of sparse files, and the system for names with a zero byte.
 DAMAGE_ERRORS = (
@@ -104,19 +105,24 @@ def _extract(archive: Path, target: Path, top: str, max_bytes: int) -> None:
         temporary.mkdir()
         with _report_damage(archive), closing(_entries(archive, max_bytes)) as entries:
             for path, _, source in entries:
-                file = temporary / path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                # "x" also fails on a name that occurs twice.
-                with file.open("xb") as copy:
+                with _create_file(archive, temporary, path) as copy:
                     shutil.copyfileobj(source, copy, CHUNK_BYTES)
         if not (temporary / top).is_dir():
             raise DataError(f"{archive}: has no folder {top}; get it again")
         (temporary / top).rename(target)
-    except (FileExistsError, NotADirectoryError) as error:
-        name = Path(error.filename).relative_to(temporary)
-        raise DataError(f"{archive}: holds a name twice ({name}); get it again") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _create_file(archive: Path, folder: Path, path: PurePosixPath) -> IO[bytes]:
+    """Create a file of an archive; raise DataError if its name, or that of a folder of it, is a file."""
+    file = folder / path
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.open("xb")
+    except (FileExistsError, NotADirectoryError) as error:
+        name = Path(error.filename).relative_to(folder)
+        raise DataError(f"{archive}: holds a name twice ({name}); get it again") from None
 
 
 @contextmanager
@@ -150,7 +156,7 @@ def _entries(archive: Path, max_bytes: int) -> Generator[tuple[PurePosixPath, in
                     raise DataError(f"{archive}: {problem}; unpack it yourself")
                 if file is None:
                     problem = "is a link, a device or encrypted, expected files; do not use it"
-                    raise DataError(f"{archive}: {name} {problem}")
+                    raise DataError(f"{archive}: {shorten(name)} {problem}")
                 yield _check_name(archive, name), size, file
 
 
@@ -158,10 +164,10 @@ def _check_name(archive: Path, name: str) -> PurePosixPath:
     """Return the path of a member; raise DataError if it leads out of the folder, or is too long."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
-        raise DataError(f"{archive}: {name!r} leads out of the folder; do not use this archive")
+        raise DataError(f"{archive}: {shorten(name)!r} leads out of the folder; do not use this archive")
     sizes = [len(os.fsencode(part)) for part in path.parts]
-    if sum(sizes) > MAX_NAME_BYTES or max(sizes) > MAX_PART_BYTES:
-        limit = f"{MAX_PART_BYTES} bytes, and {MAX_NAME_BYTES} with its folders"
+    if sum(sizes) > MAX_NAME_BYTES or max(sizes) > MAX_PART_BYTES or len(sizes) > MAX_PARTS:
+        limit = f"{MAX_PART_BYTES} bytes, {MAX_NAME_BYTES} with its folders, and {MAX_PARTS - 1} folders"
         got = f"the name {shorten(name)!r} is too long"
         raise DataError(f"{archive}: {got}, expected at most {limit}; pack it again")
     return path

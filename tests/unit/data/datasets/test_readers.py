@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -267,7 +268,7 @@ def test_a_wrong_mat_file_is_refused(tmp_path):
         ({"X": x}, "has no X or no y"),
         ({"X": x, "y": np.arange(5)}, r"X of shape \(32, 32, 3, 20\) and type uint8, y of shape \(1, 5\)"),
         ({"X": x / 255, "y": np.arange(20)}, "type float64"),
-        ({"X": x, "y": np.arange(20)}, "holds the digit 11, expected 1 to 10"),
+        ({"X": x, "y": np.arange(20)}, "holds the digit 11, expected 0 to 10"),
     ):
         savemat(file, table)
         with pytest.raises(ValueError, match=message):
@@ -304,7 +305,7 @@ def test_numbers_that_are_stored_in_fewer_bytes_than_their_class_are_read(tmp_pa
 
 
 def test_a_mat_file_with_a_false_size_takes_little_memory(tmp_path):
-    (tmp_path / "a.mat").write_bytes(bytes(126) + b"IM" + bytes((14, 0, 0, 0, 0, 0, 0, 63)) + bytes(9))
+    (tmp_path / "a.mat").write_bytes(bytes(124) + b"\0\x01IM" + bytes((14, 0, 0, 0, 0, 0, 0, 63)) + bytes(9))
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match=r"damaged .got 9 bytes, expected 1056964608"):
@@ -312,6 +313,51 @@ def test_a_mat_file_with_a_false_size_takes_little_memory(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
+
+
+def test_numbers_of_a_larger_class_count_with_its_bytes(tmp_path):
+    write_element(tmp_path / "a.mat", 6, bytes(1000))
+    assert read_mat_arrays(tmp_path / "a.mat", ["y"], 9000)["y"].nbytes == 8000
+    with pytest.raises(ValueError, match="more than 7000 bytes"):
+        read_mat_arrays(tmp_path / "a.mat", ["y"], 7000)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_both_byte_orders_are_read(tmp_path, order):
+    write_element(tmp_path / "a.mat", 9, bytes(range(7)), order)
+    assert read_mat_arrays(tmp_path / "a.mat", ["y"], 2**10)["y"].tolist() == [list(range(7))]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda raw: raw[:124] + b"\0\x02" + raw[126:], "version 7.3 is saved as version 5 with -v7"),
+        (lambda raw: raw[:50], "got 50 bytes, expected 128"),
+        (lambda raw: pack(raw, raw[128:] * 2), "a compressed element has 72 bytes behind its array"),
+        (lambda raw: pack(raw, raw[128:], missing=5), "another length than its header says"),
+    ],
+)
+def test_a_mat_file_of_another_form_is_refused(tmp_path, change, message):
+    write_element(tmp_path / "a.mat", 9, bytes(8))
+    (tmp_path / "a.mat").write_bytes(change((tmp_path / "a.mat").read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        read_mat_arrays(tmp_path / "a.mat", ["y"], 2**10)
+
+
+def write_element(file, matlab_class, numbers, order="<"):
+    """Write a file with the row y of bytes, of a class of numbers."""
+    content = struct.pack(f"{order}4I", 6, 8, matlab_class, 0)
+    content += struct.pack(f"{order}2I2i", 5, 8, 1, len(numbers))
+    content += struct.pack(f"{order}2I8s", 1, 1, b"y")
+    content += struct.pack(f"{order}2I", 2, len(numbers)) + numbers + bytes(-len(numbers) % 8)
+    mark = {"<": b"\0\x01IM", ">": b"\x01\0MI"}[order]
+    file.write_bytes(bytes(124) + mark + struct.pack(f"{order}2I", 14, len(content)) + content)
+
+
+def pack(raw, elements, missing=0):
+    """The header of a file, and one compressed element whose size counts more bytes than it has."""
+    packed = zlib.compress(elements)
+    return raw[:128] + struct.pack("<2I", 15, len(packed) + missing) + packed + bytes(missing)
 
 
 def test_a_mat_file_that_ends_a_process_with_scipy_is_refused(tmp_path):

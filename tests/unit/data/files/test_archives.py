@@ -38,6 +38,7 @@ CASES = {
     "a file above a folder": (make_tar("top/a", "top/a/d/e"), r"holds a name twice \(top/a/d\)"),
     "a long name": (make_tar("top/" + "x" * 300), "is too long, expected at most 255 bytes"),
     "many folders": (make_tar("top/" + "d/" * 3000 + "e"), "is too long, expected at most 255 bytes"),
+    "64 folders": (make_tar("top/" + "d/" * 63 + "e"), "is too long, .* and 63 folders"),
     "a zero in a name": (make_tar("top/a", path="top/a\0b"), "damaged .embedded null byte"),
     "no sparse map": (make_tar("top/a", GNU_sparse_major="1", GNU_sparse_minor="0"), "cut short or damaged"),
     "a false sparse map": (make_tar("top/a", GNU_sparse_map="x,1"), "cut short or damaged"),
