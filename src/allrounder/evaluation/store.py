@@ -209,7 +209,9 @@ def open_folder(folder: Path, plan: Mapping[str, Any]) -> Generator[None]:
 def _may_hold_plan(folder: Path) -> bool:
     """Whether a folder has a plan, or at most what a process leaves that was killed before it wrote one."""
     leftovers = {LOCK_FILE, temporary_path(Path(PLAN_FILE)).name}
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
     return PLAN_FILE in names or names <= leftovers
 
 

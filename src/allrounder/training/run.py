@@ -338,9 +338,9 @@ def _check_unused(folder: Path) -> None:
         return
     files = (FORMAT_FILE, RECIPE_FILE)
     ours = {LOCK_FILE, FORMAT_FILE, *(temporary_path(folder / file).name for file in files)}
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else None
     # Another process may have made a run of it since we looked; then the lock decides.
-    if RECIPE_FILE not in names and not names <= ours:
+    if names is None or (RECIPE_FILE not in names and not names <= ours):
         raise RunError(f"{folder}: exists and is not a run folder; choose another folder")
 
 

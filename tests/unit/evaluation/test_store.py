@@ -296,7 +296,9 @@ def test_a_plan_that_cannot_be_read_is_named(text: str, tmp_path: Path):
 
 def test_a_folder_that_is_no_evaluation_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("all of it")
-    for place in (tmp_path, tmp_path / "thesis.txt"):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / PLAN_FILE).write_text("{}")
+    for place in (tmp_path, tmp_path / "thesis.txt", tmp_path / "other" / PLAN_FILE):
         with (
             pytest.raises(
                 RunError, match="exists and is not an evaluation; choose another folder, nothing was"
@@ -304,7 +306,7 @@ def test_a_folder_that_is_no_evaluation_is_left_alone(tmp_path: Path):
             open_folder(place, PLANNED),
         ):
             pytest.fail("it was opened")
-    assert files(tmp_path) == {"thesis.txt": b"all of it"}
+    assert files(tmp_path) == {"thesis.txt": b"all of it", f"other/{PLAN_FILE}": b"{}"}
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -98,9 +98,9 @@ def test_a_run_of_another_recipe_is_not_changed(resume: bool, finished: Run, unf
 def test_a_folder_that_is_not_a_run_is_not_changed(resume: bool, tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_bytes(b"cat")
-    (tmp_path / "file").write_text("text")
+    (tmp_path / "recipe.toml").write_text("text")
     before = contents(tmp_path)
-    for name in ("photos", "file"):
+    for name in ("photos", "recipe.toml"):
         with pytest.raises(RunError, match=f"{name}: exists and is not a run folder; choose another folder"):
             go(recipe(SOLO), tmp_path / name, resume=resume)
     assert contents(tmp_path) == before
@@ -151,9 +151,10 @@ def test_two_processes_cannot_train_in_one_folder(unfinished: Path):
     assert go(recipe(SOLO), unfinished, resume=True).finished, "the lock of a dead process holds nobody"
 
 
-def test_two_processes_cannot_begin_in_one_folder(tmp_path: Path):
+@pytest.mark.parametrize("after", [False, True])
+def test_two_processes_cannot_begin_in_one_folder(after: bool, tmp_path: Path):
     folder = tmp_path / "run"
-    overtaken = Point("allrounder.training.run:_check_unused", after=True)
+    overtaken = Point("allrounder.training.run:_check_unused", after=after)
     with (
         struck(overtaken, lambda: Run.open_or_create(folder, recipe(SOLO, OTHER), resume=False)),
         pytest.raises(RunError, match="holds a run of another recipe"),
