@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 import warnings
@@ -250,7 +251,9 @@ def _read_torch(path: Path) -> object:
         _check_fits_memory(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that torch.save does not write, refused below
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # Torch allocates a false length in an old file, but not of a file in memory.
+            source = path if zipfile.is_zipfile(path) else io.BytesIO(path.read_bytes())
+            return torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:
         refused = re.search(CODE_MESSAGES, str(error), re.IGNORECASE)
         if refused is not None or _is_plain_pickle(path):
@@ -266,11 +269,14 @@ def _read_torch(path: Path) -> object:
 
 
 def _check_fits_memory(path: Path) -> None:
-    """Raise ValueError if a file inflates beyond the memory; torch.save does not compress, but reads it."""
+    """Raise ValueError if a file is larger than the memory, or inflates beyond it; torch.save does not
+    compress, but reads it."""
+    size = path.stat().st_size
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
-            if sum(member.file_size for member in file.infolist()) > total_memory():
-                raise ValueError("it does not fit into the memory of this machine")
+            size = sum(member.file_size for member in file.infolist())
+    if size > total_memory():
+        raise ValueError("it does not fit into the memory of this machine")
 
 
 def _is_plain_pickle(path: Path) -> bool:
