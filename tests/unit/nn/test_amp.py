@@ -30,6 +30,7 @@ from allrounder.threats.threat import Threat
 from allrounder.training import model_selection as selection
 from allrounder.training.learner import Learner
 from tests.support.networks import Tiny, Unfoldable, blobs, same
+from tests.support.paths import PROJECT
 from tests.support.trainings import PAIR, EndsAfter, go, recipe, remains
 
 CPU, LINF = torch.device("cpu"), Threat.parse("Linf:0.1")
@@ -225,7 +226,7 @@ def test_attacks_in_half_precision_find_what_those_in_full_find(tmp_path: Path):
     stronger by more than one in a hundred."""
     environment = {**os.environ, probe.ISA_VARIABLE: probe.FALLBACK_ISA, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", VERDICTS, str(tmp_path / "run")]
-    child = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    child = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=PROJECT)
     assert child.returncode == 0, child.stderr
     full, half, differ = map(int, child.stdout.split()[-3:])
     assert 0 < full < 300, "an attack that breaks all or nothing tells nothing"
