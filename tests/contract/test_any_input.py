@@ -280,7 +280,7 @@ def test_many_inputs_are_read_or_refused(name: str, number: int, study: Path, tm
             ("checkpoint: manifest", field)
             for field in ["t", "metrics_bytes", "sums", "images", "data_digests"]
         ),
-        *(("run: manifest", field) for field in ["t", "fingerprint", "shape", "classes", "data", "files"]),
+        *(("run: manifest", field) for field in ["t", "fingerprint", "shape", "classes", "files"]),
     ],
 )
 def test_a_manifest_without_a_field_is_refused(name: str, field: str, study: Path, tmp_path: Path):

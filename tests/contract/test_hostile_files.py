@@ -106,10 +106,11 @@ def test_a_mat_file_that_inflates_beyond_the_limit_is_refused(
     monkeypatch.setattr(svhn, "MAX_BYTES", 2**24)
     packed = zlib.compress(bytes(2**25))
     file = tmp_path / "test_32x32.mat"
-    for order, mark in (("<", b"IM"), (">", b"MI")):
-        file.write_bytes(bytes(126) + mark + struct.pack(f"{order}2I", 15, len(packed)) + packed)
+    for order, mark in (("<", b"\0\x01IM"), (">", b"\x01\0MI")):
+        file.write_bytes(bytes(124) + mark + struct.pack(f"{order}2I", 15, len(packed)) + packed)
         assert "more than 16777216 bytes" in refusal(lambda: read_mat(file))
     with file.open("wb") as large:
+        large.write(bytes(124) + b"\0\x01IM")
         large.truncate(2**24)
     assert "more than 100 elements" in refusal(lambda: read_mat(file))
     with file.open("wb") as large:

@@ -236,7 +236,7 @@ class Run(HasSummary):
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
         """Return saved weights and their manifest; `which` as for `weights_file`."""
         file = self.weights_file(which)
-        facts = read_manifest(file.parent, "t", "fingerprint", "shape", "classes", "data")
+        facts = read_manifest(file.parent, "t", "fingerprint", "shape", "classes")
         check_version(file.parent, facts.get("format"), FORMAT_VERSION, ADVICE)
         return read_tensors(file.parent, file.name.removesuffix(".safetensors")), facts
 

@@ -37,9 +37,12 @@ MAX_PADDING = 2**16
 """Zeros after the end of a compressed file."""
 MAX_READ_BYTES = 2**24
 """The most that tarfile may decompress at once; only a header with a false length asks for more."""
-MAX_NAME_BYTES, MAX_PART_BYTES, MAX_PARTS = 1024, 255, 64
-"""Bytes of the name of a file with its folders, bytes of each part of it, and parts: what common file systems
-accept, and what can be deleted again."""
+MAX_NAME_BYTES = 1024
+"""Bytes of the name of a file with its folders; this and the next are what common file systems accept."""
+MAX_PART_BYTES = 255
+"""Bytes of the name of a file or folder alone."""
+MAX_PARTS = 64
+"""A file and its folders; folders that are much deeper cannot be deleted again."""
 # zipfile raises RuntimeError for an unknown compression method, and ValueError for names that are not UTF-8;
 # tarfile raises ValueError for the headers of sparse files, and the system for names with a zero byte.
 DAMAGE_ERRORS = (
