@@ -106,14 +106,15 @@ def read_json(path: Path, advice: str, version: int | None = None, expected: Che
     return fields
 
 
-def read_manifest(folder: Path, *required: str) -> Fields:
+def read_manifest(folder: Path, *required: str, version: int | None = None) -> Fields:
     """Read the metadata of a folder of tensors, with the digests of its files under "files". The fields that
-    are `required` must be there too; all others may be missing."""
+    are `required` must be there too; all others may be missing. With `version`, the format version is checked
+    first."""
     expected = {
         name: check if name in ("files", *required) else optional(check)
         for name, check in MANIFEST_FIELDS.items()
     }
-    return read_json(folder / MANIFEST, ADVICE, expected=expected)
+    return read_json(folder / MANIFEST, ADVICE, version, expected)
 
 
 def _parse_object(text: str) -> Fields:

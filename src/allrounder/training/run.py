@@ -37,7 +37,6 @@ from allrounder.report.statistics import format_percent
 from allrounder.system.checked_files import (
     ADVICE,
     add_digest,
-    check_version,
     damage_error,
     parse_json_lines,
     read_json,
@@ -193,8 +192,8 @@ class Run(HasSummary):
         path = self.latest_checkpoint()
         if path is None:
             return None, {"t": 0, "metrics_bytes": 0}
-        facts = read_manifest(path, "t", "metrics_bytes", "sums", "images", "data_digests")
-        check_version(path, facts.get("format"), FORMAT_VERSION, ADVICE)
+        required = ("t", "metrics_bytes", "sums", "images", "data_digests")
+        facts = read_manifest(path, *required, version=FORMAT_VERSION)
         if facts.get("fingerprint") != self.recipe.fingerprint():
             reason = f"got {facts.get('fingerprint')}, expected {self.recipe.fingerprint()}"
             advice = "one of them was changed by hand, restore it"
@@ -236,8 +235,8 @@ class Run(HasSummary):
     def weights(self, which: str = "global") -> tuple[Weights, dict[str, Any]]:
         """Return saved weights and their manifest; `which` as for `weights_file`."""
         file = self.weights_file(which)
-        facts = read_manifest(file.parent, "t", "fingerprint", "shape", "classes")
-        check_version(file.parent, facts.get("format"), FORMAT_VERSION, ADVICE)
+        required = ("t", "fingerprint", "shape", "classes")
+        facts = read_manifest(file.parent, *required, version=FORMAT_VERSION)
         return read_tensors(file.parent, file.name.removesuffix(".safetensors")), facts
 
     def weights_file(self, which: str = "global") -> Path:
