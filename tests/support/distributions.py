@@ -17,7 +17,10 @@ from tests.support.paths import PROJECT
 def run(command: list[str], folder: Path, path: Path | None = None) -> str:
     """The output of a command that must succeed, run in a folder with only `path` on the path of Python."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env["OMP_NUM_THREADS"] = "1"
+    env |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # no other files than those of the archive
     if path is not None:
         env["PYTHONPATH"] = str(path)
     process = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

@@ -16,6 +16,8 @@ from typing import Any, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
+from allrounder.config.text import shorten
+
 MAX_BYTES = 2**28
 """Limit of the file, and of the bytes that are built from the texts in it."""
 MAX_INSTRUCTIONS = 2_000_000
@@ -67,9 +69,12 @@ def read_plain_dict(raw: bytes) -> dict[str, Any]:
             if number > MAX_INSTRUCTIONS:
                 raise ValueError(f"has more than {MAX_INSTRUCTIONS} instructions")
             unpickler.step(opcode.name, argument)
+    # Errors of pickletools quote texts of any length. A wrong escape is a warning, which -W error raises.
+    except (ValueError, Warning) as error:
+        raise ValueError(shorten(str(error))) from None
     # The stack is too short, or an item has a type that plain data does not have.
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"is not plain data ({type(error).__name__}: {error})") from None
+        raise ValueError(shorten(f"is not plain data ({type(error).__name__}: {error})")) from None
     if stream.read(1) or len(unpickler.stack) != 1 or type(unpickler.stack[0]) is not dict:
         raise ValueError("holds something other than one dictionary")
     table = cast(dict[str | bytes, Any], unpickler.stack[0])

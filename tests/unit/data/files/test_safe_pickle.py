@@ -234,6 +234,18 @@ def test_truncated_or_longer_pickle_is_refused(end):
         read_plain_dict(whole + b"N.")
 
 
+@pytest.mark.parametrize("instruction", [b"S", b"F", b"I", b"c"], ids=["text", "float", "integer", "name"])
+def test_errors_do_not_quote_long_texts(instruction: bytes):
+    with pytest.raises(ValueError) as caught:
+        read_plain_dict(b"\x80\x02" + instruction + bytes(100_000) + b"\nend\n.")
+    assert 0 < len(str(caught.value)) < 300
+
+
+def test_a_wrong_escape_in_a_name_is_refused():
+    with pytest.raises(ValueError, match="invalid escape sequence"):
+        read_plain_dict(b"\x80\x02c\\umpy\nndarray\n.")  # warnings are errors in the tests
+
+
 @given(raw=st.binary(max_size=60), cut=st.integers(0, 200))
 def test_noise_is_read_or_raises_value_error(raw: bytes, cut: int):
     whole = pickle.dumps({"data": X, "labels": [1, 2, 3]}, 4)
