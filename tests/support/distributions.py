@@ -17,10 +17,8 @@ from tests.support.paths import PROJECT
 def run(command: list[str], folder: Path, path: Path | None = None) -> str:
     """The output of a command that must succeed, run in a folder with only `path` on the path of Python."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env |= {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }  # no other files than those of the archive
+    env["OMP_NUM_THREADS"] = "1"
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # the folder keeps the files of the archive, and no others
     if path is not None:
         env["PYTHONPATH"] = str(path)
     process = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
