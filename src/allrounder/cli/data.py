@@ -10,6 +10,7 @@ from typer import Argument, Exit, Option, Typer
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.index import complete_dataset, read_index
 from allrounder.cli.verbs import VerbGroup
+from allrounder.system.signals import delay_interrupts
 
 app = Typer(cls=VerbGroup, help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
 
@@ -51,7 +52,8 @@ def get(name: Name, source: Source = None) -> None:
 
     Call again to resume an interrupted download.
     """
-    from allrounder.cli.run_data import get_dataset
+    with delay_interrupts():
+        from allrounder.cli.run_data import get_dataset
 
     get_dataset(name, source)
 
@@ -62,7 +64,8 @@ def check(data: NameOrPath) -> None:
 
     KIND:PATH says what a folder holds if its content does not show it.
     """
-    from allrounder.cli.run_data import check_dataset
+    with delay_interrupts():
+        from allrounder.cli.run_data import check_dataset
 
     name, problems = check_dataset(data)
     for problem in problems:
@@ -75,7 +78,8 @@ def check(data: NameOrPath) -> None:
 @app.command()
 def where() -> None:
     """Print where the cache is, what it holds, and how to move it."""
-    from allrounder.cli.run_data import print_cache
+    with delay_interrupts():
+        from allrounder.cli.run_data import print_cache
 
     print_cache()
 
@@ -86,7 +90,8 @@ def make_c_(data: Images, corruption: Corruptions = None, folder: Folder = None,
 
     Finished files are kept: call again after an interruption. The files are marked as generated.
     """
-    from allrounder.cli.run_corruptions import generate_corruptions
+    with delay_interrupts():
+        from allrounder.cli.run_corruptions import generate_corruptions
 
     generate_corruptions(data, corruption, folder, seed)
 
@@ -97,6 +102,7 @@ def make_p_(data: Images, perturbation: Perturbations = None, folder: Folder = N
 
     Finished files are kept: call again after an interruption. The files are marked as generated.
     """
-    from allrounder.cli.run_corruptions import generate_perturbations
+    with delay_interrupts():
+        from allrounder.cli.run_corruptions import generate_perturbations
 
     generate_perturbations(data, perturbation, folder, seed)

@@ -9,6 +9,7 @@ from typing import Annotated, final
 from typer import Argument, BadParameter, Option
 
 from allrounder.cli.index import check_choice
+from allrounder.system.signals import delay_interrupts
 
 CRITERIA = ("worst", "mean")
 STATISTICS = ("adversarial", "natural", "both")
@@ -117,6 +118,7 @@ def dial(
         raise BadParameter("expected a natural run, a robust run and --out FOLDER", param_hint="--outputs")
     if out is not None and not (pick or shares or outputs):
         raise BadParameter("names no network to save; add --pick or --shares", param_hint="--out")
-    from allrounder.cli.run_dial import run_dial
+    with delay_interrupts():
+        from allrounder.cli.run_dial import run_dial
 
     run_dial(command)

@@ -9,6 +9,7 @@ from typing import Annotated, final
 from typer import Argument, Exit, Option
 
 from allrounder.cli.index import check_choice, read_index
+from allrounder.system.signals import delay_interrupts
 
 INDEX = read_index()
 BUDGETS = ", ".join(f"{name} {count or 'all'}" for name, count in INDEX["budgets"].items())
@@ -201,7 +202,8 @@ def eval_(
     check_choice(budget, INDEX["budgets"], "--budget")
     if style is not None:
         check_choice(style, CLASS_TABLE_STYLES if tables else INDEX["table_styles"], "--style")
-    from allrounder.cli.run_evaluate import run_evaluate
+    with delay_interrupts():
+        from allrounder.cli.run_evaluate import run_evaluate
 
     run_evaluate(command)
 
@@ -221,7 +223,8 @@ def doctor_(
     Under the threats of the options, or those of the run, also check for masked gradients.
     """
     command = DoctorCommand(**locals())
-    from allrounder.cli.run_doctor import run_doctor
+    with delay_interrupts():
+        from allrounder.cli.run_doctor import run_doctor
 
     if not run_doctor(command):
         raise Exit(1)

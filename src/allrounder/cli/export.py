@@ -10,6 +10,7 @@ from typer import Argument, BadParameter, Option
 
 from allrounder.cli.evaluate import Which
 from allrounder.cli.index import check_choice
+from allrounder.system.signals import delay_interrupts
 
 ATTACK, NUM_IMAGES = "pgd-20", 64
 """The attack and the number of images that an ONNX file is compared on, unless others are given."""
@@ -95,6 +96,7 @@ def export(
     for option, value in (("--attack", attack), ("--n", n), ("--data", data)):
         if value is not None and to != "onnx":
             raise BadParameter("belongs to --to onnx; leave it out", param_hint=option)
-    from allrounder.cli.run_export import run_export
+    with delay_interrupts():
+        from allrounder.cli.run_export import run_export
 
     run_export(command)

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from allrounder.cli.index import check_choice, complete_figure, read_index
+from allrounder.system.signals import delay_interrupts
 
 NAMES = ", ".join(read_index()["lists"]["figures"])
 
@@ -47,7 +48,8 @@ def figure(
 
     Several charts become the panels of one figure. Colours are those of a report on the same runs.
     """
-    from allrounder.cli.run_figure import run_figure
+    with delay_interrupts():
+        from allrounder.cli.run_figure import run_figure
 
     check_choice(name, read_index()["lists"]["figures"])
     run_figure(name, paths, out or Path(f"{name}.svg"), charts or (), rows or ())

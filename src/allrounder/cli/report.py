@@ -7,6 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from allrounder.system.signals import delay_interrupts
+
 
 def report(
     paths: Annotated[
@@ -23,6 +25,7 @@ def report(
 
     The page is one file that needs no network. It can be opened, mailed and printed.
     """
-    from allrounder.cli.run_report import run_report
+    with delay_interrupts():
+        from allrounder.cli.run_report import run_report
 
     run_report(paths, out, title, gallery)

@@ -7,12 +7,15 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from allrounder.system.signals import delay_interrupts
+
 
 def ls(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Where to look.")] = Path("runs"),
 ) -> None:
     """List the runs and studies below a folder: state, recipe, best validation accuracies, age."""
-    from allrounder.cli.run_runs import print_runs
+    with delay_interrupts():
+        from allrounder.cli.run_runs import print_runs
 
     print_runs(folder)
 
@@ -22,6 +25,7 @@ def log(
     rows: Annotated[int, Option("--rows", min=1, help="The largest number of epochs to print.")] = 20,
 ) -> None:
     """Print the curves of a run: losses, accuracies, shares and exchanges, as sparklines and by epoch."""
-    from allrounder.cli.run_runs import print_log
+    with delay_interrupts():
+        from allrounder.cli.run_runs import print_log
 
     print_log(run, rows)

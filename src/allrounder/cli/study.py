@@ -22,6 +22,7 @@ from allrounder.cli.index import (
 )
 from allrounder.cli.train import Overrides
 from allrounder.errors import InputError, RunError
+from allrounder.system.signals import delay_interrupts
 
 StudyName = Annotated[
     str,
@@ -57,8 +58,9 @@ def sweep(
 
     Finished trainings are skipped and interrupted ones resume. A failed one does not stop the others.
     """
-    from allrounder.cli.run_study import run_study
-    from allrounder.experiments.study import Study
+    with delay_interrupts():
+        from allrounder.cli.run_study import run_study
+        from allrounder.experiments.study import Study
 
     run_study(Study.load(study), folder, workers, launcher, dry, only)
 
@@ -79,8 +81,9 @@ def compare(
     dry: DryRun = False,
 ) -> None:
     """Compare recipes in one table, each with one or more seeds."""
-    from allrounder.cli.run_study import run_study
-    from allrounder.experiments.study import Study
+    with delay_interrupts():
+        from allrounder.cli.run_study import run_study
+        from allrounder.experiments.study import Study
 
     if len(names) == 1 and names[0] in read_index()["lists"]["studies"]:
         study = Study.load(names[0])
@@ -154,6 +157,7 @@ def demo(
 
     The report is a page for a browser; without the extra `report`, there is only the table.
     """
-    from allrounder.cli.run_study import run_demo
+    with delay_interrupts():
+        from allrounder.cli.run_study import run_demo
 
     run_demo(folder, workers, tuple(sets or ()))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from allrounder.system.signals import delay_interrupts
+
 
 def theory(
     run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run with several learners.")],
@@ -20,6 +22,7 @@ def theory(
     n: Annotated[int, Option("--n", min=2, help="Number of test images.")] = 256,
 ) -> None:
     """Compare a run with the theory of Generalist++: regrets, bounds, drift, mixing gap, gradients."""
-    from allrounder.cli.run_theory import run_theory
+    with delay_interrupts():
+        from allrounder.cli.run_theory import run_theory
 
     run_theory(run, solo or (), n)

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from allrounder.cli.index import complete_recipe
+from allrounder.system.signals import delay_interrupts
 
 RecipeName = Annotated[
     str,
@@ -50,7 +51,8 @@ def train(
     Start several machines with torchrun. With at most one process per learner and equal --threads, the
     weights are bit-for-bit those of a serial run.
     """
-    from allrounder.cli.run_train import run_train
+    with delay_interrupts():
+        from allrounder.cli.run_train import run_train
 
     overrides = (*(sets or ()), *(["tensorboard=true"] if tensorboard else ()))
     if code := run_train(recipe, overrides, folder, resume, threads, workers):
@@ -63,7 +65,8 @@ def plan(recipe: RecipeName, sets: Overrides = None, steps: Steps = None) -> Non
     Prints an estimate after a few seconds, from the number of passes, then measures real steps. Ctrl-C prints
     what is known.
     """
-    from allrounder.cli.run_train import run_plan
+    with delay_interrupts():
+        from allrounder.cli.run_train import run_plan
 
     if code := run_plan(recipe, tuple(sets or ()), steps):
         raise Exit(code)
@@ -71,6 +74,7 @@ def plan(recipe: RecipeName, sets: Overrides = None, steps: Steps = None) -> Non
 
 def show(recipe: RecipeName, sets: Overrides = None) -> None:
     """Print a resolved recipe as TOML, with its files and warnings about settings that may surprise."""
-    from allrounder.cli.run_train import run_show
+    with delay_interrupts():
+        from allrounder.cli.run_train import run_show
 
     run_show(recipe, tuple(sets or ()))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from allrounder.system.signals import delay_interrupts
+
 FOLDER_HELP = "A run folder or the folder of a study; it may appear later."
 Folder = Annotated[Path, Argument(metavar="RUN|STUDY", help=FOLDER_HELP)]
 PORT_HELP = "The port on this machine; 0 takes a free one."
@@ -20,6 +22,7 @@ def watch(folder: Folder, port: Port = 0, open_page: Open = False) -> None:
     Prints the address of the page, which only this machine can open, and serves it until Ctrl-C. Nothing in
     the folder is changed.
     """
-    from allrounder.cli.run_watch import run_watch
+    with delay_interrupts():
+        from allrounder.cli.run_watch import run_watch
 
     run_watch(folder, port, open_page)

@@ -106,12 +106,12 @@ def json_schema(cls: type[Any]) -> Table:
     It checks keys, kinds and values. A file that extends nothing must have the required keys. Tables inside a
     file are not checked for theirs, because they may be laid over others.
     """
-    schema = adapter(cls).json_schema(schema_generator=_Generator)
+    schema = adapter(cls).json_schema(_Generator)
     definitions: Table = schema.setdefault("$defs", {})
     classes: set[type[Any]] = set()
     for one_of in _one_ofs(cls, classes):
         for name, member in one_of.table().items():
-            entry = adapter(member).json_schema(schema_generator=_Generator)
+            entry = adapter(member).json_schema(_Generator)
             definitions.update(entry.pop("$defs", {}))
             entry["properties"] = {"kind": {"const": name}, **entry.get("properties", {})}
             definitions[definition_name(name, member)] = entry

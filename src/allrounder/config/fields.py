@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform, final
 
 from pydantic import (
     AfterValidator,
@@ -30,17 +30,13 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import JsonSchemaValue
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from allrounder.config.text import quote, shorten
 from allrounder.errors import RecipeError
+from allrounder.system.signals import delay_interrupts
 
-# beartype, which checks types in the tests, does not support pydantic's generics.
-if TYPE_CHECKING:
-    Adapter: TypeAlias = TypeAdapter[Any]
-else:
-    Adapter = TypeAdapter
 T = TypeVar("T")
 MAX_SUGGESTIONS = 6
 """The largest number of names in an error message that suggests them."""
@@ -66,7 +62,8 @@ def frozen_config(cls: type[T]) -> type[T]:
 
     Declare numbers and flags with the strict types below, which never accept "4" or true as a number.
     """
-    return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=CONFIG)(cls))
+    with delay_interrupts():
+        return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=CONFIG)(cls))
 
 
 def raise_field_errors(item: object, problems: Iterable[tuple[tuple[str | int, ...], str]]) -> None:
@@ -84,10 +81,36 @@ def raise_field_errors(item: object, problems: Iterable[tuple[tuple[str | int, .
         raise ValidationError.from_exception_data(type(item).__name__, details)
 
 
+@final
+class Adapter:
+    """The decoder of a value class. Interrupts are delayed, because pydantic ignores them while it builds a
+    decoder, and raises another error while it encodes a value."""
+
+    def __init__(self, cls: type[Any]):
+        """Builds the decoder."""
+        with delay_interrupts():
+            self._adapter: Any = TypeAdapter(cls)
+
+    def validate_python(self, raw: object, **options: bool) -> Any:
+        """Decode a raw value; raise pydantic's ValidationError for a wrong one."""
+        with delay_interrupts():
+            return self._adapter.validate_python(raw, **options)
+
+    def dump_python(self, item: object) -> Any:
+        """Encode a value in the types of JSON, without the fields that are None."""
+        with delay_interrupts():
+            return self._adapter.dump_python(item, mode="json", exclude_none=True)
+
+    def json_schema(self, generator: type[GenerateJsonSchema]) -> dict[str, Any]:
+        """Return the JSON Schema of the raw values."""
+        with delay_interrupts():
+            return self._adapter.json_schema(schema_generator=generator)
+
+
 @cache
 def adapter(cls: type[Any]) -> Adapter:
     """Return the decoder of a value class, built once."""
-    return TypeAdapter(cls)
+    return Adapter(cls)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -149,7 +172,7 @@ class OneOf:
         if item is None:
             return None
         name = kind_of(item, self.table())
-        fields = adapter(type(item)).dump_python(item, mode="json", exclude_none=True)
+        fields = adapter(type(item)).dump_python(item)
         if self.number_type is type(item):
             return fields["value"]
         return {"kind": name, **fields}

@@ -50,7 +50,7 @@ class Extra:
 
     def __str__(self) -> str:
         """For model cards and tables: "70% of every batch from npz (path more.npz, layout auto)"."""
-        fields = adapter(type(self.data)).dump_python(self.data, mode="json", exclude_none=True)
+        fields = adapter(type(self.data)).dump_python(self.data)
         options = ", ".join(f"{name} {field}" for name, field in cast(Mapping[str, object], fields).items())
         kind = kind_of(self.data, _datasets())
         return f"{100 * self.share:g}% of every batch from {kind}{f' ({options})' if options else ''}"

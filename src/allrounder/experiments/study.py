@@ -204,7 +204,7 @@ class Study:
 
     def dumps(self) -> str:
         """Return the study as TOML; `Study.loads` reads it back."""
-        return tomli_w.dumps(adapter(type(self)).dump_python(self, mode="json", exclude_none=True))
+        return tomli_w.dumps(adapter(type(self)).dump_python(self))
 
     @classmethod
     def loads(cls, text: str, source: str = "study") -> Study:

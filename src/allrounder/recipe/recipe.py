@@ -310,7 +310,7 @@ class Recipe(HasSummary):
         return [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
 
     def _to_table(self) -> Table:
-        return adapter(type(self)).dump_python(self, mode="json", exclude_none=True)
+        return adapter(type(self)).dump_python(self)
 
 
 def _flatten(value: object, path: str = "") -> Iterator[tuple[str, object]]:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a flag that loops check between two steps."""
+"""SIGINT and SIGTERM as a flag that loops check between two steps, and a delay of interrupts."""
 
 from __future__ import annotations
 
@@ -44,3 +44,24 @@ def stop_on_signals() -> Generator[StopRequest]:
         yield stop
     finally:
         restore()
+
+
+@contextmanager
+def delay_interrupts() -> Generator[None]:
+    """Delays SIGINT until the end of the block, for code that loses a KeyboardInterrupt. No-op outside the
+    main thread, and if Python does not handle SIGINT.
+
+    The signal is not blocked: the system would deliver it to another thread, and Python to the main thread.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from allrounder import cli
 from allrounder.cli.failures import explain
 from allrounder.errors import Interrupted, RecipeError, RunError
 from tests.unit.cli.test_main import Command, allrounder, flat
@@ -108,6 +110,47 @@ def test_an_interrupt_before_the_verb_runs_ends_without_a_traceback(
     monkeypatch.setattr("typer.main.get_command", interrupt)
     answer = allrounder("show", "embedded/nt")
     assert (answer.code, answer.out, answer.err) == (130, "", "")
+
+
+def test_an_interrupt_while_torch_is_imported_is_not_lost(tmp_path: Path):
+    """torch and numpy would lose it, or fail to be imported, and the training would run to its end."""
+    script = f"""
+import signal, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch._C", "numpy._core.multiarray"):
+            signal.raise_signal(signal.SIGINT)
+            print(name)
+
+sys.meta_path.insert(0, Interrupter())
+sys.argv = ["allrounder", "train", "embedded/nt", "--set", "epochs=1", "--out", {str(tmp_path / "run")!r}]
+from allrounder.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert sorted(done.stdout.split()) == ["numpy._core.multiarray", "torch._C"]
+    assert (done.returncode, done.stderr) == (130, "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_command_is_interrupted_while_it_imports_its_work():
+    found: list[str] = []
+    for file in sorted(Path(cli.__file__).parent.glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
+        delayed = {
+            id(node)
+            for block in blocks
+            if "delay_interrupts" in ast.dump(block.items[0])
+            for node in block.body
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("allrounder.cli.run_"):
+                found.append(node.module or "")
+                inside = id(node) in delayed or file.name.startswith("run_")
+                assert inside, f"{file.name}, line {node.lineno}: import it in a block of delay_interrupts"
+    assert len(found) > 20
 
 
 def test_a_reader_that_closes_the_output_gets_one_sentence():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from abc import ABC
 from collections.abc import Iterator
 from fractions import Fraction
@@ -9,7 +10,8 @@ from typing import Annotated, Any, final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import GetCoreSchemaHandler, PlainSerializer, ValidationError
+from pydantic_core import CoreSchema, core_schema
 
 from allrounder.attacks import ATTACKS
 from allrounder.config.fields import (
@@ -179,7 +181,7 @@ def test_a_kind_is_read_and_written_back():
     raw = {"kind": "box", "side": 2, "inner": 0.5, "lid": {"kind": "dot", "value": 1}}
     made = read(Holder, shape=raw)
     assert made == Holder(shape=Box(side=2.0, inner=Dot(value=0.5), lid=Dot(value=1.0)))
-    plain = adapter(Holder).dump_python(made, mode="json", exclude_none=True)
+    plain = adapter(Holder).dump_python(made)
     assert plain == {
         "shape": {"kind": "box", "side": 2.0, "inner": 0.5, "lid": {"kind": "dot", "value": 1.0}}
     }
@@ -288,3 +290,33 @@ def test_a_name_without_its_folder_suggests_all_folders_that_have_it():
     assert did_you_mean("generalist-t", names) == did_you_mean("generalst-t", names) == neighbours
     assert did_you_mean("embeded/generalist-t", names) == '; did you mean "embedded/generalist-t"?'
     assert did_you_mean("NT", names) == did_you_mean("zzz", names) == ""
+
+
+def test_an_interrupt_while_a_value_is_encoded_is_not_another_error():
+    """pydantic would raise a PydanticSerializationError."""
+
+    def interrupt(value: int) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return value
+
+    @frozen_config
+    class Interrupted:
+        number: Annotated[int, PlainSerializer(interrupt)] = 1
+
+    with pytest.raises(KeyboardInterrupt):
+        adapter(Interrupted).dump_python(Interrupted())
+
+
+def test_an_interrupt_while_a_decoder_is_built_is_not_ignored():
+    calls: list[object] = []
+
+    class Interrupter:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+            signal.raise_signal(signal.SIGINT)
+            calls.append(source)
+            return core_schema.any_schema()
+
+    with pytest.raises(KeyboardInterrupt):
+        adapter(Interrupter)
+    assert calls == [Interrupter]

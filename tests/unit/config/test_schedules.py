@@ -152,5 +152,5 @@ def test_every_schedule_is_written_and_read_again(table: dict[str, type]):
         "time-constant": TimeConstant(over=Time.parse("2%")),
     }
     for name, cls in table.items():
-        plain = adapter(cls).dump_python(made[name], mode="json")
+        plain = adapter(cls).dump_python(made[name])
         assert adapter(cls).validate_python(plain) == made[name]

@@ -72,7 +72,7 @@ def test_every_optimiser_round_trips_through_a_table(kind: str):
     value = adapter(OPTIMIZERS[kind]).validate_python({"weight_decay": 0.25})
     table = OneOf(lambda: OPTIMIZERS)
     assert table.decode(table.encode(value)) == value
-    assert table.encode(value) == {"kind": kind, **adapter(type(value)).dump_python(value, mode="json")}
+    assert table.encode(value) == {"kind": kind, **adapter(type(value)).dump_python(value)}
 
 
 @pytest.mark.parametrize(

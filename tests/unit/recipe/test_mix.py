@@ -108,7 +108,7 @@ def test_a_period_shorter_than_a_step_is_one_step():
 
 def test_the_default_rule_is_the_moving_average_and_is_not_written():
     assert Mix() == Mix(rule=Ema(), decay=Constant(value=0.999))
-    assert adapter(Mix).dump_python(Mix(), mode="json", exclude_none=True) == {
+    assert adapter(Mix).dump_python(Mix()) == {
         "decay": 0.999,
         "buffers": "average",
     }
@@ -118,7 +118,7 @@ def test_a_rule_without_moving_average_has_decay_zero_and_equal_shares():
     mix = Mix(rule=Uniform())
     assert mix.decay == Constant(value=0.0)
     assert mix.shares_at(1, Clock(1, 1), ["a", "b"]) == {"a": 0.5, "b": 0.5}
-    table = adapter(Mix).dump_python(mix, mode="json", exclude_none=True)
+    table = adapter(Mix).dump_python(mix)
     assert table["rule"] == {"kind": "uniform"}
     assert adapter(Mix).validate_python(table) == mix
 

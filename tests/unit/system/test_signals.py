@@ -14,7 +14,7 @@ import pytest
 
 from allrounder.errors import Interrupted
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.signals import stop_on_signals
+from allrounder.system.signals import delay_interrupts, stop_on_signals
 from allrounder.training.run import Run
 from allrounder.training.train import train
 from tests.support.interruptions import SIGNALS, SMALL, STEP, Point, signal_everywhere, struck
@@ -121,3 +121,55 @@ def test_other_threads_do_not_change_signal_handlers():
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGINT), None]
+
+
+def test_an_interrupt_is_delayed_until_the_end_of_the_block():
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        with delay_interrupts():
+            with delay_interrupts():
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+    assert done == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_delayed_interrupt_reaches_the_handler_of_a_training():
+    with stop_on_signals() as stop:
+        with delay_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.signal is None
+        assert stop.signal == "SIGINT"
+
+
+def test_an_interrupt_is_delayed_if_the_block_fails():
+    with pytest.raises(KeyboardInterrupt) as caught, delay_interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("the block fails")
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_interrupts_that_are_ignored_stay_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with delay_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_delay_no_interrupts():
+    found: list[object] = []
+
+    def body() -> None:
+        with delay_interrupts():
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGINT)]

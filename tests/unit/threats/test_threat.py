@@ -83,7 +83,7 @@ def test_threats_are_values():
 def test_a_recipe_reads_and_writes_a_threat_as_text():
     holder = adapter(Holder).validate_python({"threat": "l2:128/255"})
     assert holder == Holder(threat=Threat(L2(), "128/255"))
-    assert adapter(Holder).dump_python(holder, mode="json") == {"threat": "L2:128/255"}
+    assert adapter(Holder).dump_python(holder) == {"threat": "L2:128/255"}
 
 
 @pytest.mark.parametrize(
