@@ -1,7 +1,8 @@
 """One table of all speed goals, each with what was measured now: `make bench`.
 
-    python benchmarks/table.py            # about 15 minutes on two idle cores
-    python benchmarks/table.py --quick    # a few minutes, with short budgets and few rounds
+    python benchmarks/table.py                       # most of an hour on two idle cores
+    python benchmarks/table.py --quick               # a few minutes, with short budgets and few rounds
+    python benchmarks/table.py --only step start     # some of the groups of rows
 
 Rows are ratios within one run, because absolute times vary with the load of the machine. All are ratios of
 CPU seconds of one thread, except AutoAttack in two processes, which needs the clock and an idle machine.
@@ -15,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,18 +78,22 @@ def run_benchmark(name: str, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in process.stdout.splitlines() if line.startswith("{")]
 
 
-def crafting_rows(quick: bool) -> Iterator[Row]:
+def crafting_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Crafting in the released code over ours, without and with fast convolutions."""
-    for row in run_benchmark("crafting.py", "--json", "--rounds", "3" if quick else "9"):
+    for row in run_benchmark("crafting.py", "--json", "--rounds", "3" if options.quick else "9"):
         for column in ("released / ours", "released / fast"):
             yield Row(f"crafting, {row['network']}, batch {row['batch']}: {column}", row[column])
 
 
-def step_rows(quick: bool) -> Iterator[Row]:
+def step_rows(options: argparse.Namespace) -> Iterator[Row]:
     """A training step: the released code over ours, also with fast convolutions, and ours over its passes."""
-    for network, batch, rounds in (("small-cnn", 64, 9), ("resnet18", 16, 3)):
+    for network, batch, rounds in (
+        ("small-cnn", 64, 9),
+        ("resnet18", 16 if options.quick else 64, 3),
+        ("wrn", 64, 3),
+    ):
         given = ["--network", network, "--batch", str(batch), "--variant", "d", "--no-processes", "--json"]
-        rounds = "1" if quick else str(rounds)
+        rounds = "1" if options.quick else str(rounds)
         for row in run_benchmark("train_step.py", *given, "--rounds", rounds, "--fast-conv"):
             name = f"training step, {network}, batch {batch}"
             for column in ("released / ours", "released / fast"):
@@ -120,11 +125,19 @@ def autoattack_rows(options: argparse.Namespace) -> Iterator[Row]:
         yield Row(f"AutoAttack, ResNet-18, {name}: memory, ours / public", ours / theirs, 1.3, True, note)
 
 
-def start_rows(quick: bool) -> Iterator[Row]:
+def start_rows(options: argparse.Namespace) -> Iterator[Row]:
     """From `allrounder train` to the end of the first step, over the bare imports and data reading."""
-    (row,) = run_benchmark("first_step.py", "--json", "--rounds", "1" if quick else "5")
+    (row,) = run_benchmark("first_step.py", "--json", "--rounds", "1" if options.quick else "5")
     note = f"{row['begin / bare']:.2f} until the first step begins"
     yield Row("start of a run: first step / bare imports and data", row["end / bare"], 1.5, True, note)
+
+
+GROUPS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "crafting": crafting_rows,
+    "step": step_rows,
+    "autoattack": autoattack_rows,
+    "start": start_rows,
+}
 
 
 def main() -> None:
@@ -137,13 +150,9 @@ def main() -> None:
     parser.add_argument(
         "--full-autoattack", action="store_true", help="200 images and full APGD budgets, more than an hour"
     )
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="groups of rows")
     options = parser.parse_args()
-    rows = [
-        *crafting_rows(options.quick),
-        *step_rows(options.quick),
-        *autoattack_rows(options),
-        *start_rows(options.quick),
-    ]
+    rows = [row for name, measure in GROUPS.items() if name in options.only for row in measure(options)]
     lines = [["row", "ratio", "goal", "verdict", "note"], *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     cores = len(os.sched_getaffinity(0))
