@@ -9,6 +9,8 @@ from typer import Argument, Option
 
 from allrounder.cli.echo import echo
 from allrounder.cli.index import complete_recipe
+from allrounder.errors import RecipeError
+from allrounder.system.signals import delay_interrupts
 
 Name = Annotated[str, Argument(metavar="NAME", help="The file to write; .toml is added if it is missing.")]
 Source = Annotated[
@@ -28,8 +30,8 @@ def new(name: Name, source: Source) -> None:
     The file gives the same training as the other recipe until you change it. An existing file is not
     overwritten.
     """
-    from allrounder.errors import RecipeError
-    from allrounder.recipe.template import recipe_template
+    with delay_interrupts():
+        from allrounder.recipe.template import recipe_template
 
     file = Path(name if name.endswith(".toml") else f"{name}.toml")
     text = recipe_template(source, file)

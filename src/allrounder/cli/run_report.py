@@ -10,6 +10,7 @@ from allrounder.experiments.collect import read_results
 from allrounder.report import Results, write_page
 from allrounder.report.gallery import Gallery
 from allrounder.system.files import make_folder
+from allrounder.system.signals import delay_interrupts
 
 MAX_NAMES = 3
 """Studies or rows that a title names."""
@@ -28,7 +29,8 @@ def run_report(paths: Sequence[str], out: Path, title: str | None, has_gallery: 
 
 
 def _make_gallery(results: Results) -> Gallery | None:
-    from allrounder.experiments.gallery import gallery_of_runs  # loads torch
+    with delay_interrupts():
+        from allrounder.experiments.gallery import gallery_of_runs  # loads torch
 
     return gallery_of_runs(results, explain=echo_note)
 

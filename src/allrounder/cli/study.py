@@ -106,8 +106,9 @@ def table(
     notes: Annotated[str, Option(help=f"One of {', '.join(NOTE_LEVELS)}.")] = "all",
 ) -> None:
     """Print the table of a study from its run folders, and what is missing from it."""
-    from allrounder.experiments.manifest import STUDY_FILE, Manifest, collect_results, find_study_folder
-    from allrounder.report.excerpt import Excerpt, render_excerpt
+    with delay_interrupts():
+        from allrounder.experiments.manifest import STUDY_FILE, Manifest, collect_results, find_study_folder
+        from allrounder.report.excerpt import Excerpt, render_excerpt
 
     check_choice(style, STUDY_STYLES, "--style")
     check_choice(notes, NOTE_LEVELS, "--notes")
@@ -135,8 +136,9 @@ def publish(
 
     Publish again after more trainings have finished. `table`, `report` and `figure` read the folder.
     """
-    from allrounder.experiments.manifest import find_study_folder
-    from allrounder.experiments.publish import publish_study
+    with delay_interrupts():
+        from allrounder.experiments.manifest import find_study_folder
+        from allrounder.experiments.publish import publish_study
 
     source = find_study_folder(study, folder, read_index()["lists"]["studies"])
     publication = publish_study(source, to)

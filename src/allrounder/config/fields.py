@@ -84,12 +84,11 @@ def raise_field_errors(item: object, problems: Iterable[tuple[tuple[str | int, .
 @final
 class Adapter:
     """The decoder of a value class. Interrupts are delayed, because pydantic ignores them while it builds a
-    decoder, and raises another error while it encodes a value."""
+    decoder, which decoding may do for a member, and raises another error while it encodes a value."""
 
     def __init__(self, cls: type[Any]):
-        """Builds the decoder."""
         with delay_interrupts():
-            self._adapter: Any = TypeAdapter(cls)
+            self._adapter: Any = TypeAdapter(cls)  # beartype, in the tests, does not support its type
 
     def validate_python(self, raw: object, **options: bool) -> Any:
         """Decode a raw value; raise pydantic's ValidationError for a wrong one."""

@@ -31,8 +31,14 @@ def stop_on_signals() -> Generator[StopRequest]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def request_stop(number: int, frame: FrameType | None) -> None:
+        if stop.signal is not None:  # a block of delay_interrupts has put this handler back
+            restore()
+            signal.raise_signal(number)
+            return
         stop.signal = signal.Signals(number).name
-        restore()
+        for other, handler in handlers.items():
+            if signal.getsignal(other) is request_stop:  # else a block of delay_interrupts puts it back
+                signal.signal(other, handler)
 
     def restore() -> None:
         for number, handler in handlers.items():
@@ -49,7 +55,7 @@ def stop_on_signals() -> Generator[StopRequest]:
 @contextmanager
 def delay_interrupts() -> Generator[None]:
     """Delays SIGINT until the end of the block, for code that loses a KeyboardInterrupt. No-op outside the
-    main thread, and if Python does not handle SIGINT.
+    main thread, and if Python does not handle SIGINT. Several interrupts count as one.
 
     The signal is not blocked: the system would deliver it to another thread, and Python to the main thread.
     """
@@ -57,11 +63,17 @@ def delay_interrupts() -> Generator[None]:
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    arrived: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: arrived.append(number))
+    arrived = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal arrived
+        arrived = True
+
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        if signal.getsignal(signal.SIGINT) is note:  # else the block has set another handler
+            signal.signal(signal.SIGINT, handler)
         if arrived:
             signal.raise_signal(signal.SIGINT)

@@ -119,7 +119,7 @@ import signal, sys
 
 class Interrupter:
     def find_spec(self, name, path=None, target=None):
-        if name in ("torch._C", "numpy._core.multiarray"):
+        if name in ("numpy", "torch._C"):
             signal.raise_signal(signal.SIGINT)
             print(name)
 
@@ -128,29 +128,30 @@ sys.argv = ["allrounder", "train", "embedded/nt", "--set", "epochs=1", "--out", 
 from allrounder.cli.main import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert sorted(done.stdout.split()) == ["numpy._core.multiarray", "torch._C"]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert sorted(done.stdout.split()) == ["numpy", "torch._C"]
     assert (done.returncode, done.stderr) == (130, "")
     assert not (tmp_path / "run").exists()
 
 
 def test_no_command_is_interrupted_while_it_imports_its_work():
-    found: list[str] = []
+    found = 0
     for file in sorted(Path(cli.__file__).parent.glob("*.py")):
+        if file.name.startswith("run_") or file.name in (
+            "index.py",
+            "listing.py",
+        ):  # imported or without torch
+            continue
         tree = ast.parse(file.read_text(encoding="utf-8"))
         blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With)]
-        delayed = {
-            id(node)
-            for block in blocks
-            if "delay_interrupts" in ast.dump(block.items[0])
-            for node in block.body
-        }
+        delays = [block for block in blocks if "delay_interrupts" in ast.dump(block.items[0])]
+        allowed = {id(node) for block in (*delays, tree) for node in block.body}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("allrounder.cli.run_"):
-                found.append(node.module or "")
-                inside = id(node) in delayed or file.name.startswith("run_")
-                assert inside, f"{file.name}, line {node.lineno}: import it in a block of delay_interrupts"
-    assert len(found) > 20
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("allrounder."):
+                place = f"{file.name}, line {node.lineno}"
+                assert id(node) in allowed, f"{place}: import it in a block of delay_interrupts"
+        found += len(delays)
+    assert found > 20
 
 
 def test_a_reader_that_closes_the_output_gets_one_sentence():

@@ -307,7 +307,7 @@ def test_an_interrupt_while_a_value_is_encoded_is_not_another_error():
         adapter(Interrupted).dump_python(Interrupted())
 
 
-def test_an_interrupt_while_a_decoder_is_built_is_not_ignored():
+def test_an_interrupt_while_a_decoder_is_built_is_delayed():
     calls: list[object] = []
 
     class Interrupter:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -72,7 +73,9 @@ def test_every_optimiser_round_trips_through_a_table(kind: str):
     value = adapter(OPTIMIZERS[kind]).validate_python({"weight_decay": 0.25})
     table = OneOf(lambda: OPTIMIZERS)
     assert table.decode(table.encode(value)) == value
-    assert table.encode(value) == {"kind": kind, **adapter(type(value)).dump_python(value)}
+    encoded: Any = table.encode(value)
+    assert (encoded["kind"], encoded["weight_decay"]) == (kind, 0.25)
+    assert encoded.keys() - {"kind"} == {field.name for field in fields(value)}
 
 
 @pytest.mark.parametrize(

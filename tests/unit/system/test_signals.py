@@ -144,6 +144,39 @@ def test_a_delayed_interrupt_reaches_the_handler_of_a_training():
         assert stop.signal == "SIGINT"
 
 
+def test_a_second_signal_in_a_delay_has_its_usual_effect_after_it():
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), stop_on_signals() as stop:
+        with delay_interrupts():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("end of the block")
+        done.append("after the block")
+    assert (stop.signal, done) == ("SIGTERM", ["end of the block"])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_one_interrupt_is_enough_after_a_signal_in_a_delay():
+    with stop_on_signals() as stop:
+        with delay_interrupts():
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == "SIGTERM"
+
+
+def test_a_handler_that_is_set_in_a_delay_stays():
+    got: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with delay_interrupts():
+            signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+        os.kill(os.getpid(), signal.SIGINT)
+        assert got == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupt_is_delayed_if_the_block_fails():
     with pytest.raises(KeyboardInterrupt) as caught, delay_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
