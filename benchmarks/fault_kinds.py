@@ -32,7 +32,7 @@ def signal_at_a_moment(trial: Trial) -> str:
     trial.happened = False
     for _ in range(1 if trial.victim.real else trial.rng.choice((1, 1, 2, 3))):
         number = trial.rng.choice(SIGNALS)
-        # While a new process imports the package, an interrupt belongs to Python.
+        # While a new process starts Python and loads the command line, an interrupt belongs to Python.
         seconds = trial.rng.uniform(0.2 if trial.victim.real else 0.02, 0.9) * trial.reference.seconds
         children = trial.start()
         target = _wait_and_send(trial, children, number, seconds)
