@@ -1,4 +1,4 @@
-"""Every test runs on one thread, with the shape and type annotations of the package checked at run time."""
+"""Every test runs on one thread, with the annotated shapes of tensors checked at run time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import multiprocessing
 import random
 import signal
 
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
 
-install_import_hook("allrounder", "beartype.beartype")
+from tests.support.shape_checks import install_shape_checks
+
+install_shape_checks()
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

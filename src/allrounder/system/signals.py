@@ -52,6 +52,16 @@ def stop_on_signals() -> Generator[StopRequest]:
         restore()
 
 
+@final
+class _Request:
+    """A handler that only notes its signal."""
+
+    arrived = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.arrived = True
+
+
 @contextmanager
 def delay_interrupts() -> Generator[None]:
     """Delays SIGINT until the end of the block, for code that loses a KeyboardInterrupt. No-op outside the
@@ -63,17 +73,12 @@ def delay_interrupts() -> Generator[None]:
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    arrived = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal arrived
-        arrived = True
-
-    signal.signal(signal.SIGINT, note)
+    request = _Request()
+    signal.signal(signal.SIGINT, request)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is note:  # else the block has set another handler
+        if signal.getsignal(signal.SIGINT) is request:  # else the block has set another handler
             signal.signal(signal.SIGINT, handler)
-        if arrived:
+        if request.arrived:
             signal.raise_signal(signal.SIGINT)
