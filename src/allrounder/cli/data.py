@@ -10,7 +10,7 @@ from typer import Argument, Exit, Option, Typer
 from allrounder.cli.echo import echo, echo_error
 from allrounder.cli.index import complete_dataset, read_index
 from allrounder.cli.verbs import VerbGroup
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 app = Typer(cls=VerbGroup, help="Download, check, locate and corrupt datasets.", no_args_is_help=True)
 

@@ -9,7 +9,7 @@ from typing import Annotated, final
 from typer import Argument, BadParameter, Option
 
 from allrounder.cli.index import check_choice
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 CRITERIA = ("worst", "mean")
 STATISTICS = ("adversarial", "natural", "both")

@@ -9,7 +9,7 @@ from typing import Annotated, final
 from typer import Argument, Exit, Option
 
 from allrounder.cli.index import check_choice, read_index
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 INDEX = read_index()
 BUDGETS = ", ".join(f"{name} {count or 'all'}" for name, count in INDEX["budgets"].items())

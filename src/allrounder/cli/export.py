@@ -10,7 +10,7 @@ from typer import Argument, BadParameter, Option
 
 from allrounder.cli.evaluate import Which
 from allrounder.cli.index import check_choice
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 ATTACK, NUM_IMAGES = "pgd-20", 64
 """The attack and the number of images that an ONNX file is compared on, unless others are given."""

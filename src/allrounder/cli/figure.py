@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from allrounder.cli.index import check_choice, complete_figure, read_index
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 NAMES = ", ".join(read_index()["lists"]["figures"])
 

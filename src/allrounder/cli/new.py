@@ -9,8 +9,8 @@ from typer import Argument, Option
 
 from allrounder.cli.echo import echo
 from allrounder.cli.index import complete_recipe
+from allrounder.config.interrupts import delay_interrupts
 from allrounder.errors import RecipeError
-from allrounder.system.signals import delay_interrupts
 
 Name = Annotated[str, Argument(metavar="NAME", help="The file to write; .toml is added if it is missing.")]
 Source = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 
 def report(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allrounder.cli.echo import echo, echo_note
+from allrounder.config.interrupts import delay_interrupts
 from allrounder.experiments.collect import read_results
 from allrounder.report import Results, write_page
 from allrounder.report.gallery import Gallery
 from allrounder.system.files import make_folder
-from allrounder.system.signals import delay_interrupts
 
 MAX_NAMES = 3
 """Studies or rows that a title names."""

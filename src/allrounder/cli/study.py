@@ -21,8 +21,8 @@ from allrounder.cli.index import (
     read_index,
 )
 from allrounder.cli.train import Overrides
+from allrounder.config.interrupts import delay_interrupts
 from allrounder.errors import InputError, RunError
-from allrounder.system.signals import delay_interrupts
 
 StudyName = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from allrounder.cli.index import complete_recipe
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 RecipeName = Annotated[
     str,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from allrounder.system.signals import delay_interrupts
+from allrounder.config.interrupts import delay_interrupts
 
 FOLDER_HELP = "A run folder or the folder of a study; it may appear later."
 Folder = Annotated[Path, Argument(metavar="RUN|STUDY", help=FOLDER_HELP)]

@@ -33,9 +33,9 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from allrounder.config.interrupts import delay_interrupts
 from allrounder.config.text import quote, shorten
 from allrounder.errors import RecipeError
-from allrounder.system.signals import delay_interrupts
 
 T = TypeVar("T")
 MAX_SUGGESTIONS = 6

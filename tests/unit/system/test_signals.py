@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from allrounder.config.interrupts import delay_interrupts
 from allrounder.errors import Interrupted
 from allrounder.recipe.recipe import Recipe
-from allrounder.system.signals import delay_interrupts, stop_on_signals
+from allrounder.system.signals import stop_on_signals
 from allrounder.training.run import Run
 from allrounder.training.train import train
 from tests.support.interruptions import SIGNALS, SMALL, STEP, Point, signal_everywhere, struck
