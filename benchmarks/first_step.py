@@ -25,6 +25,7 @@ BARE = """
 import json, time
 import jaxtyping, numpy, pydantic, rich.progress, safetensors.numpy, torch, typer
 from importlib.util import find_spec
+from pathlib import Path
 package = Path(find_spec("allrounder").submodule_search_locations[0])
 with numpy.load(package / "data" / "datasets" / "embedded.npz") as file:
     arrays = [torch.from_numpy(file[name]) for name in file.files if file[name].dtype.kind in "iu"]
