@@ -190,6 +190,7 @@ def test_a_damaged_embedded_file_is_told(tmp_path):
             read_embedded(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_embedded_file_from_the_full_set(tmp_path):
     source = ROOT.parent / "shared" / "data" / "fashion_mnist.npz"
     if not source.exists():

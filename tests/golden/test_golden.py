@@ -24,9 +24,13 @@ from tests.golden.results import (
 
 RECORDS = read_records()
 MAX_MISSING = 5
+DEFAULT_EVERY = 3
+"""The default tests run every third case of the table, the slow tests the others."""
 ADVICE = "if that is meant: python -m tests.golden.record"
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(1800)  # the first test waits for all cases: a minute, more on a busy machine
+pytestmark = pytest.mark.timeout(
+    1800
+)  # the first test waits for all cases: two minutes, more on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,13 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return json.loads(out.read_text(encoding="ascii"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if number % DEFAULT_EVERY else ())
+        for number, name in enumerate(CASES)
+    ],
+)
 def test_a_case_gives_what_was_recorded(name: str, run: dict[str, Any]):
     record = choose_record(RECORDS, name, run["arithmetic"])
     expected: Result = record["cases"][name]

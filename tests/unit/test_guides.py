@@ -51,7 +51,7 @@ PAGES = {
     "docs/guide/tour.md": 1,
 }
 """Pages with Python blocks that are run here, and the number of blocks."""
-SLOW = {"README.md", "docs/guide/evaluation.md"}
+SLOW = {"README.md", "docs/faq.md", "docs/guide/dial.md", "docs/guide/evaluation.md"}
 REPLACED = {
     "README.md": [('"epochs=4"', '"epochs=1", "train_images=400", "model.width=8"'), ("n=64", "n=20")],
     "docs/guide/concepts.md": [('"epochs=30"', '"epochs=1"')],

@@ -108,6 +108,7 @@ PARTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threat", ["Linf:0.15", "L2:0.4", "L1:1.2"])
 def test_the_verdict_of_a_cascade_is_that_of_its_parts_together(threat: str):
     model = trained()

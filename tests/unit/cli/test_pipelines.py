@@ -52,6 +52,7 @@ def test_pipelines_are_listed(capsys: pytest.CaptureFixture[str]):
     assert all(kind in shown for kind in ("curve", "soup", "self-training"))
 
 
+@pytest.mark.slow
 def test_a_shortened_pipeline_is_trained_and_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "run"
     assert command("train", "embedded/soup", *WORDS, "--out", str(out)) == 0

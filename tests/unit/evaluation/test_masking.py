@@ -111,6 +111,7 @@ def test_too_few_images_and_random_networks_are_not_checked():
     assert "masking" not in run(Random(), "pgd-2").facts
 
 
+@pytest.mark.slow
 def test_a_second_call_repeats_nothing_and_processes_give_the_same_bytes(tmp_path: Path):
     folders = [tmp_path / name for name in ("serial", "workers")]
     run(Quantised(), "pgd-2", out=folders[0])

@@ -139,6 +139,7 @@ def test_global_weights_with_adversarial_statistics_stay_as_they_are(runs: Path)
     assert same(mixtures.weights_at({"global": 1.0}), Run(folder).weights()[0])
 
 
+@pytest.mark.slow
 def test_the_attack_of_the_validation_crafts_for_a_search(runs: Path):
     result = measure(runs / "pair", attack="apgd-t", threats=["L2:0.5"], points=2, n=3)
     crafting = result.mixtures.crafting

@@ -68,6 +68,7 @@ def fit(networks: tuple[nn.Module, nn.Module], split: Split, **more: Any) -> Fit
     return fit_ensemble(*networks, split, threats=[LINF], attack=ATTACK, **more)
 
 
+@pytest.mark.slow
 def test_the_fit_gains_natural_accuracy_within_the_tolerance(
     networks: tuple[nn.Module, nn.Module], held_out: Split
 ):

@@ -180,6 +180,7 @@ def make_results(root: Path, *words: str) -> tuple[int, str]:
     return process.returncode, process.stdout + process.stderr
 
 
+@pytest.mark.slow
 def test_the_script_writes_pages_and_names_stale_ones(project: Path):
     readme = project / "README.md"
     (project / PAGE).write_text(f"{TABLE}\n{END}\n{FIGURE}\n{END}\n", encoding="utf-8")

@@ -436,6 +436,7 @@ def test_an_overridden_budget_keeps_its_spelling():
     assert 'threat = "Linf:8/255"' in made.dumps()
 
 
+@pytest.mark.slow
 def test_shipped_recipes_survive_being_written():
     for name in shipped_recipes():
         recipe = Recipe.load(name)
@@ -619,6 +620,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     return {**table, "task": [{"name": name, **draw(TASKS)} for name in names]}
 
 
+@pytest.mark.slow
 @given(tables())
 @settings(max_examples=60)
 def test_any_recipe_survives_being_written(table: dict[str, Any]):
@@ -707,6 +709,7 @@ def test_the_order_of_keys_does_not_change_the_fingerprint():
     assert spelled.fingerprint() == edited().fingerprint()
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_every_process():
     names = list(shipped_recipes())[::5]
     code = (

@@ -89,6 +89,7 @@ def test_learners_share_the_crops_of_a_stream(root: Path, tmp_path: Path, stream
     assert not torch.equal(trainer.fetch_batches(3)[trainer.learners[0].augment_key].x, seen[0].x)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_decoders_equals_an_uninterrupted_one(root: Path, tmp_path: Path):
     train(pair(root), tmp_path / "whole")
     with pytest.raises(KeyError):

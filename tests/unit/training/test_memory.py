@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,13 @@ ORDER = 8 * 48
 """Where every image of an epoch comes."""
 L2 = LINF.replace('"linf"', '"l2"').replace("Linf:0.1", "L2:0.5")
 LEARNERS = [LINF, NATURAL, L2]
+
+
+@pytest.fixture(autouse=True)
+def only_new_objects() -> None:
+    """Hide what earlier tests left behind: looking through all of it for tensors takes seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 def recipe_of(count: int, averaged: int) -> Recipe:

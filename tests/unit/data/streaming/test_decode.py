@@ -86,6 +86,7 @@ os.waitpid(child, 0)
 """
 
 
+@pytest.mark.slow
 def test_fork_that_holds_the_pipes_does_not_delay_close(tmp_path: Path):
     write_animals(tmp_path, train=12)
     command = [sys.executable, "-c", FORKED, str(tmp_path)]

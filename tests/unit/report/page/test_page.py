@@ -174,6 +174,7 @@ def test_an_empty_report_is_a_page():
     assert "No row was evaluated" in text
 
 
+@pytest.mark.slow
 def test_fifty_rows_fit_on_a_page_and_their_charts_are_folded():
     page_text = render_page(make_results(rows=50, seeds=1))
     assert len(page_text) < 20e6
