@@ -1,9 +1,10 @@
 """Measure how batch-norm statistics change a trained network: scripts/measure_statistics.py RUN [WHICH ...].
 
 Prints natural accuracy and accuracy under PGD-20 and APGD-CE on 300 test images, for the network's own
-statistics, and for statistics of 2,048 natural or adversarial (PGD-10) training images. WHICH are weights of
-the run, such as last or a learner's name; by default last. The attacks are under the first threat that the
-run selects its best weights by, or under --threat.
+statistics, for those of 2,048 natural training images, and for those of the same images attacked by PGD-10
+under each threat that the run selects its best weights by, and under --threat. WHICH are weights of the run,
+such as last or a learner's name; by default last. The accuracies are under the first of these threats, or
+under --threat.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ def measure_run(folder: str, names: Sequence[str], threat: Threat | None = None)
     tested = stratified_indices(data.test, NUM_TEST, seed=0)
     test = data.test.fetch(tested), data.test.labels[tested]
     print(f"under {threat}")
+    threats = dict.fromkeys((*recipe.selection_threats, threat))
     print("weights   statistics   " + "  ".join(f"{title:>8}" for title in ("natural", *ATTACKS)))
     for name in names:
         network = load(folder, name).eval()
-        x_adv = craft(network, x, y, attack="pgd-10", threat=threat)
-        for kind, images in {"own": None, "natural": x, "adversarial": x_adv}.items():
+        attacked = {str(each): craft(network, x, y, attack="pgd-10", threat=each) for each in threats}
+        for kind, images in {"own": None, "natural": x, **attacked}.items():
             measured = copy.deepcopy(network)
             if images is not None:
                 starts = range(0, NUM_TRAIN, BATCH_SIZE)
