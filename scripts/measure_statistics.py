@@ -36,7 +36,7 @@ def measure_accuracies(network: nn.Module, x: Tensor, y: Tensor, threat: Threat)
 
 
 def measure_run(folder: str, names: Sequence[str], threat: Threat | None = None) -> None:
-    """Print the accuracies of some weights of a run under three kinds of statistics."""
+    """Print the accuracies of some weights of a run under several kinds of statistics."""
     recipe = Run(folder).recipe
     threat = threat or recipe.selection_threats[0]
     data = load_data(recipe)
@@ -46,7 +46,7 @@ def measure_run(folder: str, names: Sequence[str], threat: Threat | None = None)
     tested = stratified_indices(data.test, NUM_TEST, seed=0)
     test = data.test.fetch(tested), data.test.labels[tested]
     print(f"under {threat}")
-    threats = dict.fromkeys((*recipe.selection_threats, threat))
+    threats = {(type(each.norm), each.eps): each for each in (*recipe.selection_threats, threat)}.values()
     print("weights   statistics   " + "  ".join(f"{title:>8}" for title in ("natural", *ATTACKS)))
     for name in names:
         network = load(folder, name).eval()

@@ -108,8 +108,9 @@ PARTS = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("threat", ["Linf:0.15", "L2:0.4", "L1:1.2"])
+@pytest.mark.parametrize(
+    "threat", ["Linf:0.15", *(pytest.param(text, marks=pytest.mark.slow) for text in ("L2:0.4", "L1:1.2"))]
+)
 def test_the_verdict_of_a_cascade_is_that_of_its_parts_together(threat: str):
     model = trained()
     split, where = blobs(6, 60).test, Threat.parse(threat)

@@ -709,7 +709,6 @@ def test_the_order_of_keys_does_not_change_the_fingerprint():
     assert spelled.fingerprint() == edited().fingerprint()
 
 
-@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_every_process():
     names = list(shipped_recipes())[::5]
     code = (

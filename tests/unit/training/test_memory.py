@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,12 @@ LEARNERS = [LINF, NATURAL, L2]
 
 
 @pytest.fixture(autouse=True)
-def only_new_objects() -> None:
+def only_new_objects() -> Iterator[None]:
     """Hide what earlier tests left behind: looking through all of it for tensors takes seconds."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def recipe_of(count: int, averaged: int) -> Recipe:

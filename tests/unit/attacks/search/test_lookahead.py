@@ -23,7 +23,6 @@ def run_search(search: Square, examples: Examples, text: str, width: int, plain=
     return SearchDriver(search, network, plain, Threat.parse(text), Rng(0), width).run(examples)
 
 
-@pytest.mark.slow
 @THREATS
 def test_lookahead_finds_the_same_with_fewer_passes(text: str):
     examples, search = make_examples(14).select(torch.arange(8, 14)), Square(queries=30, restarts=2)
