@@ -288,7 +288,7 @@ class Outcome(HasSummary):
 
         return render({(about or {}).get("name", "network"): self}, style, about=about, threat=threat)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write one file without timestamps: equal outcomes give equal bytes, also of NaN.
 
         The array "confidence" is optional. Files without it load as before, and readers that do not know it
@@ -301,11 +301,12 @@ class Outcome(HasSummary):
         arrays |= {f"stage/{name}": stage for name, stage in self.stage.items()}
         arrays |= {} if self.confidence is None else {"confidence": self.confidence}
         content = {"format": FORMAT_VERSION, "facts": dict(self.facts), "probes": list(self.predicted)}
-        write_arrays(path, arrays, content)
+        write_arrays(Path(path), arrays, content)
 
     @classmethod
-    def load(cls, path: Path) -> Outcome:
+    def load(cls, path: str | Path) -> Outcome:
         """Read a file that `save` wrote; raise RunError if it is damaged or of another version."""
+        path = Path(path)
         advice = "move it away and evaluate again, which reuses stored results"
         try:
             arrays, content = read_arrays(path)

@@ -214,6 +214,11 @@ def test_outcome_round_trips_through_a_file(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.safetensors", "two.safetensors"]
 
 
+def test_paths_of_files_may_be_texts(tmp_path: Path):
+    SMALL.save(str(tmp_path / "one.safetensors"))
+    assert np.array_equal(Outcome.load(str(tmp_path / "one.safetensors")).label, SMALL.label)
+
+
 def test_equal_outcomes_give_equal_bytes_in_whatever_layout_and_order_of_facts(tmp_path: Path):
     strided = {name: np.stack([array, array], axis=1)[:, 0] for name, array in SMALL.predicted.items()}
     Outcome(SMALL.label, SMALL.predicted, {"a": 1, "b": 2}).save(tmp_path / "one")
