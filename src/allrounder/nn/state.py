@@ -52,10 +52,14 @@ class EmaUpdate:
         self.target = target
         self.target_floats, self.source_floats = _float_tensors(target, source)
         self.counters = [(t, source[name]) for name, t in target.items() if not t.is_floating_point()]
+        pairs = zip(self.source_floats, self.target_floats, strict=True)
+        self.has_equal_types = all(source.dtype == target.dtype for source, target in pairs)
 
     def __call__(self, decay: float, share: float = 1.0) -> None:
         """Take one step."""
-        sources = _convert(self.source_floats, self.target_floats)
+        sources = self.source_floats
+        if not self.has_equal_types:
+            sources = _convert(sources, self.target_floats)
         torch._foreach_mul_(self.target_floats, decay)  # pyright: ignore[reportPrivateImportUsage]
         torch._foreach_add_(self.target_floats, sources, alpha=(1 - decay) * share)  # pyright: ignore[reportPrivateImportUsage]
         for old, new in self.counters:
