@@ -115,6 +115,7 @@ def test_every_ablation_has_a_small_form():
     assert {name for name in NAMES if name.startswith("embedded/")} == {
         *EMBEDDED,
         "embedded/demo",
+        "embedded/fast-conv",
         "embedded/methods",
     }
 
