@@ -98,7 +98,8 @@ def step_rows(options: argparse.Namespace) -> Iterator[Row]:
             name = f"training step, {network}, batch {batch}"
             for column in ("released / ours", "released / fast"):
                 yield Row(f"{name}: {column}", row[column], 2.0)
-            yield Row(f"{name}: ours / passes", 1 + row["ours / passes - 1"], 1.05, True)
+            for column in ("ours / passes", "fast / passes"):
+                yield Row(f"{name}: {column}", 1 + row[f"{column} - 1"], 1.05, True)
 
 
 def autoattack_rows(options: argparse.Namespace) -> Iterator[Row]:

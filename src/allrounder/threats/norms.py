@@ -211,7 +211,7 @@ def expand(per_example: Tensor) -> Tensor:
 
 def _sign(g: Tensor) -> Tensor:
     """sign(g), but NaN where g is not finite: torch.sign maps NaN to 0, which would hide it."""
-    return g.sign().add_(g, alpha=0)  # 0 * g is NaN where g is not finite
+    return g.sign().add_(0 * g)  # not add_(g, alpha=0): on MPS it would skip NaN
 
 
 def _normalize(norm: Norm, d: Images) -> Images:
