@@ -11,7 +11,7 @@ from typing import cast, get_args
 
 import typer
 
-from allrounder.cli.display import ProgressBars, print_numbers
+from allrounder.cli.display import ProgressBars, print_columns, print_numbers
 from allrounder.cli.echo import echo, echo_note
 from allrounder.cli.index import check_choice
 from allrounder.errors import Interrupted, MissingLibraryError, RunError
@@ -121,6 +121,6 @@ def _print_dry_run(study: Study, trials: Sequence[Trial], folder: Path, launcher
         [str(number), trial.label, str(trial.seed), trial.recipe.fingerprint(), str(trial.cost)]
         for number, trial in enumerate(trials)
     ]
-    print_numbers(("number", "row", "seed", "fingerprint", "cost"), rows)
+    print_columns(("number", "row", "seed", "fingerprint", "cost"), rows, numbers=(0, 2, 4))
     if launcher == "slurm":
         echo(slurm_script(folder, len(trials)))

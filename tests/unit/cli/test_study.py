@@ -49,6 +49,13 @@ def test_a_dry_run_prints_the_trainings_and_runs_none(allrounder: Command, file:
     assert answer.code == 0 and "#SBATCH --array=0-1" in answer.out and not out.exists()
 
 
+def test_a_dry_run_shows_numbers_beside_long_labels(allrounder: Command):
+    lines = allrounder("sweep", "evidence/mnist", "--dry-run").out.splitlines()
+    numbered = [words for line in lines if (words := line.split()) and words[0].isdigit()]
+    assert [int(words[0]) for words in numbered] == list(range(57))
+    assert all(words[-1].count("/") == 1 for words in numbered), "the cost is cut off"
+
+
 def test_one_training_alone(allrounder: Command, file: str, tmp_path: Path):
     out = tmp_path / "out"
     answer = allrounder("sweep", file, "--out", str(out), "--only", "1", "--workers", "1")
