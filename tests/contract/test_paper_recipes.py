@@ -100,7 +100,20 @@ UNIFIED = {
     for network in ("", "-wrn")
 }
 BASELINES = (
-    *("half-half", "trades", "mart", "fat", "iat", "rst", "score", "agr", "part", "awp", "fast"),
+    *(
+        "half-half",
+        "trades",
+        "mart",
+        "fat",
+        "iat",
+        "rst",
+        "score",
+        "agr",
+        "part",
+        "awp",
+        "fast",
+        "random-task",
+    ),
     *("avg", "max", "msd", "e-at", "ramp", "rmc", "soup", "at-salman", "at-linf-preact"),
 )
 """Other methods, whose values other tests check."""
