@@ -53,6 +53,10 @@ class Case:
     fab_steps: int = 100
     targets: int = 9
     queries: int = 5000
+    batch_size: int | None = None
+    """The batch size of our side; None for its default."""
+    public_batch_size: int = 250
+    """That of the public side, whose default is 250."""
 
 
 def load_case(options: argparse.Namespace) -> Case:
@@ -71,7 +75,8 @@ def load_case(options: argparse.Namespace) -> Case:
         budgets = {name: getattr(options, name) for name in ("steps", "fab_steps", "targets", "queries")}
     rows = torch.arange(options.images)
     threat = Threat.parse(options.threat or ("Linf:0.1" if options.network == "embedded" else "Linf:1/255"))
-    return Case(model, data.test.fetch(rows), data.test.labels[rows], threat, **budgets)
+    sizes = {name: getattr(options, name) for name in ("batch_size", "public_batch_size")}
+    return Case(model, data.test.fetch(rows), data.test.labels[rows], threat, **budgets, **sizes)
 
 
 def measure_ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
@@ -94,7 +99,10 @@ def measure_ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
 
     cpu_begin = time.process_time()
     wall_begin = time.perf_counter()
-    outcome = ar.evaluate(case.model, case.x, case.y, probes=[probe], workers=workers, progress=record)
+    given = {"probes": [probe], "workers": workers, "progress": record}
+    outcome = ar.evaluate(
+        case.model, case.x, case.y, **given, options=ar.EvalOptions(batch_size=case.batch_size)
+    )
     return {
         "cpu": time.process_time() - cpu_begin,
         "wall": time.perf_counter() - wall_begin,
@@ -105,7 +113,7 @@ def measure_ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
 
 
 def measure_public(case: Case, attack: str) -> dict[str, Any]:
-    """The same for the public implementation, with all images in one batch, where it is fastest."""
+    """The same for the public implementation."""
     from pyautoattack import AutoAttack as Public  # pyright: ignore[reportMissingImports]
 
     model = CountingModel(case.model)
@@ -118,7 +126,7 @@ def measure_public(case: Case, attack: str) -> dict[str, Any]:
     set_budgets(side, case)
     cpu_begin = time.process_time()
     wall_begin = time.perf_counter()
-    x_adv: Tensor = side.run_standard_evaluation(case.x, case.y, batch_size=len(case.x))[0]
+    x_adv: Tensor = side.run_standard_evaluation(case.x, case.y, batch_size=case.public_batch_size)[0]
     seconds = {"cpu": time.process_time() - cpu_begin, "wall": time.perf_counter() - wall_begin}
     with torch.no_grad():
         robust = (case.model(x_adv).argmax(1) == case.y).tolist()
@@ -173,6 +181,7 @@ class CountingModel(nn.Module):
 def run_side(options: argparse.Namespace, side: str, attack: str, cores: int) -> dict[str, Any]:
     """Run one measurement in its own process, which gets the same options."""
     names = ("data", "images", "threat", "steps", "fab_steps", "targets", "queries")
+    names = (*names, "batch_size", "public_batch_size")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     more = {**given, "side": side, "attacks": attack, "cores": cores}
     words = [word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -243,6 +252,10 @@ def main() -> None:
     parser.add_argument("--fab-steps", type=int, default=100)
     parser.add_argument("--targets", type=int, default=9)
     parser.add_argument("--queries", type=int, default=5000)
+    parser.add_argument("--batch-size", type=int, help="of our side; by default that of evaluate")
+    parser.add_argument(
+        "--public-batch-size", type=int, default=250, help="of the public side, by default 250"
+    )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--both-cores", action="store_true", help="also measure aa on two cores")
     parser.add_argument("--json", action="store_true", help="print one object per row")

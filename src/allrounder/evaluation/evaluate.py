@@ -40,6 +40,7 @@ from allrounder.evaluation.store import ResultStore, open_folder
 from allrounder.report.outcome import OUTCOME_FILE, Facts, Outcome
 from allrounder.report.reliability import compute_flags
 from allrounder.system.files import make_folder
+from allrounder.system.memory import release_freed_memory
 from allrounder.system.processes import check_picklable
 from allrounder.system.progress import ProgressCallback
 from allrounder.threats.threat import Threat
@@ -200,6 +201,7 @@ def _examine(
         if diagnosis.classes is not None:
             facts |= {"classes": diagnosis.classes, "attacks": describe_budgets(probes, diagnosis.classes)}
     fingerprint = fingerprint_model_and_data(model, split) if shared or check != "skip" else {}
+    release_freed_memory()
     return fingerprint, facts | {key: fingerprint[key] for key in fingerprint if key in ("network", "data")}
 
 

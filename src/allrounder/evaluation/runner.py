@@ -28,6 +28,7 @@ from allrounder.inference.share import share_parameters_
 from allrounder.nn.amp import full_precision
 from allrounder.report.outcome import NATURAL
 from allrounder.rng import Rng
+from allrounder.system.memory import release_freed_memory
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Images, Labels, Logits, Passes, PerExampleBool, device_and_dtype
 
@@ -107,6 +108,7 @@ class AttackRunner:
         if folded not in self.fast_networks:
             fast = self.fast_networks[folded] = with_fast_convs(folded, x.new_empty(2, *x.shape[1:]))
             share_parameters_(fast, folded)
+            release_freed_memory()
         return self.fast_networks[folded]
 
     def _store_natural(self, rows: Labels, labels: Labels, logits: Logits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
@@ -23,6 +24,14 @@ def total_memory() -> int:
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
     return min(physical, int(limit)) if limit.isdecimal() else physical
+
+
+def release_freed_memory() -> None:
+    """Give memory that this process has freed back to the system. glibc keeps it: some 200 MB after a
+    preflight of ResNet-18. No-op with other C libraries."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @contextmanager
