@@ -99,9 +99,9 @@ def measure_ours(case: Case, attack: str, workers: int) -> dict[str, Any]:
 
     cpu_begin = time.process_time()
     wall_begin = time.perf_counter()
-    given = {"probes": [probe], "workers": workers, "progress": record}
+    options = ar.EvalOptions(batch_size=case.batch_size)
     outcome = ar.evaluate(
-        case.model, case.x, case.y, **given, options=ar.EvalOptions(batch_size=case.batch_size)
+        case.model, case.x, case.y, probes=[probe], workers=workers, progress=record, options=options
     )
     return {
         "cpu": time.process_time() - cpu_begin,
@@ -180,8 +180,17 @@ class CountingModel(nn.Module):
 
 def run_side(options: argparse.Namespace, side: str, attack: str, cores: int) -> dict[str, Any]:
     """Run one measurement in its own process, which gets the same options."""
-    names = ("data", "images", "threat", "steps", "fab_steps", "targets", "queries")
-    names = (*names, "batch_size", "public_batch_size")
+    names = (
+        "data",
+        "images",
+        "threat",
+        "steps",
+        "fab_steps",
+        "targets",
+        "queries",
+        "batch_size",
+        "public_batch_size",
+    )
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     more = {**given, "side": side, "attacks": attack, "cores": cores}
     words = [word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -121,14 +121,6 @@ def autoattack_rows(options: argparse.Namespace) -> Iterator[Row]:
     images = budgets[budgets.index("--images") + 1]
     for (name, goal), row in zip(goals, rows, strict=True):
         disagreements = sum(row["fooled by one only"])
-        note = (
-            f"{disagreements} of {budgets[budgets.index('--images') + 1]} images differ"
-            if disagreements
-            else "equal verdicts"
-        )
-        yield Row(f"AutoAttack, ResNet-18, {name}: public / ours", row["faster"], goal, note=note)
-    for (name, _), row in zip(goals, rows, strict=True):
-        ours, theirs = row["MB"]
         note = f"{disagreements} of {images} images differ" if disagreements else "equal verdicts"
         yield Row(f"AutoAttack, ResNet-18, {name}: public / ours", row["faster"], goal, note=note)
     for (name, _), row in zip(goals, rows, strict=True):

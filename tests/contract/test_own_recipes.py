@@ -1,5 +1,5 @@
-"""Random-task training, our own method: its recipes differ from those of adversarial training in the method
-alone, so that the recipes of a folder compare."""
+"""Random-task training, our own method: its recipes differ from those of adversarial training in the method,
+the average of the weights and, on MNIST, the step of the attack."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 
 from allrounder.attacks import Curriculum, RandomOf
 from allrounder.config.time import Time
+from allrounder.objectives import Adversarial
 from allrounder.objectives.random_task import RandomTask
 from allrounder.recipe.recipe import Recipe, shipped_recipes
 from allrounder.threats.threat import AnyOf
@@ -67,3 +68,14 @@ def test_a_curriculum_is_that_of_the_embedded_recipe(name: str):
     attack = objective_of(recipe).attack
     assert isinstance(attack, RandomOf) and attack == embedded.attack
     assert isinstance(attack.attack, Curriculum) and attack.attack.at == Time.parse("80%")
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name not in CURRICULA])
+def test_other_attacks_are_those_of_the_embedded_recipes(name: str):
+    kind = "random-task-linf" if "-linf" in name else "random-task"
+    attack = objective_of(Recipe.load(name)).attack
+    if name.startswith("imagenet/"):
+        at = twin(name).tasks[0].objective
+        assert isinstance(at, Adversarial) and attack == RandomOf(attack=at.attack)
+    else:
+        assert attack == objective_of(Recipe.load(f"embedded/{kind}")).attack

@@ -200,8 +200,8 @@ def _examine(
         facts["findings"] = [str(finding) for finding in diagnosis.findings]
         if diagnosis.classes is not None:
             facts |= {"classes": diagnosis.classes, "attacks": describe_budgets(probes, diagnosis.classes)}
+        release_freed_memory()
     fingerprint = fingerprint_model_and_data(model, split) if shared or check != "skip" else {}
-    release_freed_memory()
     return fingerprint, facts | {key: fingerprint[key] for key in fingerprint if key in ("network", "data")}
 
 

@@ -28,7 +28,7 @@ def total_memory() -> int:
 
 def release_freed_memory() -> None:
     """Give memory that this process has freed back to the system. glibc keeps it: some 200 MB after a
-    preflight of ResNet-18. No-op with other C libraries."""
+    preflight of ResNet-18. Does nothing with other C libraries."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
