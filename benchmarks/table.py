@@ -43,6 +43,8 @@ FULL_BUDGETS = (
     "9",
     "--queries",
     "500",
+    "--batch-size",
+    "16",
 )
 
 
