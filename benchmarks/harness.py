@@ -140,11 +140,10 @@ def peak_bytes(run: Callable[[], object]) -> int:
 def expected_bytes(trainer: Trainer) -> int:
     """The bytes that a trainer should hold between two steps, if its optimisers have momentum.
 
-    Fast convolutions hold their filters, a Winograd layer eight times its weights, the first layer once, and
-    the matrices of the transforms. A
-    learner holds its network, its momentum, its partial sum of the mixture, and its average if it has one.
-    The trainer also holds one network for validation, a folded one if there are attacks, and the order of the
-    images of an epoch.
+    Fast convolutions hold their filters: a Winograd layer eight times its weights, the first layer once.
+    Winograd layers share the matrices of the transforms. A learner holds its network, its momentum, its
+    partial sum of the mixture, and its average if it has one. The trainer also holds one network for
+    validation, a folded one if there are attacks, and the order of the images of an epoch.
     """
     order = 8 * len(trainer.data.train)
     network = network_bytes(trainer)
@@ -160,7 +159,7 @@ def expected_bytes(trainer: Trainer) -> int:
         for name, algorithm in fast.get("fast_conv", {}).items():
             weight = folded.network.get_submodule(name).get_parameter("weight")
             once += weight.nbytes * (8 if "Winograd" in algorithm else 1)
-        if fast:
+        if any("Winograd" in algorithm for algorithm in fast.get("fast_conv", {}).values()):
             once += sum(4 * len(matrix) * len(matrix[0]) for matrix in (A, B, G, ROTATED_G))
     return order + network + once + learners * (2 * network + momentum) + averages * network
 
