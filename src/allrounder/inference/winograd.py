@@ -9,7 +9,7 @@ errors are about ten times those of a plain convolution. Lavin and Gray, 2016, F
 convolutional neural networks.
 
 Tiles are transformed along rows, then along columns, a few images at a time, so that the numbers stay in the
-cache of the processor between two operations.
+cache of the processor between two operations. The 36 products are in the order of columns, then rows.
 """
 
 from __future__ import annotations
@@ -94,15 +94,16 @@ class WinogradConv(nn.Conv2d):
 
     def transformed_filters(self) -> tuple[Tensor, Tensor]:
         """The filters of the forward and the backward pass; a later call writes to the same memory."""
+        weight = self.weight.detach()
         if self.filters is None:
-            like = self.weight.detach().new_empty(36, self.out_channels, self.in_channels)
-            self.filters = like, torch.empty_like(like)
+            i, o = self.in_channels, self.out_channels
+            self.filters = weight.new_empty(36, i, o), weight.new_empty(36, o, i)
         if self.is_stale:
-            taps = self.weight.detach().permute(2, 3, 0, 1).contiguous()
-            for matrix, filters in zip((G, ROTATED_G), self.filters, strict=True):
-                _transform_taps(taps, matrix, filters)
+            forward, backward = self.filters
+            _transform_taps(weight.permute(3, 2, 1, 0), G, forward)
+            _transform_taps(weight.permute(3, 2, 0, 1), ROTATED_G, backward)
             self.is_stale = False
-        return self.filters[0].transpose(1, 2), self.filters[1]
+        return self.filters
 
     @override
     def forward(self, input: TensorOrProxy) -> TensorOrProxy:
@@ -130,15 +131,16 @@ class _WinogradFunction(torch.autograd.Function):
 def transform_filters(weight: Float[Tensor, "o i 3 3"]) -> Filters:
     """G g G' for every filter."""
     o, i = weight.shape[:2]
-    filters = weight.new_empty(36, o, i)
-    _transform_taps(weight.permute(2, 3, 0, 1).contiguous(), G, filters)
-    return filters.transpose(1, 2)
+    filters = weight.new_empty(36, i, o)
+    _transform_taps(weight.permute(3, 2, 1, 0), G, filters)
+    return filters
 
 
-def _transform_taps(taps: Float[Tensor, "3 3 o i"], by: Matrix, out: Float[Tensor, "36 o i"]) -> None:
+def _transform_taps(taps: Float[Tensor, "3 3 i o"], by: Matrix, out: Filters) -> None:
+    """Transform taps, given by column and row, into filters in the order of `_convolve_in_parts`."""
     matrix = _tensor(by, taps.dtype)
-    rows = matrix @ taps.view(3, -1)
-    torch.bmm(matrix.expand(6, 6, 3), rows.view(6, 3, -1), out=out.view(6, 6, -1))
+    columns = matrix @ taps.reshape(3, -1)
+    torch.bmm(matrix.expand(6, 6, 3), columns.view(6, 3, -1), out=out.view(6, 6, -1))
 
 
 def winograd_conv(x: Images, filters: Filters, bias: Tensor | None = None) -> Float[Tensor, "n o h w"]:
@@ -165,37 +167,65 @@ def _convolve_in_parts(
     y: Float[Tensor, "n h4 w4 o"],
     part: int,
 ) -> None:
-    """Write the convolution of n images, a multiple of `part`, into y; `part` images at once."""
+    """Write the convolution of n images, a multiple of `part`, into y; `part` images at once.
+
+    Names of dimensions: k and l are the row and the column in a tile, p and q count the tiles of an image. All
+    views are made before the loop, as they would take a noticeable share of its time.
+    """
     (n, h, w, c), (_, _, o), (_, high, wide, _) = pixels.shape, filters.shape, y.shape
     p, q = high // 4, wide // 4
     tiles = part * p * q
     a, b = _tensor(A, pixels.dtype), _tensor(B, pixels.dtype)
-    # The names of the dimensions: k and l are the position in a tile, i and j that of the tile.
     padded = pixels.new_zeros(part, high + 2, wide + 2, c)
-    image, row, column, channel = padded.stride()
-    k_rows = padded.as_strided((6, part, p, wide + 2, c), (row, image, 4 * row, column, channel))
-    rows = pixels.new_empty(2, *k_rows.shape)
-    k, _, i, column, channel = rows[1].stride()
-    kl_tiles = rows[1].as_strided(
-        (6, 6, part * p, q, c), (k, column, i, 4 * column, channel), rows[1].storage_offset()
-    )
-    d = pixels.new_empty(2, 6, 6, tiles * c)
+    inside = padded[:, 1 : h + 1, 1 : w + 1]
+    row_products, rows = _plan_row_products(padded, b, p)
+    image, i, k, column, channel = rows.stride()
+    # Neighbouring tiles overlap by two pixels.
+    in_tiles = rows.as_strided((6, 6, part, p, q, c), (column, k, image, i, 4 * column, channel))
+    d = pixels.new_empty(2, 6, 6, part, p, q, c)
+    gathered, d_rows, d_columns = d[0], d[0].view(6, -1), d[1].view(6, -1)
+    d_tiles = d[1].view(36, tiles, c)
     products = pixels.new_empty(36, tiles, o)
+    product_rows, biased = products.view(6, -1), products[BIAS_PRODUCT]
     half = pixels.new_empty(4, 6 * tiles * o)
+    half_rows, a_for_each = half.view(4, 6, -1), a.expand(4, 4, 6)
     outputs = pixels.new_empty(4, 4, tiles * o)
-    in_order = outputs.view(4, 4, part, p, q, o).permute(2, 3, 0, 4, 1, 5)
+    in_order = outputs.view(4, 4, part, p, q, o).permute(2, 3, 1, 4, 0, 5)
     for begin in range(0, n, part):
-        padded[:, 1 : h + 1, 1 : w + 1].copy_(pixels[begin : begin + part])
-        rows[0].copy_(k_rows)
-        torch.mm(b, rows[0].view(6, -1), out=rows[1].view(6, -1))
-        d[0].view(kl_tiles.shape).copy_(kl_tiles)
-        torch.bmm(b.expand(6, 6, 6), d[0], out=d[1])
-        torch.bmm(d[1].view(36, tiles, c), filters, out=products)
+        inside.copy_(pixels[begin : begin + part])
+        for matrices, images, out in row_products:
+            torch.bmm(matrices, images, out=out)
+        gathered.copy_(in_tiles)
+        torch.mm(b, d_rows, out=d_columns)
+        torch.bmm(d_tiles, filters, out=products)
         if bias is not None:
-            products[BIAS_PRODUCT].add_(bias)
-        torch.mm(a, products.view(6, -1), out=half)
-        torch.bmm(a.expand(4, 4, 6), half.view(4, 6, -1), out=outputs)
+            biased.add_(bias)
+        torch.mm(a, product_rows, out=half)
+        torch.bmm(a_for_each, half_rows, out=outputs)
         y[begin : begin + part].view(part, p, 4, q, 4, o).copy_(in_order)
+
+
+def _plan_row_products(
+    padded: Float[Tensor, "part h2 w2 c"], b: Tensor, p: int
+) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Float[Tensor, "part p 6 w2 c"]]:
+    """The arguments of the products B' d that transform the tiles along one axis, and their result.
+
+    A product reads the six rows of each row of tiles where they are; neighbours overlap by two. There is one
+    product for all rows of tiles of an image, or one for all images and the same row of tiles: the fewer.
+    """
+    part, _, wide, c = padded.shape
+    image, row, _, _ = padded.stride()
+    outer, inner = ((part, image), (p, 4 * row)) if part <= p else ((p, 4 * row), (part, image))
+    out = padded.new_empty(outer[0], inner[0], 6, wide, c)
+    products = [
+        (
+            b.expand(inner[0], 6, 6),
+            padded.as_strided((inner[0], 6, wide * c), (inner[1], row, 1), number * outer[1]),
+            out[number].view(inner[0], 6, wide * c),
+        )
+        for number in range(outer[0])
+    ]
+    return products, out if part <= p else out.transpose(0, 1)
 
 
 @cache
