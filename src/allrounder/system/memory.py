@@ -13,6 +13,17 @@ from pathlib import Path
 
 import torch
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+"""Parameters of glibc's `mallopt`."""
+MAX_MAPPINGS = 65536
+"""glibc's own limit for the number of blocks with a mapping of their own."""
+KEPT_BLOCK = 2**30
+"""Blocks of at least this many bytes always go back to the system."""
+GLIBC_THRESHOLDS = 2**26, 2**25
+"""The largest trim and mmap thresholds that glibc chooses by itself, on a machine of 64 bits."""
+KEEP_LOCK = threading.Lock()
+keep_depth = 0
+"""How many blocks of `keep_freed_memory` are open in this process."""
 STATM = Path("/proc/self/statm")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """The file with the bytes that a container may use, or the word max."""
@@ -32,6 +43,46 @@ def release_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def keep_freed_memory() -> Generator[None]:
+    """In this block, freed memory stays with the process for its next allocations.
+
+    Passes allocate the same large tensors again and again. By default glibc gives each back to the system,
+    which clears its pages every time: a fifth of the time of a pass of WRN-10-4. Does nothing with other C
+    libraries, or if the environment sets how malloc works.
+    """
+    _count_block(1)
+    try:
+        yield
+    finally:
+        _count_block(-1)
+
+
+def _count_block(change: int) -> None:
+    global keep_depth
+    with KEEP_LOCK:
+        was_open = keep_depth > 0
+        keep_depth += change
+        if (keep_depth > 0) != was_open and not _is_malloc_configured():
+            _set_thresholds(*((-1, KEPT_BLOCK) if keep_depth else GLIBC_THRESHOLDS))
+            if not keep_depth:
+                release_freed_memory()
+
+
+def _set_thresholds(trim: int, mmap: int) -> None:
+    """Set from how many free bytes on the heap shrinks, -1 for never, and from which size on a block gets a
+    mapping of its own, which ends with it. Versions of glibc that forbid so large a block get no mappings."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, trim)
+        mallopt(M_MMAP_MAX, MAX_MAPPINGS if mallopt(M_MMAP_THRESHOLD, mmap) else 0)
+
+
+def _is_malloc_configured() -> bool:
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return "malloc" in tunables or any(name.startswith("MALLOC_") for name in os.environ)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from allrounder.distributed import World
 from allrounder.errors import RESUME_HINT, Interrupted
 from allrounder.models.factory import ModelFactory, ModelLike, as_factory
 from allrounder.recipe.recipe import Recipe
+from allrounder.system.memory import keep_freed_memory
 from allrounder.system.progress import Progress, report_status
 from allrounder.system.signals import stop_on_signals
 from allrounder.training import setup
@@ -118,7 +119,8 @@ def _train_run(
         report_status(progress, trainer.status())
         progress.begin(trainer.clock.total_steps, trainer.t)
         has_events = recipe.tensorboard and world.is_main
-        with write_events(run, trainer.clock, progress.log) if has_events else nullcontext():
+        events = write_events(run, trainer.clock, progress.log) if has_events else nullcontext()
+        with events, keep_freed_memory():
             trainer.fit(progress=progress, stop=stop)
             trainer.finish()
         return stop.signal

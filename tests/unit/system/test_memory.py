@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -20,9 +21,63 @@ print(before - resident())
 """
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
-def test_freed_memory_is_given_back():
-    """In a process of its own, whose heap holds nothing else."""
-    done = subprocess.run([sys.executable, "-c", FREE_MEMORY], capture_output=True, text=True)
+KEEP_MEMORY = """
+import resource, torch
+from allrounder.system.memory import STATM, keep_freed_memory
+
+def count_faults():
+    def allocate():
+        for mb in (100, 20):  # larger and smaller than the largest block that glibc keeps by itself
+            blocks = [torch.ones(2**18 * mb) for _ in range(4)]
+            del blocks
+    for _ in range(5):  # until free blocks of all sizes exist
+        allocate()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    allocate()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults = [count_faults()]
+with keep_freed_memory():
+    faults.append(count_faults())
+    with keep_freed_memory():
+        pass
+    faults.append(count_faults())
+faults.append(count_faults())
+resident = int(STATM.read_text().split()[1])
+print(*faults, resident)
+"""
+glibc_only = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc"
+)
+
+
+def run_alone(program: str, **environment: str) -> list[int]:
+    """The numbers that a program prints in a process of its own, whose heap holds nothing else."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=own | environment)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 2**26, "expected more than half of 128 MB"
+    return [int(word) for word in done.stdout.split()]
+
+
+@glibc_only
+def test_freed_memory_is_given_back():
+    (freed,) = run_alone(FREE_MEMORY)
+    assert freed > 2**26, "expected more than half of 128 MB"
+
+
+@glibc_only
+def test_freed_memory_is_kept_in_a_block():
+    """A page that the system gives to the process again is a fault; 480 MB have at least 240 of them."""
+    before, inside, nested, after, resident_pages = run_alone(KEEP_MEMORY)
+    assert inside < 20 and nested < 20
+    assert before > 200 and after > 200
+    assert resident_pages * os.sysconf("SC_PAGE_SIZE") < 2**29, (
+        "expected the peak of the block to be released"
+    )
+
+
+@glibc_only
+def test_settings_of_the_environment_stay():
+    before, inside, nested, after, _ = run_alone(KEEP_MEMORY, MALLOC_MMAP_THRESHOLD_="131072")
+    assert min(before, inside, nested, after) > 200
