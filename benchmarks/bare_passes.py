@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from allrounder import Rng
+from allrounder.attacks.base import CheckedNetwork
 from allrounder.attacks.losses import cross_entropy
 from allrounder.attacks.pgd import Pgd, initial_perturbation, pgd_loop
 from allrounder.inference.fold import Folded, folded_copy
@@ -62,7 +63,7 @@ class BarePasses:
         with torch.no_grad():
             d = initial_perturbation("random", self.x, threat, Rng(0))
             return pgd_loop(
-                folded,
+                CheckedNetwork(folded, 0),
                 self.x,
                 self.y,
                 threat,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import ClassVar, cast, final
 
 import torch
 from torch import Tensor
@@ -13,10 +13,21 @@ from torch import Tensor
 from allrounder.config.phases import Phased
 from allrounder.errors import InputError, RecipeError, ThreatError
 from allrounder.inference.attack_view import attack_view
+from allrounder.inference.chain import Pullback
+from allrounder.inference.fold import Folded
 from allrounder.rng import Rng
 from allrounder.threats.norms import ALL_NORMS, Norm
 from allrounder.threats.threat import AnyOf, Threat, in_box
-from allrounder.types import BatchNormMode, Classifier, Images, Labels, Passes, PerExample, PerExampleBool
+from allrounder.types import (
+    BatchNormMode,
+    Classifier,
+    Images,
+    Labels,
+    Logits,
+    Passes,
+    PerExample,
+    PerExampleBool,
+)
 
 VERIFY_SLACK = 1e-5
 """The rounding error that the result of an attack may have, in units of max(1, eps)."""
@@ -154,7 +165,7 @@ def perturb(
         # Inference tensors cannot enter a graph; their clones can.
         x, y = (t.clone() if t.is_inference() else t.detach() for t in (x, y.long()))
         with attack_view(model, x, norm_layers) as view:
-            checked = _with_output_check(view, int(y.max()))
+            checked = CheckedNetwork(view, int(y.max()))
             # check_supports has made sure that only attacks on unions get one.
             result = attack.run(checked, x, y, cast(Threat, threat), rng)
     check_adversarial(f"{attack} under {threat}", result.x, x, threat)
@@ -199,20 +210,34 @@ def _check_labels(y: Tensor, x: Tensor) -> None:
         raise InputError(f"the smallest label is {int(y.min())}, expected 0 or more; drop unlabelled images")
 
 
-def _with_output_check(model: Classifier, highest: int) -> Classifier:
-    """Wrap a network: raise ValueError unless it returns logits that cover the highest label."""
+@final
+class CheckedNetwork:
+    """A network that raises InputError unless it returns logits that cover the highest label."""
 
-    def forward(x: Tensor) -> Tensor:
-        logits = model(x)
-        if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):  # pyright: ignore[reportUnnecessaryIsInstance]
-            got = tuple(getattr(logits, "shape", ())) or type(logits).__name__
-            raise InputError(f"the network returned {got}, expected logits of shape ({len(x)}, k); wrap it")
-        if highest >= logits.shape[1]:
-            expected = f"expected at most {logits.shape[1] - 1}, the network's last class"
-            raise InputError(f"the largest label is {highest}, {expected}; check labels and network")
+    def __init__(self, network: Classifier, highest: int) -> None:
+        self.network = network
+        self.highest = highest
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute and check the logits."""
+        logits = self.network(x)
+        self._check(logits, x)
         return logits
 
-    return forward
+    def vjp(self, x: Images) -> tuple[Logits, Pullback] | None:
+        """See `Folded.vjp`; None for other networks."""
+        found = self.network.vjp(x) if isinstance(self.network, Folded) else None
+        if found is not None:
+            self._check(found[0], x)
+        return found
+
+    def _check(self, logits: object, x: Tensor) -> None:
+        if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
+            got = tuple(getattr(logits, "shape", ())) or type(logits).__name__
+            raise InputError(f"the network returned {got}, expected logits of shape ({len(x)}, k); wrap it")
+        if self.highest >= logits.shape[1]:
+            expected = f"expected at most {logits.shape[1] - 1}, the network's last class"
+            raise InputError(f"the largest label is {self.highest}, {expected}; check labels and network")
 
 
 def check_adversarial(source: str, x_adv: Tensor, x: Images, threat: Threat | AnyOf) -> None:

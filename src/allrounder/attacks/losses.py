@@ -8,7 +8,7 @@ adaptive attacks to adversarial example defenses. The guide has an example.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias, final, get_args
+from typing import Annotated, Any, Literal, TypeAlias, cast, final, get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ LossName: TypeAlias = Literal["ce", "margin", "cw", "kl", "lse", "lse-drift"]
 Identifier: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """A name for an object that has no text form, such as a function or a network."""
 
+log_softmax_backward = cast(Any, torch.ops.aten)._log_softmax_backward_data.default  # pyright: ignore[reportUnknownMemberType]
 DLR_EPSILON = 1e-12
 """Added to the denominators of DLR, so that it is finite where the largest logits are equal."""
 
@@ -31,6 +32,13 @@ DLR_EPSILON = 1e-12
 def cross_entropy(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:
     """-log p_y."""
     return F.cross_entropy(logits, y, reduction="none")
+
+
+def cross_entropy_grad(logits: Logits, y: Labels) -> Logits:
+    """The gradient of `cross_entropy` with respect to the logits, bit for bit that of autograd."""
+    log_p = F.log_softmax(logits, dim=1)
+    g = torch.zeros_like(log_p).scatter_(1, y[:, None], -1.0)
+    return log_softmax_backward(g, log_p, 1, logits.dtype)
 
 
 def margin(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:

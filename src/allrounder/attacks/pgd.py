@@ -11,13 +11,15 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from allrounder.attacks.base import Attack, AttackResult
+from allrounder.attacks.base import Attack, AttackResult, CheckedNetwork
 from allrounder.attacks.losses import (
     ALLOW_CUSTOM_LOSS,
     LOSSES,
     AttackLoss,
     CustomLoss,
     LossName,
+    cross_entropy,
+    cross_entropy_grad,
     hinge,
     needs_natural,
 )
@@ -152,6 +154,10 @@ def loss_grad(
     """
 
     def draw_gradient() -> Images:
+        found = model.vjp(x) if isinstance(model, CheckedNetwork) else None
+        if found is not None:
+            logits, pull_back = found
+            return pull_back(logit_grad(logits, y, loss, natural))
         with torch.enable_grad():
             point = x.detach().requires_grad_()
             total = loss(model(point), y, natural).sum()
@@ -162,8 +168,18 @@ def loss_grad(
     return g / eot if eot > 1 else g
 
 
-def input_grad(total: Tensor, x: Images) -> Images:
-    """The gradient of a sum of losses with respect to the images; raise ValueError if there is none."""
+def logit_grad(logits: Logits, y: Labels, loss: AttackLoss, natural: Logits | None) -> Logits:
+    """The gradient of each example's loss with respect to its logits."""
+    if loss is cross_entropy:
+        return cross_entropy_grad(logits, y)
+    with torch.enable_grad():
+        point = logits.detach().requires_grad_()
+        total = loss(point, y, natural).sum()
+    return input_grad(total, point)
+
+
+def input_grad(total: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a sum of losses with respect to images or logits; raise ValueError if there is none."""
     g = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
     if g is None:
         fix = "remove no_grad, detach or rounding from the network, or wrap the steps that need them in Bpda"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from allrounder.inference.chain import Chain, Pullback, find_equal_chain
 from allrounder.models.layers import AdaptiveAvgPool, StridedConv1x1
 from allrounder.rng import Rng
 from allrounder.types import Images, Logits
@@ -57,9 +58,13 @@ class Folded:
     The next call of `folded_copy` for the model, or another of its fold group, overwrites its parameters.
     """
 
-    def __init__(self, network: fx.GraphModule, pairs: tuple[tuple[str, str], ...]) -> None:
+    def __init__(
+        self, network: fx.GraphModule, pairs: tuple[tuple[str, str], ...], chain: Chain | None = None
+    ) -> None:
+        """`chain` has the operations of the network, if it gives the same numbers."""
         self.network = network
         self.pairs = pairs
+        self.chain = chain
         folded = {f"{layer}.{kind}" for layer, _ in pairs for kind in ("weight", "bias")}
         self.copied = tuple((t, attrgetter(name)) for name, t in _tensors(network) if name not in folded)
         self.folds = tuple((network.get_submodule(a), attrgetter(a), attrgetter(b)) for a, b in pairs)
@@ -70,6 +75,15 @@ class Folded:
         if channels_last is not x and channels_last.requires_grad:
             channels_last.register_hook(Tensor.contiguous)
         return self.network(channels_last)
+
+    def vjp(self, x: Images) -> tuple[Logits, Pullback] | None:
+        """The logits, and the function from their gradient to that of x, without autograd and with the same
+        numbers; None if the network has no chain. The function is called once. Gradients must be disabled."""
+        if self.chain is None:
+            return None
+        channels_last = x.contiguous(memory_format=torch.channels_last)
+        logits, pull_back = self.chain.vjp(channels_last)
+        return logits, pull_back if channels_last is x else lambda g: pull_back(g).contiguous()
 
     def refresh_(self, model: nn.Module) -> None:
         """Copy the current parameters and buffers of a model of the same structure."""
@@ -152,6 +166,7 @@ def _trace_and_fold(model: nn.Module, example: Images) -> Folded | None:
             _check_foldable(model)
             folded = _fold(copy.deepcopy(model).eval())
             _check_agreement(folded, model, example)
+            folded.chain = find_equal_chain(folded.network, example)
     except Exception as error:  # The forward of an external network may raise anything.
         reason = "" if isinstance(error, Unfoldable) else f"it cannot be traced: {type(error).__name__}: "
         return _log_unfoldable(model, f"{reason}{error}")
