@@ -1,7 +1,8 @@
 """Folded networks with faster convolutions on a CPU.
 
-`WinogradConv` (winograd.py) computes 3x3 convolutions of many channels with a quarter of the multiplications.
-`StemConv` speeds up the gradient of the first convolution. Both are differentiable only in their input.
+`WinogradConv` (winograd_layer.py) computes 3x3 convolutions of many channels with a quarter of the
+multiplications. `StemConv` speeds up the gradient of the first convolution. Both are differentiable only in
+their input.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from allrounder.inference.chain import Link
 from allrounder.inference.fold import Folded
-from allrounder.inference.winograd import WinogradConv, is_plain, suits_winograd
+from allrounder.inference.winograd_layer import WinogradConv, is_plain, suits_winograd
 from allrounder.models.layers import TensorOrProxy
 from allrounder.rng import Rng
 from allrounder.types import Images
@@ -105,6 +107,10 @@ class StemConv(nn.Conv2d):
         rows = self.weight.detach().permute(1, 2, 3, 0)
         self.backward_filters = rows.reshape(-1, self.out_channels).contiguous()
 
+    def convolve(self, x: Tensor) -> Tensor:
+        """The convolution of x, without its gradient."""
+        return F.conv2d(x, self.weight, self.bias, self.stride, cast(tuple[int, int], self.padding))
+
     @override
     def forward(self, input: TensorOrProxy) -> TensorOrProxy:
         return cast(Tensor, _StemFunction.apply(input, self))
@@ -115,11 +121,27 @@ class _StemFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: StemConv) -> Tensor:
         ctx.layer, ctx.size = layer, x.shape
-        return F.conv2d(x, layer.weight, layer.bias, layer.stride, cast(tuple[int, int], layer.padding))
+        return layer.convolve(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return stem_input_grad(gradients[0], ctx.layer, ctx.size), None
+
+
+@final
+class StemLink(Link):
+    """A `StemConv` in a chain."""
+
+    def __init__(self, layer: StemConv) -> None:
+        self.layer = layer
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer.convolve(x)
+
+    @override
+    def backward(self, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return stem_input_grad(g, self.layer, x.shape)
 
 
 def stem_input_grad(g: Tensor, layer: StemConv, size: torch.Size) -> Tensor:

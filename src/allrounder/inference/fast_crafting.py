@@ -15,9 +15,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from allrounder.inference.fast_conv import FastConv, agree, replace_convs
+from allrounder.inference.chain import find_equal_chain
+from allrounder.inference.fast_conv import FastConv, StemConv, StemLink, agree, replace_convs
 from allrounder.inference.fold import Folded, folded_copy, randomise_batchnorm_
-from allrounder.inference.winograd import WinogradConv, pays_off
+from allrounder.inference.winograd_layer import WinogradConv
 from allrounder.rng import Rng
 from allrounder.types import Images
 
@@ -78,7 +79,7 @@ def describe_fast_convs(model: nn.Module, example: Images) -> dict[str, str]:
 def _name_algorithm(layer: FastConv, height: int, width: int) -> str | None:
     if not isinstance(layer, WinogradConv):
         return "input gradient as a matrix product"
-    return "Winograd F(4x4, 3x3)" if pays_off(height, width, layer.in_channels, layer.out_channels) else None
+    return "Winograd F(4x4, 3x3)" if layer.pays_off(height, width) else None
 
 
 def _fast_copy(folded: Folded, example: Images) -> FastCopy | None:
@@ -96,7 +97,10 @@ def _make_fast_copy(folded: Folded, example: Images) -> FastCopy | None:
     like = torch.empty(CHECKED_IMAGES, *example.shape[1:], dtype=example.dtype)
     if not fast.layers or not agree(exact, fast.folded, like):
         return None
-    return _replace_layers(folded)
+    copied = _replace_layers(folded)
+    network = copied.folded.network
+    copied.folded.chain = find_equal_chain(network, example, {StemConv: StemLink})
+    return copied
 
 
 def _replace_layers(folded: Folded) -> FastCopy:

@@ -14,25 +14,17 @@ cache of the processor between two operations. The 36 products are in the order 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any, TypeAlias, cast, final
+from typing import TypeAlias, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from allrounder.models.layers import TensorOrProxy
 from allrounder.types import Images
 
-MIN_CHANNELS, MAX_CHANNELS = 64, 640
-"""With fewer channels plain convolutions are faster; with more, the filters need too much memory."""
-PRODUCT_COST, TRANSFORM_COST, MAX_COST = 3, 130, 7.2
-"""The cost per pixel of the products (per pair of channels) and of the transforms (per channel), relative to
-9 for a plain convolution, and the highest cost that pays off. From measurements on an AMD EPYC (AVX2)."""
-MIN_WORK = 2**20
-"""Fewest pixels times pairs of channels of an image; with fewer, the overhead of many operations counts."""
 TILES_AT_ONCE = 128
 """The tiles that are transformed at once: enough for an efficient product, few enough for the cache."""
 B = ((4, 0, -5, 0, 1, 0), (0, -4, -4, 1, 1, 0), (0, 4, -4, -1, 1, 0), (0, -2, -1, 2, 1, 0),
@@ -48,97 +40,53 @@ BIAS_PRODUCT = 7
 
 Matrix: TypeAlias = tuple[tuple[float | int, ...], ...]
 Filters: TypeAlias = Float[Tensor, "36 i o"]
+Taps: TypeAlias = Float[Tensor, "3 3 i o"]
+"""A filter by column and row."""
 
 
-def suits_winograd(layer: nn.Conv2d) -> bool:
-    """Whether `WinogradConv` can replace a convolution and may pay off."""
-    dense = layer.kernel_size == (3, 3) and layer.stride == (1, 1) and layer.padding in ((1, 1), "same")
-    fewest, most = sorted((layer.in_channels, layer.out_channels))
-    return is_plain(layer) and dense and fewest >= MIN_CHANNELS and most <= MAX_CHANNELS
+class FilterMemory(ABC):
+    """The transformed filters of one direction of a layer, in memory that is kept."""
 
+    is_stale = True
+    """Whether the filters have changed since they were transformed."""
 
-def is_plain(layer: nn.Conv2d) -> bool:
-    """Whether a layer is a convolution on a CPU without groups, dilation or unusual padding."""
-    zeros = type(layer) is nn.Conv2d and layer.padding_mode == "zeros"
-    return zeros and layer.groups == 1 and layer.dilation == (1, 1) and layer.weight.device.type == "cpu"
-
-
-def pays_off(height: int, width: int, inputs: int, outputs: int) -> bool:
-    """Whether Winograd's algorithm is faster for images of a size. It depends on nothing else, so that a run
-    computes the same way wherever it continues."""
-    tiles = -(-height // 4) * -(-width // 4)
-    cost = PRODUCT_COST + TRANSFORM_COST * (1 / inputs + 1 / outputs)
-    is_cheaper = 16 * tiles * cost <= MAX_COST * height * width
-    return is_cheaper and height * width * inputs * outputs >= MIN_WORK
+    @abstractmethod
+    def convolve(
+        self, x: Float[Tensor, "n i h w"], taps: Taps, by: Matrix, bias: Tensor | None = None
+    ) -> Float[Tensor, "n o h w"]:
+        """Convolve images with taps, and transform these by a matrix before if that was not done."""
 
 
 @final
-class WinogradConv(nn.Conv2d):
-    """A 3x3 convolution by Winograd's algorithm, for a layer that `suits_winograd`; a plain one for image
-    sizes at which it does not pay off.
+class PlainFilters(FilterMemory):
+    """Filters for products of matrices."""
 
-    The transformed filters, one for each direction, take eight times the memory of the filter. Differentiable
-    only in its input.
-    """
-
-    def __init__(self, layer: nn.Conv2d) -> None:
-        """Use the parameters of a layer, under the same names."""
-        super().__init__(layer.in_channels, layer.out_channels, 3, padding=1, bias=False, device="meta")
-        self.weight, self.bias = layer.weight, layer.bias
-        self.filters: tuple[Tensor, Tensor] | None = None
-        self.is_stale = True
-
-    def refresh_(self) -> None:
-        """Call this after a change of the weight; the filters are transformed when they are needed."""
-        self.is_stale = True
-
-    def transformed_filters(self) -> tuple[Tensor, Tensor]:
-        """The filters of the forward and the backward pass; a later call writes to the same memory."""
-        weight = self.weight.detach()
-        if self.filters is None:
-            i, o = self.in_channels, self.out_channels
-            self.filters = weight.new_empty(36, i, o), weight.new_empty(36, o, i)
-        if self.is_stale:
-            forward, backward = self.filters
-            _transform_taps(weight.permute(3, 2, 1, 0), G, forward)
-            _transform_taps(weight.permute(3, 2, 0, 1), ROTATED_G, backward)
-            self.is_stale = False
-        return self.filters
+    def __init__(self) -> None:
+        self.filters: Filters | None = None
 
     @override
-    def forward(self, input: TensorOrProxy) -> TensorOrProxy:
-        if not pays_off(input.shape[2], input.shape[3], self.in_channels, self.out_channels):
-            return F.conv2d(input, self.weight, self.bias, padding=1)
-        return cast(Tensor, _WinogradFunction.apply(input, *self.transformed_filters(), self.bias))
-
-
-@final
-class _WinogradFunction(torch.autograd.Function):
-    """The gradient of a convolution is a convolution with the rotated filter."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, forward_filters: Tensor, backward_filters: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        ctx.backward_filters = backward_filters
-        return winograd_conv(x, forward_filters, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return winograd_conv(gradients[0], ctx.backward_filters), None, None, None
+    def convolve(
+        self, x: Float[Tensor, "n i h w"], taps: Taps, by: Matrix, bias: Tensor | None = None
+    ) -> Float[Tensor, "n o h w"]:
+        if self.filters is None:
+            self.filters = taps.new_empty(36, *taps.shape[2:])
+        if self.is_stale:
+            transform_taps(taps, by, self.filters)
+            self.is_stale = False
+        return winograd_conv(x, self.filters, bias)
 
 
 def transform_filters(weight: Float[Tensor, "o i 3 3"]) -> Filters:
     """G g G' for every filter."""
     o, i = weight.shape[:2]
     filters = weight.new_empty(36, i, o)
-    _transform_taps(weight.permute(3, 2, 1, 0), G, filters)
+    transform_taps(weight.permute(3, 2, 1, 0), G, filters)
     return filters
 
 
-def _transform_taps(taps: Float[Tensor, "3 3 i o"], by: Matrix, out: Filters) -> None:
-    """Transform taps, given by column and row, into filters in the order of `_convolve_in_parts`."""
-    matrix = _tensor(by, taps.dtype)
+def transform_taps(taps: Taps, by: Matrix, out: Filters) -> None:
+    """Transform taps into filters in the order of `_convolve_in_parts`."""
+    matrix = matrix_tensor(by, taps.dtype)
     columns = matrix @ taps.reshape(3, -1)
     torch.bmm(matrix.expand(6, 6, 3), columns.view(6, 3, -1), out=out.view(6, 6, -1))
 
@@ -146,15 +94,33 @@ def _transform_taps(taps: Float[Tensor, "3 3 i o"], by: Matrix, out: Filters) ->
 def winograd_conv(x: Images, filters: Filters, bias: Tensor | None = None) -> Float[Tensor, "n o h w"]:
     """Convolve images, padded by one, with transformed filters; pads further to a whole number of tiles."""
     n, _, h, w = x.shape
-    num_rows, num_columns = -(-h // 4), -(-w // 4)
-    part = max(1, min(n, -(-TILES_AT_ONCE // (num_rows * num_columns))))
-    size = (n, filters.shape[2], 4 * num_rows, 4 * num_columns)
-    y = torch.empty(size, dtype=x.dtype, memory_format=torch.channels_last)
+    part, _ = count_tiles(x.shape)
+    y = empty_outputs(x, filters.shape[2])
     pixels, outputs = x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)
     whole = n - n % part
     _convolve_in_parts(pixels[:whole], filters, bias, outputs[:whole], part)
     if whole < n:
         _convolve_in_parts(pixels[whole:], filters, bias, outputs[whole:], n - whole)
+    return crop_outputs(y, h, w)
+
+
+def count_tiles(shape: torch.Size) -> tuple[int, int]:
+    """The number of images that are transformed at once, and that of their tiles."""
+    n, _, h, w = shape
+    tiles = -(-h // 4) * -(-w // 4)
+    part = max(1, min(n, -(-TILES_AT_ONCE // tiles)))
+    return part, part * tiles
+
+
+def empty_outputs(x: Images, outputs: int) -> Float[Tensor, "n o h4 w4"]:
+    """Memory for the outputs of whole tiles."""
+    n, _, h, w = x.shape
+    size = (n, outputs, 4 * -(-h // 4), 4 * -(-w // 4))
+    return torch.empty(size, dtype=x.dtype, memory_format=torch.channels_last)
+
+
+def crop_outputs(y: Float[Tensor, "n o h4 w4"], h: int, w: int) -> Float[Tensor, "n o h w"]:
+    """The outputs without the padding of the last tiles."""
     if (h, w) == y.shape[2:]:
         return y  # not a view, which in-place operations after a custom function do not accept
     return y[:, :, :h, :w].contiguous(memory_format=torch.channels_last)
@@ -169,16 +135,16 @@ def _convolve_in_parts(
 ) -> None:
     """Write the convolution of n images, a multiple of `part`, into y; `part` images at once.
 
-    Names of dimensions: k and l are the row and the column in a tile, p and q count the tiles of an image. All
-    views are made before the loop, as they would take a noticeable share of its time.
+    Names of dimensions: k and l are the row and the column in a tile, p and q count the tiles of an image.
+    All views are made before the loop, as they would take a noticeable share of its time.
     """
     (n, h, w, c), (_, _, o), (_, high, wide, _) = pixels.shape, filters.shape, y.shape
     p, q = high // 4, wide // 4
     tiles = part * p * q
-    a, b = _tensor(A, pixels.dtype), _tensor(B, pixels.dtype)
+    a, b = matrix_tensor(A, pixels.dtype), matrix_tensor(B, pixels.dtype)
     padded = pixels.new_zeros(part, high + 2, wide + 2, c)
     inside = padded[:, 1 : h + 1, 1 : w + 1]
-    row_products, rows = _plan_row_products(padded, b, p)
+    row_products, rows = plan_row_products(padded, b, p)
     image, i, k, column, channel = rows.stride()
     # Neighbouring tiles overlap by two pixels.
     in_tiles = rows.as_strided((6, 6, part, p, q, c), (column, k, image, i, 4 * column, channel))
@@ -205,7 +171,7 @@ def _convolve_in_parts(
         y[begin : begin + part].view(part, p, 4, q, 4, o).copy_(in_order)
 
 
-def _plan_row_products(
+def plan_row_products(
     padded: Float[Tensor, "part h2 w2 c"], b: Tensor, p: int
 ) -> tuple[list[tuple[Tensor, Tensor, Tensor]], Float[Tensor, "part p 6 w2 c"]]:
     """The arguments of the products B' d that transform the tiles along one axis, and their result.
@@ -229,5 +195,6 @@ def _plan_row_products(
 
 
 @cache
-def _tensor(rows: Matrix, dtype: torch.dtype) -> Tensor:
+def matrix_tensor(rows: Matrix, dtype: torch.dtype) -> Tensor:
+    """A matrix of a transform."""
     return torch.tensor(rows, dtype=torch.float64).to(dtype)

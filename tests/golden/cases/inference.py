@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from allrounder.data.base import TensorSplit
 from allrounder.inference.fast_conv import StemConv, with_fast_convs
 from allrounder.inference.fold import Folded, folded_copy
-from allrounder.inference.winograd import WinogradConv
+from allrounder.inference.winograd_layer import WinogradConv
 from allrounder.models import MODELS, ModelSpec
 from allrounder.models.resnet import ResNet18
 from allrounder.models.small_cnn import SmallCnn

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from allrounder.inference.fast_conv import StemConv, stem_input_grad, with_fast_convs
 from allrounder.inference.fold import folded_copy
-from allrounder.inference.winograd import WinogradConv, winograd_conv
+from allrounder.inference.winograd_layer import WinogradConv
 from allrounder.models.base import Architecture
 from allrounder.models.resnet import ResNet18
 from allrounder.models.small_cnn import SmallCnn
@@ -49,10 +49,8 @@ def test_without_such_layers_or_agreement_nothing_changes(monkeypatch: pytest.Mo
     assert small is not None and with_fast_convs(small, more) is small
     folded = folded_copy(network(), x)
     assert folded is not None
-    monkeypatch.setattr(
-        "allrounder.inference.winograd.winograd_conv",
-        lambda x, by, bias=None: winograd_conv(x, 1.1 * by, bias),
-    )
+    convolve = WinogradConv.convolve
+    monkeypatch.setattr(WinogradConv, "convolve", lambda layer, x: 1.1 * convolve(layer, x))
     assert with_fast_convs(folded, x) is folded
     monkeypatch.undo()
     assert with_fast_convs(folded, x) is not folded

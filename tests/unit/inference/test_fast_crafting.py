@@ -13,7 +13,7 @@ from allrounder.inference.attack_view import attack_view
 from allrounder.inference.fast_conv import StemConv
 from allrounder.inference.fast_crafting import craft_with_fast_convs, describe_fast_convs
 from allrounder.inference.fold import Folded, copy_sharing_fold
-from allrounder.inference.winograd import WinogradConv, winograd_conv
+from allrounder.inference.winograd_layer import WinogradConv
 from allrounder.rng import Rng
 from tests.support.networks import Broad
 
@@ -72,10 +72,8 @@ def test_the_choice_does_not_depend_on_the_weights(value: float):
 
 
 def test_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.setattr(
-        "allrounder.inference.winograd.winograd_conv",
-        lambda x, filters, bias=None: winograd_conv(x, 1.1 * filters, bias),
-    )
+    convolve = WinogradConv.convolve
+    monkeypatch.setattr(WinogradConv, "convolve", lambda layer, x: 1.1 * convolve(layer, x))
     with caplog.at_level(logging.INFO, "allrounder"):
         assert not kinds(view_of(make()))
     assert "attacks use plain convolutions" in caplog.text

@@ -1,23 +1,34 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.inference.winograd import (
-    WinogradConv,
-    pays_off,
-    suits_winograd,
-    transform_filters,
-    winograd_conv,
-)
+from allrounder.inference.winograd import PlainFilters, transform_filters, winograd_conv
+from allrounder.inference.winograd_layer import MKL_COSTS, ONEDNN_COSTS, Costs, WinogradConv, suits_winograd
+from allrounder.inference.winograd_onednn import PackedFilters, has_access, is_onednn_faster
 from allrounder.rng import Rng
 
 
 def images(n: int, c: int, h: int, w: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return Rng(0).normal(torch.empty(n, c, h, w, dtype=dtype))
+
+
+@pytest.fixture(params=[False, True], ids=["mkl", "onednn"])
+def in_onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether layers compute their products in oneDNN, whatever the machine is."""
+    if request.param and not has_access():
+        pytest.skip("this version of torch gives no access to oneDNN")
+    monkeypatch.setattr("allrounder.inference.winograd_layer.is_onednn_faster", lambda: request.param)
+    return request.param
+
+
+def wide_layer(inputs: int = 128, outputs: int = 128) -> nn.Conv2d:
+    with Rng(3).seed_global():
+        return nn.Conv2d(inputs, outputs, 3, padding=1).requires_grad_(False)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 5), (4, 4), (6, 6), (7, 9), (8, 8)])
@@ -30,9 +41,9 @@ def test_it_is_the_convolution(size: tuple[int, int], layout: torch.memory_forma
 
 
 def test_values_and_gradients_of_a_layer_are_those_of_the_plain_one():
-    plain = nn.Conv2d(128, 130, 3, padding=1).double().requires_grad_(False)
+    plain = wide_layer(outputs=130).double()
     quick, x, towards = WinogradConv(copy.deepcopy(plain)), images(2, 128, 8, 12), images(2, 130, 8, 12)
-    assert pays_off(8, 12, 128, 130)
+    assert quick.pays_off(8, 12)
     result: list[tuple[Tensor, Tensor]] = []
     for layer in (plain, quick):
         asked = x.clone().requires_grad_()
@@ -76,37 +87,99 @@ def test_a_bias_is_added_to_every_pixel():
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
-def test_new_filters_are_written_to_the_same_memory():
-    quick, x = (
-        WinogradConv(nn.Conv2d(128, 128, 3, padding=1).requires_grad_(False)),
-        images(1, 128, 8, 8).float(),
-    )
-    before, places = quick(x), [filters.data_ptr() for filters in quick.transformed_filters()]
+@pytest.mark.parametrize("size", [(8, 8), (16, 12), (15, 16)])
+@pytest.mark.parametrize("n", [1, 5, 11])
+def test_products_in_both_libraries_agree(size: tuple[int, int], n: int, in_onednn: bool):
+    layer = wide_layer(outputs=144)
+    quick, x, g = WinogradConv(layer), images(n, 128, *size).float(), images(n, 144, *size).float()
+    assert isinstance(quick.filters[0], PackedFilters if in_onednn else PlainFilters)
+    leaf = x.clone().requires_grad_()
+    expected = layer(leaf)
+    (gradient,) = torch.autograd.grad(expected, leaf, g)
+    torch.testing.assert_close(quick.convolve(x), expected.detach(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(quick.input_grad(g), gradient, rtol=0, atol=1e-4)
+
+
+def test_an_image_has_the_same_bits_at_every_position(in_onednn: bool):
+    """Also in a last part with fewer images than the others; eight images of 16x16 are a part."""
+    quick, x = WinogradConv(wide_layer()), images(19, 128, 16, 16).float()
+    whole = quick.convolve(x)
+    assert torch.equal(quick.convolve(x.roll(5, 0)), whole.roll(5, 0))
+    if in_onednn:
+        assert torch.equal(quick.convolve(x[:11]), whole[:11])
+
+
+def test_filters_are_transformed_once_per_weight(in_onednn: bool):
+    quick, x = WinogradConv(wide_layer()), images(1, 128, 8, 8).float()
+    before = quick(x)
     quick.weight.mul_(2)
-    assert torch.equal(quick(x), before), "filters are transformed once"
+    assert torch.equal(quick(x), before)
     quick.refresh_()
     assert quick.bias is not None
     bias = quick.bias[:, None, None]
     torch.testing.assert_close(quick(x) - bias, 2 * (before - bias), rtol=1e-5, atol=1e-5)
-    assert [filters.data_ptr() for filters in quick.transformed_filters()] == places
+
+
+def test_new_filters_are_written_to_the_same_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("allrounder.inference.winograd_layer.is_onednn_faster", lambda: False)
+    quick, x = WinogradConv(wide_layer()), images(1, 128, 8, 8).float()
+    (filters, _), places = quick.filters, list[int]()
+    assert isinstance(filters, PlainFilters)
+    for _ in range(2):
+        quick.refresh_()
+        quick(x)
+        assert filters.filters is not None
+        places.append(filters.filters.data_ptr())
+    assert places[0] == places[1]
+
+
+def test_packed_filters_follow_the_number_of_tiles(monkeypatch: pytest.MonkeyPatch):
+    if not has_access():
+        pytest.skip("this version of torch gives no access to oneDNN")
+    monkeypatch.setattr("allrounder.inference.winograd_layer.is_onednn_faster", lambda: True)
+    quick = WinogradConv(wide_layer())
+    for size in (16, 8, 16):
+        x = images(2, 128, size, size).float()
+        expected = nn.functional.conv2d(x, quick.weight, quick.bias, padding=1)
+        torch.testing.assert_close(quick.convolve(x), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
+    ("capability", "processor", "is_faster"),
+    [
+        ("AVX512", "AuthenticAMD", True),
+        ("AVX512", "GenuineIntel", False),  # MKL uses AVX512 there
+        ("AVX2", "AuthenticAMD", False),
+    ],
+)
+def test_the_library_depends_on_the_processor(
+    capability: str, processor: str, is_faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"vendor_id\t: {processor}\n")
+    monkeypatch.setattr("allrounder.inference.winograd_onednn.CPU_INFO", info)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert is_onednn_faster.__wrapped__() is (is_faster and has_access())
+
+
+@pytest.mark.parametrize("costs", [MKL_COSTS, ONEDNN_COSTS])
+@pytest.mark.parametrize(
     ("size", "pays"),
     [
-        ((32, 32, 64, 64), True),
+        ((32, 32, 64, 64), None),  # only if products are much cheaper than in a plain convolution
         ((16, 16, 128, 128), True),
         ((4, 4, 512, 512), True),
         ((4, 4, 64, 64), False),  # too little work
         ((14, 14, 64, 64), False),  # a quarter of the last tiles is padding
         ((5, 5, 256, 256), False),
-        ((32, 32, 32, 32), False),
     ],
 )
-def test_the_choice_depends_on_the_shape(size: tuple[int, int, int, int], pays: bool):
-    assert pays_off(*size) is pays
+def test_the_choice_depends_on_the_shape(size: tuple[int, int, int, int], pays: bool | None, costs: Costs):
+    layer = WinogradConv(nn.Conv2d(*size[2:], 3, padding=1, device="meta"))
+    layer.costs = costs
+    assert layer.pays_off(*size[:2]) is (costs is MKL_COSTS if pays is None else pays)
 
 
-def test_a_layer_is_plain_for_sizes_at_which_it_does_not_pay_off(monkeypatch: pytest.MonkeyPatch):
-    plain, x = nn.Conv2d(128, 128, 3, padding=1).requires_grad_(False), images(1, 128, 5, 5).float()
+def test_a_layer_is_plain_for_sizes_at_which_it_does_not_pay_off():
+    plain, x = wide_layer(), images(1, 128, 5, 5).float()
     assert torch.equal(WinogradConv(plain)(x), plain(x))

@@ -1,0 +1,170 @@
+"""Gradients without autograd: the same bits, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+from allrounder.attacks.base import CheckedNetwork, perturb
+from allrounder.attacks.losses import LOSSES, AttackLoss, LossName, cross_entropy, cross_entropy_grad
+from allrounder.attacks.pgd import Pgd, loss_grad
+from allrounder.errors import InputError
+from allrounder.inference.chain import Chain, Conv, find_chain, find_equal_chain
+from allrounder.inference.fast_crafting import crafting_copy
+from allrounder.inference.fold import Folded, folded_copy
+from allrounder.models.resnet import ResNet18
+from allrounder.models.small_cnn import SmallCnn
+from allrounder.rng import Rng
+from allrounder.threats.threat import Threat
+
+SHAPE = (3, 12, 12)
+X = Rng(0).uniform(torch.empty(5, *SHAPE))
+Y = torch.tensor([3, 1, 4, 1, 5])
+
+
+def folded_small_cnn() -> Folded:
+    with Rng(0).seed_global():
+        folded = folded_copy(SmallCnn(width=4).build(10, SHAPE), X)
+    assert folded is not None and folded.chain is not None
+    return folded
+
+
+def traced(*layers: nn.Module) -> fx.GraphModule:
+    with Rng(0).seed_global():
+        network = fx.symbolic_trace(nn.Sequential(*layers).eval().requires_grad_(False))
+    network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return network
+
+
+def grad_with_autograd(folded: Folded, x: Tensor, loss: AttackLoss, natural: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(loss(folded(x), Y, natural).sum(), x)[0]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_have_the_bits_of_autograd(name: LossName, layout: torch.memory_format):
+    folded, x = folded_small_cnn(), X.contiguous(memory_format=layout)
+    natural = folded(1 - x).detach()
+    loss = LOSSES[name]
+    expected = grad_with_autograd(folded, x, loss, natural)
+    before = x.clone()
+    with torch.no_grad():
+        got = loss_grad(CheckedNetwork(folded, 9), x, Y, loss, natural)
+    assert torch.equal(got, expected) and got.stride() == expected.stride()
+    assert got.abs().sum() > 0 and torch.equal(x, before)
+
+
+def test_the_copy_with_a_fast_first_layer_has_a_chain_too():
+    fast = crafting_copy(folded_small_cnn(), X)
+    assert fast.chain is not None and not isinstance(fast.chain.links[0], Conv)
+    expected = grad_with_autograd(fast, X, cross_entropy, torch.zeros(5, 10))
+    with torch.no_grad():
+        assert torch.equal(loss_grad(CheckedNetwork(fast, 9), X, Y, cross_entropy), expected)
+
+
+def test_new_weights_are_used():
+    with Rng(0).seed_global():
+        model = SmallCnn(width=4).build(10, SHAPE).eval()
+    assert folded_copy(model, X) is not None
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    folded = folded_copy(model, X)
+    assert folded is not None
+    with torch.no_grad():
+        found = folded.vjp(X)
+        assert found is not None
+        assert torch.equal(found[0], folded(X))
+        torch.testing.assert_close(found[0], model(X), rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 6), st.integers(2, 11), st.floats(0, 100))
+def test_the_gradient_of_the_cross_entropy_has_the_bits_of_autograd(n: int, classes: int, scale: float):
+    logits = (scale * Rng(n).normal(torch.empty(n, classes))).requires_grad_()
+    y = Rng(classes).integers(n, 0, classes)
+    (expected,) = torch.autograd.grad(cross_entropy(logits, y).sum(), logits)
+    assert torch.equal(cross_entropy_grad(logits.detach(), y), expected)
+
+
+def test_an_attack_without_a_chain_returns_the_same_images():
+    model, threat = SmallCnn(width=4).build(10, SHAPE).eval(), Threat.parse("Linf:8/255")
+    first = perturb(Pgd(steps=3), model, X, Y, threat, Rng(0)).x
+    folded = folded_copy(model, X)
+    assert folded is not None and folded.chain is not None
+    folded.chain = None
+    assert torch.equal(perturb(Pgd(steps=3), model, X, Y, threat, Rng(0)).x, first)
+
+
+def test_labels_and_logits_are_checked():
+    with torch.no_grad(), pytest.raises(InputError, match="the largest label is 12, expected at most 9"):
+        loss_grad(CheckedNetwork(folded_small_cnn(), 12), X, Y, cross_entropy)
+
+
+def test_networks_with_branches_have_no_chain():
+    folded = folded_copy(ResNet18(width=4).build(10, SHAPE), X)
+    assert folded is not None and folded.chain is None and folded.vjp(X) is None
+
+
+CONV = lambda: nn.Conv2d(3, 4, 3, padding=1)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Flatten(), nn.Linear(432, 10)),  # nn.Flatten is no function here
+        (CONV(), nn.ReLU()),
+        (nn.ReLU(), CONV()),
+        (CONV(), nn.Linear(12, 10)),
+        (CONV(), nn.Sigmoid(), CONV()),
+        (CONV(), nn.Dropout(0.5), CONV()),
+        (nn.Conv2d(3, 4, 3, padding="same"), CONV()),
+        (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), CONV()),
+    ],
+)
+def test_other_networks_have_no_chain(layers: tuple[nn.Module, ...]):
+    assert find_equal_chain(traced(*layers), X) is None
+
+
+class OneByOne(nn.Module):
+    """A network that calls functions, one after the other."""
+
+    def __init__(self, *functions: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 4, 3, stride=2, padding=1, groups=1), nn.Linear(144, 10)
+        self.functions = functions
+
+    def forward(self, x: Tensor) -> Tensor:
+        for function in self.functions:
+            x = function(x)
+        return self.linear(torch.flatten(self.conv(x).relu(), 1))
+
+
+def test_functions_and_methods_are_understood():
+    network = fx.symbolic_trace(OneByOne().requires_grad_(False))
+    assert find_equal_chain(network, X) is not None
+
+
+@pytest.mark.parametrize("function", [F.relu, torch.sigmoid, lambda x: x + x, lambda x: x[:, :, :12, :12]])
+def test_images_are_never_overwritten(function: Callable[[Tensor], Tensor]):
+    network = fx.symbolic_trace(OneByOne(function).requires_grad_(False))
+    assert find_chain(network) is None
+
+
+def test_a_chain_with_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    network = fx.symbolic_trace(OneByOne().requires_grad_(False))
+    vjp = Chain.vjp
+    for change in ((lambda y, back: (y + 1e-6, back)), (lambda y, back: (y, lambda g: back(g) + 1e-6))):
+        monkeypatch.setattr(Chain, "vjp", lambda chain, x, change=change: change(*vjp(chain, x)))
+        assert find_equal_chain(network, X) is None
+
+
+def test_only_float32_on_a_cpu_has_a_chain():
+    network = fx.symbolic_trace(OneByOne().requires_grad_(False).double())
+    assert find_equal_chain(network, X) is None
