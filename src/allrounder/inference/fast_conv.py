@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from allrounder.inference.chain import Link
+from allrounder.inference.chain import Conv, Link, LinkKinds
 from allrounder.inference.fold import Folded
 from allrounder.inference.winograd_layer import WinogradConv, is_plain, suits_winograd
 from allrounder.models.layers import TensorOrProxy
@@ -144,6 +144,24 @@ class StemLink(Link):
         return stem_input_grad(g, self.layer, x.shape)
 
 
+@final
+class WinogradLink(Link):
+    """A `WinogradConv` in a chain."""
+
+    def __init__(self, layer: WinogradConv) -> None:
+        self.layer = layer
+        self.plain = Conv(layer)
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer.convolve(x) if self.layer.pays_off(*x.shape[2:]) else self.plain.forward(x)
+
+    @override
+    def backward(self, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        is_plain = not self.layer.pays_off(*x.shape[2:])
+        return self.plain.backward(g, x, y) if is_plain else self.layer.input_grad(g)
+
+
 def stem_input_grad(g: Tensor, layer: StemConv, size: torch.Size) -> Tensor:
     """The gradient with respect to images of shape `size`, given the gradient g of the outputs."""
     (n, o, out_h, out_w), (_, c, h, w) = g.shape, size
@@ -170,3 +188,5 @@ FAST_CONVS: tuple[tuple[Callable[[nn.Conv2d], bool], Callable[[nn.Conv2d], FastC
     (suits_stem, StemConv),
 )
 """The faster layers, each with the test whether it can replace a convolution."""
+FAST_LINKS: LinkKinds = {WinogradConv: WinogradLink, StemConv: StemLink}
+"""The links of faster layers in chains."""

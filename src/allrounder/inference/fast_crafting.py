@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.inference.chain import find_equal_chain
-from allrounder.inference.fast_conv import FastConv, StemConv, StemLink, agree, replace_convs
+from allrounder.inference.fast_conv import FAST_LINKS, FastConv, agree, replace_convs
 from allrounder.inference.fold import Folded, folded_copy, randomise_batchnorm_
 from allrounder.inference.winograd_layer import WinogradConv
 from allrounder.rng import Rng
@@ -99,7 +99,7 @@ def _make_fast_copy(folded: Folded, example: Images) -> FastCopy | None:
         return None
     copied = _replace_layers(folded)
     network = copied.folded.network
-    copied.folded.chain = find_equal_chain(network, example, {StemConv: StemLink})
+    copied.folded.chain = find_equal_chain(network, example, FAST_LINKS)
     return copied
 
 

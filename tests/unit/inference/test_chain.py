@@ -15,7 +15,8 @@ from allrounder.attacks.base import CheckedNetwork, perturb
 from allrounder.attacks.losses import LOSSES, AttackLoss, LossName, cross_entropy, cross_entropy_grad
 from allrounder.attacks.pgd import Pgd, loss_grad
 from allrounder.errors import InputError
-from allrounder.inference.chain import Chain, Conv, find_chain, find_equal_chain
+from allrounder.inference.chain import Chain, find_chain, find_equal_chain
+from allrounder.inference.fast_conv import StemLink, WinogradLink
 from allrounder.inference.fast_crafting import crafting_copy
 from allrounder.inference.fold import Folded, folded_copy
 from allrounder.models.resnet import ResNet18
@@ -61,9 +62,16 @@ def test_gradients_have_the_bits_of_autograd(name: LossName, layout: torch.memor
     assert got.abs().sum() > 0 and torch.equal(x, before)
 
 
-def test_the_copy_with_a_fast_first_layer_has_a_chain_too():
-    fast = crafting_copy(folded_small_cnn(), X)
-    assert fast.chain is not None and not isinstance(fast.chain.links[0], Conv)
+@pytest.mark.parametrize("width", [4, 16, 64])
+def test_the_copy_with_faster_layers_has_a_chain_too(width: int):
+    """With a width of 16, one layer has 64 channels but too few pixels; with 64, some are faster."""
+    with Rng(0).seed_global():
+        folded = folded_copy(SmallCnn(width=width).build(10, SHAPE), X)
+    assert folded is not None
+    fast = crafting_copy(folded, X)
+    assert fast.chain is not None
+    kinds = [type(link) for link in fast.chain.links]
+    assert kinds[0] is StemLink and (WinogradLink in kinds) is (width >= 16)
     expected = grad_with_autograd(fast, X, cross_entropy, torch.zeros(5, 10))
     with torch.no_grad():
         assert torch.equal(loss_grad(CheckedNetwork(fast, 9), X, Y, cross_entropy), expected)
