@@ -2,7 +2,7 @@
 convolutions.
 
 Every variant takes the same ten PGD steps on the same images. They are timed in turns within one run, in CPU
-seconds. Only ratios of medians are reported, because absolute times vary with the load of the machine.
+seconds. Compare only times within one run, because they vary with the load of the machine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -23,6 +24,7 @@ from allrounder import Pgd, Rng, Threat
 from allrounder.attacks.base import perturb
 from allrounder.inference.fast_crafting import craft_with_fast_convs
 from allrounder.models import ModelSpec
+from allrounder.system.memory import keep_freed_memory
 
 STEPS = 10
 EPS = 8 / 255
@@ -89,11 +91,13 @@ def main() -> None:
     parser.add_argument("--network", choices=BATCH_SIZES, action="append", help="all by default")
     parser.add_argument("--batch", type=int, help=f"by default {BATCH_SIZES}")
     parser.add_argument("--json", action="store_true", help="print one object per network")
+    parser.add_argument("--keep-memory", action="store_true", help="keep freed memory, as a training does")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for kind in arguments.network or BATCH_SIZES:
         batch = arguments.batch or BATCH_SIZES[kind]
-        medians = measure(variants(model_spec(kind), SHAPES[kind], batch), arguments.rounds)
+        with keep_freed_memory() if arguments.keep_memory else nullcontext():
+            medians = measure(variants(model_spec(kind), SHAPES[kind], batch), arguments.rounds)
         base, *_, ours, fast = medians.values()
         if arguments.json:
             ratios = {"released / ours": base / ours, "released / fast": base / fast}
@@ -101,7 +105,7 @@ def main() -> None:
             continue
         print(f"{kind}, batch {batch}, {arguments.threads} thread(s), PGD-{STEPS}, torch {torch.__version__}")
         for name, seconds in medians.items():
-            print(f"  {base / seconds:5.2f} x  {name}")
+            print(f"  {base / seconds:5.2f} x  {1000 * seconds:7.1f} ms  {name}")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def logit_grad(logits: Logits, y: Labels, loss: AttackLoss, natural: Logits | No
         return cross_entropy_grad(logits, y)
     with torch.enable_grad():
         point = logits.detach().requires_grad_()
-        total = loss(point, y, natural).sum()
+        total = loss(point.clone(), y, natural).sum()  # a loss may work in place, which a leaf forbids
     return input_grad(total, point)
 
 

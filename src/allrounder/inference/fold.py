@@ -58,13 +58,12 @@ class Folded:
     The next call of `folded_copy` for the model, or another of its fold group, overwrites its parameters.
     """
 
-    def __init__(
-        self, network: fx.GraphModule, pairs: tuple[tuple[str, str], ...], chain: Chain | None = None
-    ) -> None:
-        """`chain` has the operations of the network, if it gives the same numbers."""
+    chain: Chain | None = None
+    """The operations of the network, if it has no branches and they give the same numbers."""
+
+    def __init__(self, network: fx.GraphModule, pairs: tuple[tuple[str, str], ...]) -> None:
         self.network = network
         self.pairs = pairs
-        self.chain = chain
         folded = {f"{layer}.{kind}" for layer, _ in pairs for kind in ("weight", "bias")}
         self.copied = tuple((t, attrgetter(name)) for name, t in _tensors(network) if name not in folded)
         self.folds = tuple((network.get_submodule(a), attrgetter(a), attrgetter(b)) for a, b in pairs)
@@ -78,8 +77,8 @@ class Folded:
 
     def vjp(self, x: Images) -> tuple[Logits, Pullback] | None:
         """The logits, and the function from their gradient to that of x, without autograd and with the same
-        numbers; None if the network has no chain. The function is called once. Gradients must be disabled."""
-        if self.chain is None:
+        numbers; None if the network has no chain, or under autocast. The function is called once."""
+        if self.chain is None or torch.is_autocast_enabled("cpu"):
             return None
         channels_last = x.contiguous(memory_format=torch.channels_last)
         logits, pull_back = self.chain.vjp(channels_last)

@@ -45,7 +45,7 @@ Taps: TypeAlias = Float[Tensor, "3 3 i o"]
 
 
 class FilterMemory(ABC):
-    """The transformed filters of one direction of a layer, in memory that is kept."""
+    """The transformed filters of one direction of a layer."""
 
     is_stale = True
     """Whether the filters have changed since they were transformed."""
@@ -59,7 +59,7 @@ class FilterMemory(ABC):
 
 @final
 class PlainFilters(FilterMemory):
-    """Filters for products of matrices."""
+    """Filters for products of matrices, in memory that is kept."""
 
     def __init__(self) -> None:
         self.filters: Filters | None = None
@@ -76,16 +76,8 @@ class PlainFilters(FilterMemory):
         return winograd_conv(x, self.filters, bias)
 
 
-def transform_filters(weight: Float[Tensor, "o i 3 3"]) -> Filters:
-    """G g G' for every filter."""
-    o, i = weight.shape[:2]
-    filters = weight.new_empty(36, i, o)
-    transform_taps(weight.permute(3, 2, 1, 0), G, filters)
-    return filters
-
-
 def transform_taps(taps: Taps, by: Matrix, out: Filters) -> None:
-    """Transform taps into filters in the order of `_convolve_in_parts`."""
+    """G g G' for every filter g, in the order of `_convolve_in_parts`."""
     matrix = matrix_tensor(by, taps.dtype)
     columns = matrix @ taps.reshape(3, -1)
     torch.bmm(matrix.expand(6, 6, 3), columns.view(6, 3, -1), out=out.view(6, 6, -1))

@@ -58,21 +58,33 @@ def has_access() -> bool:
 
 @final
 class PackedFilters(FilterMemory):
-    """Filters in the memory layout of oneDNN, which depends on the number of tiles."""
+    """Filters in the memory layout of oneDNN, which depends on the number of tiles. A copy has none at first,
+    because tensors in this layout cannot be copied."""
 
     def __init__(self) -> None:
         self.packed: Tensor | None = None
         self.tiles = 0
 
     @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {"packed": None, "tiles": 0}
+
+    @override
     def convolve(
         self, x: Float[Tensor, "n i h w"], taps: Taps, by: Matrix, bias: Tensor | None = None
     ) -> Float[Tensor, "n o h w"]:
-        _, tiles = count_tiles(x.shape)
+        _, tiles = count_packed_tiles(x.shape)
         if self.packed is None or self.is_stale or tiles != self.tiles:
             self.packed = None  # so that its memory can be used again
             self.packed, self.tiles, self.is_stale = pack_taps(taps, by, tiles), tiles, False
         return packed_conv(x, self.packed, taps.shape[3], bias)
+
+
+def count_packed_tiles(shape: torch.Size) -> tuple[int, int]:
+    """The number of images that are transformed at once, and that of their tiles. Small batches are filled up
+    to a power of two, so that batches of slightly different sizes use the same packed filters."""
+    n = shape[0]
+    return count_tiles(torch.Size((1 << max(n - 1, 0).bit_length(), *shape[1:])))
 
 
 def pack_taps(taps: Taps, by: Matrix, tiles: int) -> Tensor:
@@ -93,7 +105,7 @@ def packed_conv(
     products have the shape that the filters are packed for.
     """
     (n, c, h, w), o = x.shape, num_outputs
-    part, tiles = count_tiles(x.shape)
+    part, tiles = count_packed_tiles(x.shape)
     y = empty_outputs(x, o)
     pixels, outputs = x.permute(0, 2, 3, 1), y.permute(0, 2, 3, 1)
     p, q = y.shape[2] // 4, y.shape[3] // 4

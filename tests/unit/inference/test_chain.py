@@ -36,11 +36,8 @@ def folded_small_cnn() -> Folded:
     return folded
 
 
-def traced(*layers: nn.Module) -> fx.GraphModule:
-    with Rng(0).seed_global():
-        network = fx.symbolic_trace(nn.Sequential(*layers).eval().requires_grad_(False))
-    network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    return network
+def symbolic_trace(network: nn.Module) -> fx.GraphModule:
+    return fx.symbolic_trace(network.requires_grad_(False))
 
 
 def grad_with_autograd(folded: Folded, x: Tensor, loss: AttackLoss, natural: Tensor) -> Tensor:
@@ -110,6 +107,33 @@ def test_an_attack_without_a_chain_returns_the_same_images():
     assert torch.equal(perturb(Pgd(steps=3), model, X, Y, threat, Rng(0)).x, first)
 
 
+def test_a_loss_may_work_in_place():
+    def shifted(logits: Tensor, y: Tensor, natural: Tensor | None) -> Tensor:
+        logits -= logits.amax(1, keepdim=True).detach()
+        return torch.logsumexp(logits, 1) - logits.gather(1, y[:, None]).squeeze(1)
+
+    folded = folded_small_cnn()
+    expected = grad_with_autograd(folded, X, shifted, torch.zeros(5, 10))
+    with torch.no_grad():
+        assert torch.equal(loss_grad(CheckedNetwork(folded, 9), X, Y, shifted), expected)
+
+
+def test_a_chain_needs_no_context():
+    folded = folded_small_cnn()
+    expected = grad_with_autograd(folded, X, cross_entropy, torch.zeros(5, 10))
+    x = X.clone().requires_grad_()
+    assert torch.equal(loss_grad(CheckedNetwork(folded, 9), x, Y, cross_entropy), expected)
+
+
+def test_autocast_uses_no_chain():
+    with Rng(0).seed_global():
+        model = SmallCnn(width=4).build(10, SHAPE)
+    with torch.autocast("cpu", torch.float16, enabled=True):
+        folded = folded_copy(model, X)
+        assert folded is not None and folded.vjp(X) is None
+    assert folded.vjp(X) is not None, "autocast does not decide for later calls"
+
+
 def test_labels_and_logits_are_checked():
     with torch.no_grad(), pytest.raises(InputError, match="the largest label is 12, expected at most 9"):
         loss_grad(CheckedNetwork(folded_small_cnn(), 12), X, Y, cross_entropy)
@@ -120,53 +144,60 @@ def test_networks_with_branches_have_no_chain():
     assert folded is not None and folded.chain is None and folded.vjp(X) is None
 
 
-CONV = lambda: nn.Conv2d(3, 4, 3, padding=1)  # noqa: E731
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        (nn.Flatten(), nn.Linear(432, 10)),  # nn.Flatten is no function here
-        (CONV(), nn.ReLU()),
-        (nn.ReLU(), CONV()),
-        (CONV(), nn.Linear(12, 10)),
-        (CONV(), nn.Sigmoid(), CONV()),
-        (CONV(), nn.Dropout(0.5), CONV()),
-        (nn.Conv2d(3, 4, 3, padding="same"), CONV()),
-        (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), CONV()),
-    ],
-)
-def test_other_networks_have_no_chain(layers: tuple[nn.Module, ...]):
-    assert find_equal_chain(traced(*layers), X) is None
-
-
 class OneByOne(nn.Module):
-    """A network that calls functions, one after the other."""
+    """A network that applies a function to the images first."""
 
-    def __init__(self, *functions: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor] = lambda x: x, size: int = 144) -> None:
         super().__init__()
-        self.conv, self.linear = nn.Conv2d(3, 4, 3, stride=2, padding=1, groups=1), nn.Linear(144, 10)
-        self.functions = functions
+        self.conv, self.linear = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Linear(size, 10)
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        for function in self.functions:
-            x = function(x)
+        x = self.function(x)
         return self.linear(torch.flatten(self.conv(x).relu(), 1))
 
 
 def test_functions_and_methods_are_understood():
-    network = fx.symbolic_trace(OneByOne().requires_grad_(False))
-    assert find_equal_chain(network, X) is not None
+    assert find_equal_chain(symbolic_trace(OneByOne()), X) is not None
 
 
-@pytest.mark.parametrize("function", [F.relu, torch.sigmoid, lambda x: x + x, lambda x: x[:, :, :12, :12]])
-def test_images_are_never_overwritten(function: Callable[[Tensor], Tensor]):
-    network = fx.symbolic_trace(OneByOne(function).requires_grad_(False))
-    assert find_chain(network) is None
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Sigmoid(),
+        nn.Dropout(0.5),
+        nn.MaxPool2d(1),
+        nn.Conv2d(3, 3, 3, padding="same"),
+        nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"),
+        nn.ReLU(),  # it would overwrite the images
+        F.relu,
+        torch.sigmoid,
+        lambda x: x + x,
+        lambda x: x[:, :, :12, :12],
+    ],
+)
+def test_networks_with_other_operations_have_no_chain(layer: Callable[[Tensor], Tensor]):
+    network = symbolic_trace(OneByOne(layer).eval())
+    assert network(X).shape == (5, 10)
+    assert find_chain(network) is None and find_equal_chain(network, X) is None
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Identity(), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=2)]
+)
+def test_a_further_convolution_is_a_part_of_the_chain(layer: nn.Module):
+    size = OneByOne(layer).conv(layer(X)).flatten(1).shape[1]
+    assert find_equal_chain(symbolic_trace(OneByOne(layer, size=size)), X) is not None
+
+
+def test_a_linear_layer_on_images_has_no_chain():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Linear(12, 10))
+    assert find_chain(symbolic_trace(network)) is not None
+    assert find_equal_chain(symbolic_trace(network), X) is None
 
 
 def test_a_chain_with_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch):
-    network = fx.symbolic_trace(OneByOne().requires_grad_(False))
+    network = symbolic_trace(OneByOne())
     vjp = Chain.vjp
     for change in ((lambda y, back: (y + 1e-6, back)), (lambda y, back: (y, lambda g: back(g) + 1e-6))):
         monkeypatch.setattr(Chain, "vjp", lambda chain, x, change=change: change(*vjp(chain, x)))
@@ -174,5 +205,5 @@ def test_a_chain_with_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_float32_on_a_cpu_has_a_chain():
-    network = fx.symbolic_trace(OneByOne().requires_grad_(False).double())
+    network = symbolic_trace(OneByOne().double())
     assert find_equal_chain(network, X) is None

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from allrounder.inference.winograd import PlainFilters, transform_filters, winograd_conv
+from allrounder.inference.winograd import G, Matrix, PlainFilters, transform_taps, winograd_conv
 from allrounder.inference.winograd_layer import MKL_COSTS, ONEDNN_COSTS, Costs, WinogradConv, suits_winograd
-from allrounder.inference.winograd_onednn import PackedFilters, has_access, is_onednn_faster
+from allrounder.inference.winograd_onednn import PackedFilters, has_access, is_onednn_faster, pack_taps
 from allrounder.rng import Rng
 
 
@@ -24,6 +26,12 @@ def in_onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("this version of torch gives no access to oneDNN")
     monkeypatch.setattr("allrounder.inference.winograd_layer.is_onednn_faster", lambda: request.param)
     return request.param
+
+
+def transform_filters(weight: Tensor) -> Tensor:
+    filters = weight.new_empty(36, weight.shape[1], weight.shape[0])
+    transform_taps(weight.permute(3, 2, 1, 0), G, filters)
+    return filters
 
 
 def wide_layer(inputs: int = 128, outputs: int = 128) -> nn.Conv2d:
@@ -133,15 +141,30 @@ def test_new_filters_are_written_to_the_same_memory(monkeypatch: pytest.MonkeyPa
     assert places[0] == places[1]
 
 
-def test_packed_filters_follow_the_number_of_tiles(monkeypatch: pytest.MonkeyPatch):
+def test_filters_are_packed_again_only_for_much_smaller_batches(monkeypatch: pytest.MonkeyPatch):
     if not has_access():
         pytest.skip("this version of torch gives no access to oneDNN")
     monkeypatch.setattr("allrounder.inference.winograd_layer.is_onednn_faster", lambda: True)
+    packed: list[int] = []
+
+    def pack(taps: Tensor, by: Matrix, tiles: int) -> Tensor:
+        packed.append(tiles)
+        return pack_taps(taps, by, tiles)
+
+    monkeypatch.setattr("allrounder.inference.winograd_onednn.pack_taps", pack)
     quick = WinogradConv(wide_layer())
-    for size in (16, 8, 16):
-        x = images(2, 128, size, size).float()
+    for n in range(40, 6, -1):  # 32 images of 8x8 are a part
+        x = images(n, 128, 8, 8).float()
         expected = nn.functional.conv2d(x, quick.weight, quick.bias, padding=1)
         torch.testing.assert_close(quick.convolve(x), expected, rtol=0, atol=1e-4)
+    assert packed == [128, 64, 32]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_layer_can_be_copied_after_a_pass(duplicate: Callable[[nn.Module], nn.Module], in_onednn: bool):
+    quick, x = WinogradConv(wide_layer()), images(1, 128, 8, 8).float()
+    y = quick(x)
+    assert torch.equal(duplicate(quick)(x), y)
 
 
 @pytest.mark.parametrize(
