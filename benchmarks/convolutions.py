@@ -79,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"1 thread, torch {torch.__version__}, batch {options.batch}, milliseconds")
     print("channels | size | forward | fast | with backward | fast | ratio | filters | error")
-    with keep_freed_memory():  # as in a training and an evaluation
+    with keep_freed_memory():  # as in a training
         for channels, side in LAYERS:
             print(measure(channels, side, options.batch, options.times), flush=True)
 

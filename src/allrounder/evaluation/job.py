@@ -20,7 +20,6 @@ from allrounder.evaluation.shifts import CorruptionEval
 from allrounder.evaluation.store import ResultStore
 from allrounder.report.outcome import NATURAL, Facts, Outcome
 from allrounder.report.reliability import compute_flags
-from allrounder.system.memory import keep_freed_memory
 from allrounder.system.processes import run_jobs
 from allrounder.system.progress import ProgressCallback, ProgressEvent
 from allrounder.system.signals import StopRequest, stop_on_signals
@@ -112,9 +111,8 @@ class EvaluationJob:
         runner = AttackRunner(
             self.model, self.split, store, self.seed, self.batch_size, self.keep_examples, report
         )
-        with keep_freed_memory():
-            runner.run(rows, self.probes)
-            self.corruptions.run(runner, rows)
+        runner.run(rows, self.probes)
+        self.corruptions.run(runner, rows)
 
     def store_keys(self) -> list[str]:
         """The store keys of everything that is evaluated."""

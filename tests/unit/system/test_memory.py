@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
+
+from allrounder.system.memory import release_freed_memory
 
 FREE_MEMORY = """
 import os, torch
@@ -64,6 +68,26 @@ def run_alone(program: str, **environment: str) -> list[int]:
 def test_freed_memory_is_given_back():
     (freed,) = run_alone(FREE_MEMORY)
     assert freed > 2**26, "expected more than half of 128 MB"
+
+
+class Loop:
+    """An object that refers to itself."""
+
+    def __init__(self) -> None:
+        self.same = self
+
+
+def test_garbage_in_cycles_is_collected():
+    loop = Loop()
+    reference = weakref.ref(loop)
+    gc.disable()
+    try:
+        del loop
+        assert reference() is not None
+        release_freed_memory()
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 @glibc_only
