@@ -117,8 +117,11 @@ def tensor_storages() -> dict[int, int]:
     kinds = {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses")}
     tensors = [item for item in gc.get_objects() if type(item) in kinds]
     tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+    # Filters in the layout of oneDNN have memory of their own, but no storage.
+    packed = [tensor for tensor in tensors if tensor.is_mkldnn]
+    storages = [tensor.untyped_storage() for tensor in tensors if not tensor.is_mkldnn]
+    found = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+    return found | {id(tensor): tensor.numel() * tensor.element_size() for tensor in packed}
 
 
 def new_bytes(before: Mapping[int, int]) -> int:
