@@ -1,11 +1,11 @@
 """Runs a search over many examples in batches of one fixed size.
 
-Each round of an example occupies a slot of the batch until it fools the network or is finished; then the next
-round takes the slot. The network only sees batches of one size, because another shape could change bits; with
-a fixed size, a round does not depend on the other slots. Where slots would be empty, later rounds of an
-example begin before its earlier ones are finished, but the lowest successful round counts; and searches that
-can skip ahead use empty slots for lookahead (see lookahead.py). So the result does not depend on order,
-splitting or interruption.
+Each round of an example occupies a slot of the batch until it fools the network or is finished; then the
+next round takes the slot. The size is fixed because another shape could change bits, and so a round does not
+depend on the other slots. Where slots would be empty, later rounds of an example begin before its earlier
+ones are finished, but the lowest successful round counts; searches that can skip ahead use empty slots for
+lookahead (see lookahead.py); and at the end the batch becomes smaller, if that changes no bit (see
+smaller_batch.py). So the result does not depend on order, splitting or interruption.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import cast, final
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from allrounder.attacks.search.base import QueryResult, RoundInit, Search, State, is_adversarial, query_model
 from allrounder.attacks.search.lookahead import LookAhead
+from allrounder.attacks.search.smaller_batch import MIN_WIDTH, SmallerBatch, choose_smaller_width
 from allrounder.errors import ThreatError
 from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
@@ -105,8 +107,9 @@ class SearchDriver:
     threat: Threat
     rng: Rng
     batch_size: int
-    """The number of slots."""
+    """The number of slots, until few examples are left."""
     passes: Passes = field(default_factory=Passes)
+    """The passes so far, in batches of this size."""
 
     def run(
         self, examples: Examples, report: Callable[[SearchResults], None] = lambda results: None
@@ -119,6 +122,8 @@ class SearchDriver:
         self.resumed = deque[RoundTask]()
         self.slots: list[RoundTask | None] = [None] * self.batch_size
         self.lookahead = cast(LookAhead | None, None)
+        self.smaller_batch = cast(SmallerBatch | None, None)
+        self.min_width = MIN_WIDTH
         self.candidates: list[tuple[RoundTask, Tensor]] = []
         # With one class a search may have no round; then no example is fooled.
         done = torch.full((len(examples),), self.num_rounds == 0)
@@ -135,8 +140,11 @@ class SearchDriver:
         while not bool(done.all()):
             for phase, needs_grad in enumerate(self.search.needs_grad_cycle):
                 self._fill_slots(phase)
+                if phase == 0:
+                    self.smaller_batch = self._try_smaller_batch()
                 if self._occupied():
                     self._query(needs_grad)
+            self._use_smaller_batch()
             num_steps += 1
             is_full = len(self.candidates) >= self.batch_size
             if is_full or not self._occupied() or num_steps % CONFIRM_EVERY == 0:
@@ -190,7 +198,7 @@ class SearchDriver:
         lookahead = self.lookahead
         before = self.state if lookahead is None else lookahead.state
         result = query_model(self.search, self.network, before, self.threat, needs_grad)
-        self.passes += result.passes
+        self._count(result.passes, len(self.slots))
         # A sum of images is not finite if one number is not; a sum of logits might overflow.
         if not bool(result.x.sum().isfinite() & result.logits.isfinite().all()):
             fix = "check the network's gradients"
@@ -198,7 +206,9 @@ class SearchDriver:
         fooled = is_adversarial(result, before, self.threat)
         after = self.search.tell(before, result, self.threat)
         finished = self.search.is_finished(after)
-        rows = list(range(self.batch_size))
+        if (smaller := self.smaller_batch) is not None:
+            self._count(smaller.compare(before, result, after, needs_grad), len(smaller.rows))
+        rows = list(range(len(self.slots)))
         if lookahead is None:
             self.state = after
         else:
@@ -208,11 +218,39 @@ class SearchDriver:
 
     def _look_ahead(self) -> LookAhead | None:
         """A lookahead for the empty slots, if there are any and the search can skip ahead."""
-        occupied = self._occupied()
-        no_steps = torch.zeros_like(self.state["y"])
-        if len(occupied) == self.batch_size or self.search.skip_ahead(self.state, no_steps) is None:
+        occupied, width = self._occupied(), len(self.slots)
+        if len(occupied) == width or not self._can_skip_ahead():
             return None
-        return LookAhead(self.search, self.state, occupied, self.batch_size)
+        return LookAhead(self.search, self.state, occupied, width)
+
+    def _can_skip_ahead(self) -> bool:
+        no_steps = torch.zeros_like(self.state["y"])
+        return self.search.skip_ahead(self.state, no_steps) is not None
+
+    def _try_smaller_batch(self) -> SmallerBatch | None:
+        """A smaller batch to compare with in this cycle, if at least half of the slots will stay empty."""
+        occupied = self._occupied()
+        width = choose_smaller_width(len(self.slots), len(occupied), self.min_width)
+        if width is None or not occupied or self.queue or self.resumed or self._can_skip_ahead():
+            return None
+        empty = [slot for slot, task in enumerate(self.slots) if task is None]
+        return SmallerBatch(self.search, self.network, self.threat, (occupied + empty)[:width])
+
+    def _use_smaller_batch(self) -> None:
+        """Keep only the slots of the smaller batch if it gave the same bits in this cycle."""
+        smaller, self.smaller_batch = self.smaller_batch, None
+        if smaller is None or not set(self._occupied()) <= set(smaller.rows):
+            return
+        if not smaller.is_equal:
+            self.min_width = 2 * len(smaller.rows)
+            return
+        rows = torch.tensor(smaller.rows, device=self.state["y"].device)
+        self.state = {name: tensor[rows] for name, tensor in self.state.items()}
+        self.slots = [self.slots[row] for row in smaller.rows]
+
+    def _count(self, passes: Passes, width: int) -> None:
+        """Add the passes of a batch with `width` rows."""
+        self.passes += passes * Fraction(width, self.batch_size)
 
     def _apply_result(
         self, result: QueryResult, fooled: list[bool], finished: list[bool], rows: list[int]
