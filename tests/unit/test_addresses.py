@@ -22,6 +22,7 @@ LITERALS = """
 'attack', *
 'augment', *, *
 'batch', *
+'chain'
 'choice'
 'confidence', *
 'coordinates'
@@ -39,6 +40,7 @@ LITERALS = """
 'flakes'
 'folding'
 'frost'
+'g'
 'guard', *
 'hidden labels'
 'hold-out'
@@ -67,6 +69,7 @@ LITERALS = """
 'search', *, *
 'shake', *
 'slice'
+'smaller batch'
 'stage', *
 'stand-in'
 'start'

@@ -34,11 +34,15 @@ def cross_entropy(logits: Logits, y: Labels, natural: Logits | None = None) -> P
     return F.cross_entropy(logits, y, reduction="none")
 
 
-def cross_entropy_grad(logits: Logits, y: Labels) -> Logits:
-    """The gradient of `cross_entropy` with respect to the logits, bit for bit that of autograd."""
-    log_p = F.log_softmax(logits, dim=1)
-    g = torch.zeros_like(log_p).scatter_(1, y[:, None], -1.0)
-    return log_softmax_backward(g, log_p, 1, logits.dtype)
+def log_likelihood_grad(logits: Logits, y: Labels) -> Logits:
+    """The gradient of `cross_entropy` with respect to log p, which is the same for all logits: -1 at y."""
+    return torch.zeros_like(logits).scatter_(1, y[:, None], -1.0)
+
+
+def cross_entropy_grad(logits: Logits, upstream: Logits) -> Logits:
+    """The gradient of `cross_entropy` with respect to the logits, bit for bit that of autograd, given
+    `log_likelihood_grad`."""
+    return log_softmax_backward(upstream, F.log_softmax(logits, dim=1), 1, logits.dtype)
 
 
 def margin(logits: Logits, y: Labels, natural: Logits | None = None) -> PerExample:

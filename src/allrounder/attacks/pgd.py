@@ -21,6 +21,7 @@ from allrounder.attacks.losses import (
     cross_entropy,
     cross_entropy_grad,
     hinge,
+    log_likelihood_grad,
     needs_natural,
 )
 from allrounder.config.fields import PositiveFloat, PositiveInt, Ratio, frozen_config
@@ -139,43 +140,61 @@ def pgd_loop(
     alpha, project = step * threat.eps, threat.projector(x)
     x_adv = project(x + start)
     m = torch.zeros_like(x)
+    grad = LossGradient(model, y, loss, natural, eot)
     for _ in range(steps):
-        m = momentum_fn(m, loss_grad(model, x_adv, y, loss, natural, eot))
-        x_adv = project(threat.norm.ascend(m).mul_(alpha).add_(x_adv))
+        m = momentum_fn(m, grad(x_adv))
+        x_adv = project(threat.norm.move(x_adv, m, alpha))
     return AttackResult(x=x_adv, passes=Passes(steps * eot + (natural is not None), steps * eot))
 
 
 def loss_grad(
     model: Classifier, x: Images, y: Labels, loss: AttackLoss, natural: Logits | None = None, eot: int = 1
 ) -> Images:
+    """The gradient of each example's loss with respect to its image: see `LossGradient`."""
+    return LossGradient(model, y, loss, natural, eot)(x)
+
+
+@final
+class LossGradient:
     """The gradient of each example's loss with respect to its image, as a mean of `eot` gradients.
 
-    Athalye et al., 2018, Synthesizing robust adversarial examples: expectation over transformations (EOT).
+    What all steps of an attack have in common is computed once. Athalye et al., 2018, Synthesizing robust
+    adversarial examples: expectation over transformations (EOT).
     """
 
-    def draw_gradient() -> Images:
-        found = model.vjp(x) if isinstance(model, CheckedNetwork) else None
+    def __init__(
+        self, model: Classifier, y: Labels, loss: AttackLoss, natural: Logits | None = None, eot: int = 1
+    ) -> None:
+        self.model, self.y, self.loss, self.natural, self.eot = model, y, loss, natural, eot
+        self.upstream: Logits | None = None
+        """The first factor of the gradient of the cross-entropy."""
+
+    def __call__(self, x: Images) -> Images:
+        """The gradient at x."""
+        if self.eot == 1:  # not divided: that would cost time and could change bits
+            return self._draw(x)
+        return reduce(torch.add, (self._draw(x) for _ in range(self.eot))) / self.eot
+
+    def _draw(self, x: Images) -> Images:
+        found = self.model.vjp(x) if isinstance(self.model, CheckedNetwork) else None
         if found is not None:
             logits, pull_back = found
-            return pull_back(logit_grad(logits, y, loss, natural))
+            return pull_back(self._logit_grad(logits))
         with torch.enable_grad():
             point = x.detach().requires_grad_()
-            total = loss(model(point), y, natural).sum()
+            total = self.loss(self.model(point), self.y, self.natural).sum()
         return input_grad(total, point)
 
-    g = reduce(torch.add, (draw_gradient() for _ in range(eot)))
-    # A single gradient is returned as it is: dividing would cost time and could change bits.
-    return g / eot if eot > 1 else g
-
-
-def logit_grad(logits: Logits, y: Labels, loss: AttackLoss, natural: Logits | None) -> Logits:
-    """The gradient of each example's loss with respect to its logits."""
-    if loss is cross_entropy:
-        return cross_entropy_grad(logits, y)
-    with torch.enable_grad():
-        point = logits.detach().requires_grad_()
-        total = loss(point.clone(), y, natural).sum()  # a loss may work in place, which a leaf forbids
-    return input_grad(total, point)
+    def _logit_grad(self, logits: Logits) -> Logits:
+        if self.loss is cross_entropy:
+            if self.upstream is None:
+                self.upstream = log_likelihood_grad(logits, self.y)
+            return cross_entropy_grad(logits, self.upstream)
+        with torch.enable_grad():
+            point = logits.detach().requires_grad_()
+            # A loss may work in place, which a leaf forbids.
+            total = self.loss(point.clone(), self.y, self.natural).sum()
+        return input_grad(total, point)
 
 
 def input_grad(total: Tensor, x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import get_args
 
+import torch
 from torch import Tensor, nn
 
 from allrounder.inference import fold as folding
@@ -20,10 +21,11 @@ from allrounder.types import BatchNormMode, Classifier
 def attack_view(model: Classifier, x: Tensor, norm_layers: BatchNormMode) -> Generator[Classifier]:
     """Yield the network to craft on, without parameter gradients; restore the model on exit.
 
-    "eval" yields a folded copy if one can be made (see fold.py and fast_crafting.py), otherwise the network
-    in eval mode. "train" yields the network in training mode, so its running statistics change;
-    "train_frozen" does too, but restores all buffers afterwards. A network in half precision is folded in
-    float32 and runs in half precision. A function that is not an nn.Module is yielded unchanged.
+    "eval" yields a folded copy if one can be made (see fold.py and fast_crafting.py), and does not touch the
+    model then; otherwise it yields the network in eval mode. "train" yields the network in training mode, so
+    its running statistics change; "train_frozen" does too, but restores all buffers afterwards. A network in
+    half precision is folded in float32 and runs in half precision. A function that is not an nn.Module is
+    yielded unchanged.
     """
     if norm_layers not in get_args(BatchNormMode):
         modes = ", ".join(get_args(BatchNormMode))
@@ -33,16 +35,21 @@ def attack_view(model: Classifier, x: Tensor, norm_layers: BatchNormMode) -> Gen
             raise ValueError(f"norm_layers is {norm_layers!r}, expected eval: a plain function has no modes")
         yield model
         return
+    folded = _fold(model, x) if norm_layers == "eval" else None
+    if folded is not None:
+        yield folded
+        return
     buffers = preserve_buffers(model) if norm_layers == "train_frozen" else nullcontext()
     with preserve_mode(model), no_param_grads(model), buffers:
         model.train(norm_layers != "eval")
-        yield (_fold(model, x) if norm_layers == "eval" else None) or model
+        yield model
 
 
 def _fold(model: nn.Module, x: Tensor) -> Classifier | None:
     folded = folding.folded_copy(unwrap(model), x)
     if folded is None:
         return None
-    if unwrap(model) in FAST_MODELS:
+    # The faster layers compute in float32 only.
+    if unwrap(model) in FAST_MODELS and not torch.is_autocast_enabled(x.device.type):
         folded = crafting_copy(folded, x)
     return partial(model.forward_with, folded) if isinstance(model, AutocastModule) else folded

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -36,6 +36,8 @@ MAX_TRACES = 8
 HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 SETTING_TYPES = (bool, int, float, str)
 """Attributes of these types are compared to detect a change of structure."""
+NO_SETTING_TYPES = frozenset((dict, OrderedDict, set, type(None)))
+"""Types of most other attributes, which are passed over quickly."""
 IGNORED_SETTINGS = ("training", "_is_full_backward_hook")
 FOLD_RNG = Rng(0).fold_in("folding")
 FOLDABLE: dict[type[nn.Module], type[nn.Module]] = {
@@ -121,9 +123,9 @@ def folded_copy(model: nn.Module, example: Images) -> Folded | None:
     It computes what the model computes in eval mode. `example` gives the shape of the images. A change of
     modules, shapes or plain settings is detected and traced again; one inside a list or function is not.
     """
-    if any(getattr(module, kind) for _, module in _modules(model) for kind in HOOK_ATTRIBUTES):
+    structure, has_hooks = _structure(model)
+    if has_hooks:
         return _log_unfoldable(model, "hooks are registered on it")
-    structure = _structure(model)
     owner = FOLD_GROUPS.get(model, model)
     cached = CACHED_FOLDS.get(owner) or CachedFold((), 0, None)
     if cached.structure != structure and cached.traces and owner is not model:
@@ -249,20 +251,38 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return cast(Iterator[tuple[str, nn.Module]], model.named_modules())
 
 
-def _structure(model: nn.Module) -> tuple[object, ...]:
-    """The properties that a trace depends on: modules, plain settings, shapes, types, devices."""
-    modules = [(name, type(module), *_settings(module)) for name, module in _modules(model)]
-    return (*modules, *((name, t.shape, t.dtype, t.device) for name, t in _tensors(model)))
+def _structure(model: nn.Module) -> tuple[tuple[object, ...], bool]:
+    """The properties that a trace depends on, and whether there are hooks: modules, plain settings, shapes,
+    types, devices. This runs before every attack, so it visits every module and every attribute once."""
+    entries: list[object] = []
+    has_hooks = _visit(model, entries)
+    return tuple(entries), has_hooks
 
 
-def _settings(module: nn.Module) -> Iterator[tuple[str, object]]:
-    # This runs before every attack, so it allocates nothing for the many attributes that are not settings.
-    for name, setting in vars(module).items():
+def _visit(module: nn.Module, entries: list[object]) -> bool:
+    fields: dict[str, object] = vars(module)
+    has_hooks = any(fields.get(kind) for kind in HOOK_ATTRIBUTES)
+    entries.append(type(module))
+    for name, setting in fields.items():
+        kind = type(setting)
+        if kind in NO_SETTING_TYPES or name in IGNORED_SETTINGS:
+            continue
         if isinstance(setting, tuple):
-            if all(isinstance(item, SETTING_TYPES) for item in cast(tuple[object, ...], setting)):
-                yield name, setting
-        elif isinstance(setting, SETTING_TYPES) and name not in IGNORED_SETTINGS:
-            yield name, setting
+            items = cast(tuple[object, ...], setting)
+            if all(isinstance(item, SETTING_TYPES) for item in items):
+                entries.append((name, items))
+        elif isinstance(setting, SETTING_TYPES):
+            entries.append((name, setting))
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                entries.append((name, tensor.shape, tensor.dtype, tensor.device))
+    for name, child in module._modules.items():
+        if child is not None:
+            entries.append(name)
+            has_hooks = _visit(child, entries) or has_hooks
+    entries.append(None)  # ends the module, so that entries tell children from siblings
+    return has_hooks
 
 
 def _check_foldable(model: nn.Module) -> None:

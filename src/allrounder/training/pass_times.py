@@ -19,6 +19,7 @@ from allrounder.evaluation.evaluate import default_batch_size
 from allrounder.evaluation.probes import Probe, probe_stages
 from allrounder.inference.attack_view import attack_view
 from allrounder.nn.amp import full_precision
+from allrounder.nn.modes import eval_mode
 from allrounder.types import Passes, device_and_dtype
 
 Result = TypeVar("Result")
@@ -63,7 +64,8 @@ class PassTimes:
             pair, _ = measure_time(device, loss_grad, view, x[:images], y[:images], LOSSES["ce"], None)
             return forward, pair
 
-        with torch.no_grad(), full_precision(device), attack_view(model, x[:1], "eval") as view:
+        view_of_model = attack_view(model, x[:1], "eval")
+        with torch.no_grad(), full_precision(device), eval_mode(model), view_of_model as view:
             flops = count_flops(model, x[:1])
             images = 1
             samples = [measure_pair(images)]

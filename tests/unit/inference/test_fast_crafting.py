@@ -51,7 +51,7 @@ def test_only_models_that_ask_for_it_get_faster_layers():
 
 
 def test_values_and_gradients_follow_the_weights():
-    model = make()
+    model = make().eval()
     for _ in range(3):
         with attack_view(model, X, "eval") as view:
             results: list[tuple[Tensor, Tensor]] = []
@@ -64,6 +64,13 @@ def test_values_and_gradients_follow_the_weights():
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(Rng(1).normal(parameter), alpha=0.05)
+
+
+def test_autocast_of_the_caller_uses_plain_layers():
+    model = make()
+    with torch.autocast("cpu", torch.float16):
+        assert not kinds(view_of(model))
+    assert kinds(view_of(model)) == {StemConv, WinogradConv}
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e10])

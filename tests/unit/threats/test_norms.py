@@ -189,6 +189,18 @@ def test_nan_gradient_gives_nan_direction(norm, bad):
     assert norm.ascend(g).isnan().flatten(1).any(1).tolist() == [False, True, False, False]
 
 
+@EVERY
+@pytest.mark.parametrize("length", [8 / 255, 2 / 255, 0.1, 1e-7])
+def test_move_has_the_bits_of_a_step_in_the_steepest_direction(norm, length):
+    x, g = images(0), noise(0, images(0))
+    g[0] = 0
+    g[1, 2, 3, 3], g[2, 0, 0, 0] = float("nan"), -float("inf")
+    moved = norm.move(x, g, length)
+    assert torch.equal(moved.nan_to_num(-1), (x + length * norm.ascend(g)).nan_to_num(-1))
+    assert moved.isnan().flatten(1).any(1).tolist() == [False, True, True, False]
+    assert torch.equal(moved[0], x[0])
+
+
 def test_l1_directions_keep_unit_length_when_few_coordinates_have_a_slope():
     g = torch.zeros(1, 3, 4, 4)
     g[0, 0, 0, 0] = -2.0
