@@ -29,6 +29,7 @@ LOG = logging.getLogger("allrounder")
 aten = cast(Any, torch.ops.aten)  # pyright: ignore[reportUnknownMemberType]
 conv2d: Any = torch.conv2d
 conv_backward = aten.convolution_backward.default
+new_relu_backward = aten.threshold_backward.default
 relu_backward = aten.threshold_backward.grad_input
 pool_backward = aten._adaptive_avg_pool2d_backward.default
 
@@ -111,7 +112,8 @@ class Pool(Link):
 
 @final
 class Relu(Link):
-    """A ReLU that overwrites its input, and backward the gradient of its output."""
+    """A ReLU that overwrites its input, and backward the gradient of its output, unless that has another
+    memory layout than the output: autograd returns a gradient in the layout of the output then."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -119,6 +121,8 @@ class Relu(Link):
 
     @override
     def backward(self, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        if g.stride() != y.stride():
+            return new_relu_backward(g, y, 0)
         return relu_backward(g, y, 0, grad_input=g)
 
 
@@ -160,7 +164,8 @@ class Chain:
 
 
 def find_chain(network: fx.GraphModule, kinds: LinkKinds = NO_KINDS) -> Chain | None:
-    """The chain of a traced network from images to logits; None if it has branches or other operations."""
+    """The chain of a traced network from images to logits; None if it has branches or other operations, or a
+    layer whose gradient could have another memory layout than with autograd."""
     links: list[Link] = []
     for before, node in pairwise(network.graph.nodes):
         if node.all_input_nodes != [before] or len(before.users) != 1:
@@ -173,7 +178,7 @@ def find_chain(network: fx.GraphModule, kinds: LinkKinds = NO_KINDS) -> Chain | 
                 return None
             links.append(link)
     # A pullback must not need a layout of the gradient of the logits, nor overwrite it.
-    return Chain(links) if links and isinstance(links[-1], Linear) else None
+    return Chain(links) if links and isinstance(links[-1], Linear) and _flattens_pools(links) else None
 
 
 def find_equal_chain(network: fx.GraphModule, example: Images, kinds: LinkKinds = NO_KINDS) -> Chain | None:
@@ -181,25 +186,29 @@ def find_equal_chain(network: fx.GraphModule, example: Images, kinds: LinkKinds 
     shape of `example`, with random weights; None if not. `kinds` are the links of further layers."""
     if any(not tensor.is_cpu or tensor.dtype != torch.float32 for tensor in network.parameters()):
         return None
-    checked = copy.deepcopy(network)
     try:
-        chain = find_chain(checked, kinds)
+        chain = find_chain(network, kinds)
+        if chain is None:
+            return None
+        checked = copy.deepcopy(network)
+        of_copy = find_chain(checked, kinds)
         with torch.autocast("cpu", enabled=False):  # the answer is kept for later calls
-            is_equal = chain is not None and _equals_autograd(chain, checked, example)
-        if is_equal:
-            return find_chain(network, kinds)
-    except RuntimeError as error:  # such as a linear layer on images, whose gradient is no matrix product
-        LOG.debug("attacks compute gradients with autograd: %s", error)
-    return None
+            is_equal = of_copy is not None and _equals_autograd(of_copy, checked, example)
+    except Exception as error:  # The forward of an external network may raise anything; autograd may do it.
+        # One reason is a linear layer on images, whose gradient is no matrix product.
+        LOG.debug("attacks compute gradients with autograd: %s: %s", type(error).__name__, error)
+        return None
+    return chain if is_equal else None
 
 
 def _equals_autograd(chain: Chain, network: fx.GraphModule, example: Images) -> bool:
     rng = Rng(0).fold_in("chain")
-    x = rng.fold_in("x").uniform(torch.empty(2, *example.shape[1:]))
+    x = rng.fold_in("x").uniform(torch.empty(2, *example.shape[1:], dtype=torch.float32))
     x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            parameter.copy_(rng.fold_in(name).normal(parameter) / math.sqrt(parameter[0].numel()))
+            fan_in = max(1, math.prod(parameter.shape[1:]))  # also of a number, or of no numbers
+            parameter.copy_(rng.fold_in(name).normal(parameter) / math.sqrt(fan_in))
         logits, pull_back = chain.vjp(x)
         g = rng.fold_in("g").normal(logits)
         gradient = pull_back(g.clone())
@@ -214,10 +223,19 @@ def _is_identity(network: fx.GraphModule, node: fx.Node) -> bool:
     return node.op == "call_module" and type(network.get_submodule(str(node.target))) is nn.Identity
 
 
+def _flattens_pools(links: Sequence[Link]) -> bool:
+    """Whether every pooling is followed by flattening; a ReLU in between changes no layout. Before another
+    layer, a single image or channel can have two layouts, and libraries then compute in another order."""
+    others = [link for link in links if not isinstance(link, Relu)]
+    return all(isinstance(after, Flatten) for link, after in pairwise(others) if isinstance(link, Pool))
+
+
 def _link(network: fx.GraphModule, node: fx.Node, kinds: LinkKinds) -> Link | None:
     """The operation of a node, or None if a chain has no such operation."""
     if node.op == "call_module":
         module: Any = network.get_submodule(str(node.target))
+        if isinstance(module, nn.Conv2d) and module.out_channels == 1:
+            return None  # one channel has two layouts, and libraries then compute in another order
         if (
             type(module) is nn.Conv2d
             and module.padding_mode == "zeros"
@@ -230,6 +248,8 @@ def _link(network: fx.GraphModule, node: fx.Node, kinds: LinkKinds) -> Link | No
             return Relu()
         if type(module) is nn.Linear:
             return Linear(module)
+        if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+            return Flatten()
         kind = kinds.get(cast(type[nn.Module], type(module)))
         return None if kind is None else kind(module)
     if node.target in RELUS:

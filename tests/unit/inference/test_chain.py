@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -211,6 +212,51 @@ def test_a_chain_with_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch)
         assert find_equal_chain(network, X) is None
 
 
-def test_only_float32_on_a_cpu_has_a_chain():
-    network = symbolic_trace(OneByOne().double())
+@pytest.mark.parametrize("options", [{"dtype": torch.float64}, {"device": "meta"}])
+def test_only_float32_on_a_cpu_has_a_chain(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """The comparison is left out, because it fails for other reasons."""
+    monkeypatch.setattr("allrounder.inference.chain._equals_autograd", lambda *arguments: True)
+    assert find_equal_chain(symbolic_trace(OneByOne()), X) is not None
+    assert find_equal_chain(symbolic_trace(OneByOne().to(**options)), X) is None
+
+
+def test_the_default_type_of_the_caller_does_not_matter():
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert find_equal_chain(symbolic_trace(OneByOne().float()), X) is not None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("parameter", [torch.tensor(1.0), torch.empty(0), torch.empty(2, 0)])
+def test_further_parameters_of_any_shape_change_nothing(parameter: Tensor):
+    model = OneByOne()
+    model.conv.temperature = nn.Parameter(parameter)
+    folded = folded_copy(model, X)
+    assert folded is not None and folded.chain is not None
+    assert crafting_copy(folded, X).chain is not None
+
+
+def test_any_error_of_the_comparison_means_no_chain(monkeypatch: pytest.MonkeyPatch):
+    def fail(*arguments: object) -> bool:
+        raise IndexError("no such row")
+
+    monkeypatch.setattr("allrounder.inference.chain._equals_autograd", fail)
+    folded = folded_copy(OneByOne(), X)
+    assert folded is not None and folded.chain is None
+
+
+def test_networks_without_a_chain_are_not_copied(monkeypatch: pytest.MonkeyPatch):
+    network = symbolic_trace(OneByOne(nn.Sigmoid()))
+    monkeypatch.setattr("copy.deepcopy", pytest.fail)
     assert find_equal_chain(network, X) is None
+
+
+@pytest.mark.parametrize(
+    ("layer", "has_chain"), [(nn.Flatten(), True), (nn.Flatten(0), False), (nn.Flatten(1, 2), False)]
+)
+def test_flattening_by_a_module_is_understood_if_it_keeps_one_dimension(layer: nn.Module, has_chain: bool):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), layer, nn.Linear(576, 10))
+    assert (find_chain(symbolic_trace(network)) is not None) is has_chain
+    if has_chain:
+        assert find_equal_chain(symbolic_trace(network), X) is not None
