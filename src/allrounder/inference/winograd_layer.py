@@ -62,6 +62,8 @@ class WinogradConv(nn.Conv2d):
         self.weight, self.bias = layer.weight, layer.bias
         in_onednn = layer.weight.dtype == torch.float32 and is_onednn_faster()
         self.costs = ONEDNN_COSTS if in_onednn else MKL_COSTS
+        self.library = "oneDNN" if in_onednn else "MKL" if torch.backends.mkl.is_available() else "BLAS"
+        """What computes the products of matrices."""
         kind = PackedFilters if in_onednn else PlainFilters
         self.filters: tuple[FilterMemory, FilterMemory] = (kind(), kind())
         """The transformed filters of the forward and the backward pass."""

@@ -36,6 +36,8 @@ from allrounder.inference.winograd import (
 from allrounder.types import Images
 
 CPU_INFO = Path("/proc/cpuinfo")
+FEWEST_TILES_AT_ONCE = 32
+"""With fewer tiles, a product takes more time for its filters than for the tiles."""
 onednn = cast(Any, torch.ops.mkldnn)
 GEOMETRY: Any = ([0, 0], [1, 1], [1, 1], 36)
 """Padding, stride, dilation and groups of the convolution that stands for 36 products."""
@@ -46,8 +48,11 @@ NO_ACTIVATION: Any = ("none", [], "")
 @cache
 def is_onednn_faster() -> bool:
     """Whether products in oneDNN are faster than in MKL on this machine."""
-    uses_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return uses_avx512 and CPU_INFO.is_file() and "AuthenticAMD" in CPU_INFO.read_text() and has_access()
+    try:
+        is_amd = b"AuthenticAMD" in CPU_INFO.read_bytes()
+    except OSError:  # it does not exist, or may not be read
+        return False
+    return is_amd and torch.backends.cpu.get_cpu_capability() == "AVX512" and has_access()
 
 
 def has_access() -> bool:
@@ -82,9 +87,18 @@ class PackedFilters(FilterMemory):
 
 def count_packed_tiles(shape: torch.Size) -> tuple[int, int]:
     """The number of images that are transformed at once, and that of their tiles. Small batches are filled up
-    to a power of two, so that batches of slightly different sizes use the same packed filters."""
+    to a power of two, so that batches of slightly different sizes use the same packed filters.
+
+    If smaller parts leave less to fill up, these are used for the whole batch: with parts of two sizes, an
+    image could get other bits at another position, and two sets of packed filters would be needed.
+    """
     n = shape[0]
-    return count_tiles(torch.Size((1 << max(n - 1, 0).bit_length(), *shape[1:])))
+    part, tiles = count_tiles(torch.Size((1 << max(n - 1, 0).bit_length(), *shape[1:])))
+    tiles_of_one = tiles // part
+    smaller = min(part, max(1, FEWEST_TILES_AT_ONCE // tiles_of_one))
+    if -(-n // smaller) * smaller < -(-n // part) * part:
+        part = smaller
+    return part, part * tiles_of_one
 
 
 def pack_taps(taps: Taps, by: Matrix, tiles: int) -> Tensor:

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from allrounder.inference.winograd import G, Matrix, PlainFilters, transform_taps, winograd_conv
 from allrounder.inference.winograd_layer import MKL_COSTS, ONEDNN_COSTS, Costs, WinogradConv, suits_winograd
-from allrounder.inference.winograd_onednn import PackedFilters, has_access, is_onednn_faster, pack_taps
+from allrounder.inference.winograd_onednn import (
+    PackedFilters,
+    count_packed_tiles,
+    has_access,
+    is_onednn_faster,
+    pack_taps,
+)
 from allrounder.rng import Rng
 
 
@@ -112,7 +118,8 @@ def test_an_image_has_the_same_bits_at_every_position(in_onednn: bool):
     """Also in a last part with fewer images than the others; eight images of 16x16 are a part."""
     quick, x = WinogradConv(wide_layer()), images(19, 128, 16, 16).float()
     whole = quick.convolve(x)
-    assert torch.equal(quick.convolve(x.roll(5, 0)), whole.roll(5, 0))
+    for shift in (5, 16):
+        assert torch.equal(quick.convolve(x.roll(shift, 0)), whole.roll(shift, 0))
     if in_onednn:
         assert torch.equal(quick.convolve(x[:11]), whole[:11])
 
@@ -153,11 +160,36 @@ def test_filters_are_packed_again_only_for_much_smaller_batches(monkeypatch: pyt
 
     monkeypatch.setattr("allrounder.inference.winograd_onednn.pack_taps", pack)
     quick = WinogradConv(wide_layer())
-    for n in range(40, 6, -1):  # 32 images of 8x8 are a part
+    for n in range(40, 6, -1):  # 32 images of 8x8 are a part, or 8 if fewer are added then
         x = images(n, 128, 8, 8).float()
         expected = nn.functional.conv2d(x, quick.weight, quick.bias, padding=1)
         torch.testing.assert_close(quick.convolve(x), expected, rtol=0, atol=1e-4)
-    assert packed == [128, 64, 32]
+    assert packed == [32, 128, 32, 64, 32]
+
+
+@pytest.mark.parametrize(
+    ("n", "side", "part"),
+    [
+        (64, 8, 32),
+        (33, 8, 8),
+        (65, 8, 8),
+        (129, 8, 8),
+        (17, 8, 8),
+        (9, 8, 16),
+        (9, 16, 2),
+        (128, 4, 128),
+        (65, 4, 32),
+        (64, 4, 64),
+        (3, 32, 1),
+        (1, 4, 1),
+        (0, 8, 1),
+    ],
+)
+def test_parts_fill_up_few_images(n: int, side: int, part: int):
+    tiles = (side // 4) ** 2
+    assert count_packed_tiles(torch.Size((n, 128, side, side))) == (part, part * tiles)
+    if n.bit_count() == 1:
+        assert part == min(n, max(1, 128 // tiles)), "nothing is filled up"
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
@@ -183,6 +215,15 @@ def test_the_library_depends_on_the_processor(
     monkeypatch.setattr("allrounder.inference.winograd_onednn.CPU_INFO", info)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert is_onednn_faster.__wrapped__() is (is_faster and has_access())
+
+
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_a_processor_that_cannot_be_read_keeps_the_usual_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("allrounder.inference.winograd_onednn.CPU_INFO", tmp_path / name)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert is_onednn_faster.__wrapped__() is False
 
 
 @pytest.mark.parametrize("costs", [MKL_COSTS, ONEDNN_COSTS])

@@ -9,8 +9,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from allrounder.errors import StorageError
+from allrounder.inference.winograd_layer import WinogradConv
 from allrounder.training.run import Run
 from tests.support.interruptions import (
     FAST,
@@ -94,7 +96,8 @@ def test_resume_with_fast_convolutions_gives_identical_weights(name: str, tmp_pa
     run = go(value, tmp_path / "run", model=model, resume=True)
     assert remains(run.folder) == whole(FAST)
     sessions = json.loads((run.folder / "env.json").read_text())["sessions"]
-    layers = {"conv1": "input gradient as a matrix product", "conv2": "Winograd F(4x4, 3x3)"}
+    winograd = f"Winograd F(4x4, 3x3) in {WinogradConv(nn.Conv2d(64, 64, 3)).library}"
+    layers = {"conv1": "input gradient as a matrix product", "conv2": winograd}
     assert [session["fast_conv"] for session in sessions] == [layers, layers]
 
 
