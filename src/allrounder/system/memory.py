@@ -22,7 +22,8 @@ KEPT_BLOCK = 2**30
 """Blocks of at least this many bytes always go back to the system."""
 GLIBC_THRESHOLDS = 2**26, 2**25
 """The largest trim and mmap thresholds that glibc chooses by itself, on a machine of 64 bits."""
-KEEP_LOCK = threading.Lock()
+KEEP_LOCK = threading.RLock()
+"""Held while a block begins or ends; reentrant, because a finaliser can run at any time and end a block."""
 keep_depth = 0
 """How many blocks of `keep_freed_memory` are open in this process."""
 STATM = Path("/proc/self/statm")
@@ -40,7 +41,8 @@ def total_memory() -> int:
 
 def release_freed_memory() -> None:
     """Give memory that this process does not need back to the system: garbage in cycles, such as the traced
-    networks of a comparison, and what glibc keeps. Both are some 300 MB after a preflight of ResNet-18."""
+    networks of a comparison, and what glibc keeps. Together they are some 300 MB after a preflight of
+    ResNet-18."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -67,10 +69,11 @@ def _count_block(change: int) -> None:
     with KEEP_LOCK:
         was_open = keep_depth > 0
         keep_depth += change
-        if (keep_depth > 0) != was_open and not _is_malloc_configured():
+        is_changed = (keep_depth > 0) != was_open and not _is_malloc_configured()
+        if is_changed:
             _set_thresholds(*((-1, KEPT_BLOCK) if keep_depth else GLIBC_THRESHOLDS))
-            if not keep_depth:
-                release_freed_memory()
+    if is_changed and change < 0:
+        release_freed_memory()  # without the lock: this runs finalisers, which may wait for another thread
 
 
 def _set_thresholds(trim: int, mmap: int) -> None:

@@ -50,6 +50,28 @@ faults.append(count_faults())
 resident = int(STATM.read_text().split()[1])
 print(*faults, resident)
 """
+FINALISER = """
+import threading
+from allrounder.system.memory import keep_freed_memory
+
+def use_block():
+    with keep_freed_memory():
+        pass
+
+class Last:
+    def __init__(self):
+        self.same = self
+
+    def __del__(self):
+        use_block()
+        other = threading.Thread(target=use_block)
+        other.start()
+        other.join()
+        print(1)
+
+with keep_freed_memory():
+    Last()
+"""
 glibc_only = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc"
 )
@@ -59,7 +81,7 @@ def run_alone(program: str, **environment: str) -> list[int]:
     """The numbers that a program prints in a process of its own, whose heap holds nothing else."""
     own = {name: text for name, text in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env=own | environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=own | environment, timeout=60)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
 
@@ -99,6 +121,11 @@ def test_freed_memory_is_kept_in_a_block():
     assert resident_pages * os.sysconf("SC_PAGE_SIZE") < 2**29, (
         "expected the peak of the block to be released"
     )
+
+
+def test_a_finaliser_may_use_a_block():
+    """The end of the last block collects garbage, which runs finalisers."""
+    assert run_alone(FINALISER) == [1]
 
 
 @glibc_only
