@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from allrounder.attacks.pgd import Pgd
@@ -29,6 +29,7 @@ from allrounder.inference.fold import folded_copy
 from allrounder.inference.winograd import ROTATED_G, A, B, G
 from allrounder.models import MODELS, ModelSpec
 from allrounder.models.base import Shape
+from allrounder.nn.flat import ALIGNMENT
 from allrounder.nn.state import weights_of
 from allrounder.objectives import Adversarial
 from allrounder.recipe.compute import Compute
@@ -145,8 +146,9 @@ def expected_bytes(trainer: Trainer) -> int:
 
     Fast convolutions hold their filters: a Winograd layer eight times its weights, the first layer once.
     Winograd layers share the matrices of the transforms. A learner holds its network, its momentum, its
-    partial sum of the mixture, and its average if it has one. The trainer also holds one network for
-    validation, a folded one if there are attacks, and the order of the images of an epoch.
+    partial sum of the mixture, and its average if it has one, all but the momentum in buffers (nn/flat.py).
+    The trainer also holds one network for validation, a folded one if there are attacks, and the order of
+    the images of an epoch.
     """
     order = 8 * len(trainer.data.train)
     network = network_bytes(trainer)
@@ -164,12 +166,19 @@ def expected_bytes(trainer: Trainer) -> int:
             once += weight.nbytes * (8 if "Winograd" in algorithm else 1)
         if any("Winograd" in algorithm for algorithm in fast.get("fast_conv", {}).values()):
             once += sum(4 * len(matrix) * len(matrix[0]) for matrix in (A, B, G, ROTATED_G))
-    return order + network + once + learners * (2 * network + momentum) + averages * network
+    flat = flat_bytes(trainer.scratch_model)
+    return order + network + once + learners * (2 * flat + momentum) + averages * flat
 
 
 def network_bytes(trainer: Trainer) -> int:
     """The bytes of the parameters and buffers of one network."""
     return size_of(weights_of(trainer.scratch_model).values())
+
+
+def flat_bytes(model: nn.Module) -> int:
+    """The bytes of a network whose floating-point tensors are in buffers: each takes whole blocks."""
+    sizes = [(t.nbytes, t.is_floating_point()) for t in weights_of(model).values()]
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT if is_float else size for size, is_float in sizes)
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:

@@ -7,7 +7,6 @@ converts.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal, final
@@ -58,8 +57,10 @@ class Time(TextValue):
         return self.amount * total if self.unit == "run" else self.amount
 
     def to_steps(self, clock: Clock) -> int:
-        """Return the nearest whole number of steps."""
-        return math.floor(self.to_epochs(clock.epochs) * clock.steps_per_epoch + Fraction(1, 2))
+        """Return the nearest whole number of steps, halves rounded up."""
+        unit = clock.steps_per_epoch * (clock.epochs if self.unit == "run" else 1)
+        numerator, denominator = self.amount.numerator, self.amount.denominator
+        return (2 * numerator * unit + denominator) // (2 * denominator)  # fractions would be much slower
 
 
 def _format_decimal(amount: Fraction) -> str:

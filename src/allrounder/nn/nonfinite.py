@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from allrounder.errors import Diverged
-from allrounder.nn.state import all_finite
-from allrounder.types import Weights
+from allrounder.nn.state import are_finite
 
 ADVICE = "try a smaller learning rate or a warm-up"
 
@@ -33,11 +32,11 @@ class NonFiniteGuard:
         if deferred:
             optimizer.register_step_pre_hook(self._check_grads)
 
-    def check_weights(self, weights: Weights) -> None:
+    def check_weights(self, weights: Sequence[Tensor]) -> None:
         """Check the weights after a step; raise Diverged unless checks are deferred."""
         if self.deferred:
-            self._record(weights.values())
-        elif not all_finite(weights):
+            self._record(weights)
+        elif not are_finite(weights):
             raise Diverged(f"the weights after it are not finite; {ADVICE}")
 
     def first_bad_step(self) -> int | None:

@@ -4,13 +4,14 @@ buffers, such as batch-norm's counters, have no average: they are copied."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from allrounder.nn.flat import map_buffers, merge_by_buffer
 from allrounder.types import NamedTensors, Weights
 
 
@@ -20,13 +21,14 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 def clone(weights: NamedTensors) -> Weights:
-    """An independent copy; half-precision tensors become float32, which averages need."""
-    return {name: _at_least_float32(tensor).clone() for name, tensor in weights.items()}
+    """An independent copy; half-precision tensors become float32, which averages need. Tensors that share a
+    buffer (see flat.py) share another one."""
+    return _map(torch.clone, weights)
 
 
 def zeros_like(weights: NamedTensors) -> Weights:
     """Zeros with the names, shapes and dtypes of `clone(weights)`."""
-    return {name: torch.zeros_like(_at_least_float32(tensor)) for name, tensor in weights.items()}
+    return _map(torch.zeros_like, weights)
 
 
 def copy_(target: NamedTensors, source: NamedTensors) -> None:
@@ -54,6 +56,9 @@ class EmaUpdate:
         self.counters = [(t, source[name]) for name, t in target.items() if not t.is_floating_point()]
         pairs = zip(self.source_floats, self.target_floats, strict=True)
         self.has_equal_types = all(source.dtype == target.dtype for source, target in pairs)
+        if self.has_equal_types:
+            merged = merge_by_buffer(self.target_floats, self.source_floats)
+            self.target_floats, self.source_floats = merged
 
     def __call__(self, decay: float, share: float = 1.0) -> None:
         """Take one step."""
@@ -140,10 +145,20 @@ def first_mismatch(a: NamedTensors, b: NamedTensors) -> str | None:
 
 def all_finite(weights: NamedTensors) -> bool:
     """Whether no tensor holds NaN or infinity."""
-    floats = [tensor for tensor in weights.values() if tensor.is_floating_point()]
+    return are_finite(list(weights.values()))
+
+
+def are_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity."""
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     # Sums are quick, and finite ones prove it. A sum that is not finite may have overflowed, so look closer.
     all_sums_finite = not floats or bool(torch.stack([tensor.sum() for tensor in floats]).isfinite().all())
     return all_sums_finite or all(bool(tensor.isfinite().all()) for tensor in floats)
+
+
+def _map(function: Callable[[Tensor], Tensor], weights: NamedTensors) -> Weights:
+    tensors = [_at_least_float32(tensor) for tensor in weights.values()]
+    return dict(zip(weights, map_buffers(function, tensors), strict=True))
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from allrounder.distributed import BatchShard
 from allrounder.errors import Diverged, ThreatError
 from allrounder.inference.fast_crafting import craft_with_fast_convs
 from allrounder.nn.amp import allow_tf32, unwrap, with_autocast
+from allrounder.nn.flat import flatten_, merge_tensors
 from allrounder.nn.nonfinite import ADVICE, NonFiniteGuard
 from allrounder.nn.state import EmaUpdate, clone, copy_, strip_prefix, weights_of
 from allrounder.objectives import Objective
@@ -57,6 +58,7 @@ class Learner:
         self.compute = compute
         self.rng = Rng(seed)
         self.model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # pyright: ignore[reportCallIssue]
+        flatten_(self.model)  # before anything else holds its tensors
         self.device, self.dtype = device_and_dtype(model)
         phases = find_phases(task.objective, clock.epochs)
         self.phases = [(Time(start).to_steps(clock), objective) for start, objective in phases]
@@ -74,6 +76,7 @@ class Learner:
         is_cuda = self.device.type == "cuda"
         self.nonfinite_guard = NonFiniteGuard(self.optimizer, self.device, deferred=is_cuda)
         self.params = weights_of(model)
+        self.merged_params = merge_tensors(self.params)
         self.average = clone(self.params) if task.average is not None else None
         self.ema_update = EmaUpdate(self.average, self.params) if self.average is not None else None
 
@@ -107,7 +110,7 @@ class Learner:
                     TrainingStep(self.network, self.optimizer, objective, local_batch, ctx, reduce_)
                 )
             self.optimizer.zero_grad(set_to_none=True)
-            self.nonfinite_guard.check_weights(self.params)
+            self.nonfinite_guard.check_weights(self.merged_params)
         except (Diverged, ThreatError) as error:
             raise type(error)(f"{self._describe_step(t)}: {error}") from error
         if self.ema_update is not None and task.average is not None:

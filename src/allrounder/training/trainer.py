@@ -86,7 +86,8 @@ class Trainer:
         for learner in self.learners:
             learner.set_init([weights for _, weights in init_weights])
         parameters = [name for name, _ in network.named_parameters(remove_duplicate=False)]
-        start = weights_of(self.scratch_model)
+        # The layout of a learner's weights, so that both are updated in few operations.
+        start = self.learners[0].params if self.learners else weights_of(self.scratch_model)
         self.mixer = Mixer(self.mix, self.placement, start, world, self.clock, parameters)
         for learner in self.learners:
             self.mixer.watch(learner.task.name, learner.model, learner.optimizer)

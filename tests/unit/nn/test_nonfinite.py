@@ -36,7 +36,7 @@ def step(
     watch.t = t
     weight.grad = torch.tensor([1.0, g, 1.0])
     optimizer.step()
-    watch.check_weights({"weight": weight.detach(), "count": torch.tensor(t)})
+    watch.check_weights([weight.detach(), torch.tensor(t)])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -58,7 +58,7 @@ def test_weights_that_overflow_in_a_finite_step_are_detected():
     weight, optimizer, watch = waiting()
     step(weight, optimizer, watch, 1, 1.0)
     watch.t = 2
-    watch.check_weights({"running_var": torch.tensor([1.0, math.inf]), "none": torch.empty(0)})
+    watch.check_weights([torch.tensor([1.0, math.inf]), torch.empty(0)])
     step(weight, optimizer, watch, 3, 1.0)
     assert watch.first_bad_step() == 2
 
@@ -66,9 +66,9 @@ def test_weights_that_overflow_in_a_finite_step_are_detected():
 def test_checks_that_are_not_deferred_raise_at_once():
     _, optimizer, _ = waiting()
     watch = NonFiniteGuard(optimizer, CPU, deferred=False)
-    watch.check_weights({"w": torch.ones(2)})
+    watch.check_weights([torch.ones(2)])
     with pytest.raises(Diverged, match="weights after it are not finite; try a smaller learning rate"):
-        watch.check_weights({"w": torch.tensor([1.0, math.nan])})
+        watch.check_weights([torch.tensor([1.0, math.nan])])
     assert watch.first_bad_step() is None
 
 
