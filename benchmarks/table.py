@@ -1,6 +1,6 @@
 """One table of all speed goals, each with what was measured now: `make bench`.
 
-    python benchmarks/table.py                       # most of an hour on two idle cores
+    python benchmarks/table.py                       # half an hour on two idle cores
     python benchmarks/table.py --quick               # a few minutes, with short budgets and few rounds
     python benchmarks/table.py --only step start     # some of the groups of rows
 
@@ -26,26 +26,10 @@ import torch
 
 FOLDER = Path(__file__).parent
 AUTOATTACK_BUDGETS = {
-    False: ("--images", "32", "--steps", "50", "--fab-steps", "20", "--targets", "3", "--queries", "250"),
+    False: ("--images", "200", "--steps", "100", "--fab-steps", "20", "--targets", "9", "--queries", "500"),
     True: ("--images", "16", "--steps", "10", "--fab-steps", "5", "--targets", "2", "--queries", "50"),
 }
-"""The options of both sides, by whether the table is quick; --full-autoattack replaces them."""
-FULL_BUDGETS = (
-    "--threat",
-    "Linf:2/255",
-    "--images",
-    "200",
-    "--steps",
-    "100",
-    "--fab-steps",
-    "20",
-    "--targets",
-    "9",
-    "--queries",
-    "500",
-    "--batch-size",
-    "16",
-)
+"""The options of both sides, by whether the table is quick."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +101,9 @@ def autoattack_rows(options: argparse.Namespace) -> Iterator[Row]:
     if reason:
         yield from (Row(f"AutoAttack, ResNet-18, {name}", None, goal, note=reason) for name, goal in goals)
         return
-    budgets = FULL_BUDGETS if options.full_autoattack else AUTOATTACK_BUDGETS[options.quick]
-    given = ["resnet18", "--data", options.data, "--attacks", "aa", "--both-cores", "--json", *budgets]
+    budgets = AUTOATTACK_BUDGETS[options.quick]
+    given = ["resnet18", "--data", options.data, "--threat", "Linf:2/255", "--attacks", "aa", "--both-cores"]
+    given += ["--json", *budgets]
     rows = run_benchmark("autoattack.py", *given)
     images = budgets[budgets.index("--images") + 1]
     for (name, goal), row in zip(goals, rows, strict=True):
@@ -153,9 +138,6 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="short budgets and few rounds")
     parser.add_argument("--data", default="../shared/data/cifar10_test_head.npz", help="CIFAR-10 test images")
-    parser.add_argument(
-        "--full-autoattack", action="store_true", help="200 images and full APGD budgets, half an hour"
-    )
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS), help="groups of rows")
     options = parser.parse_args()
     rows = [row for name, measure in GROUPS.items() if name in options.only for row in measure(options)]

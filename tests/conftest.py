@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 import signal
@@ -22,6 +23,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("allrounder", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("allrounder")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what exists before the first test from garbage collection: every training ends with one, and it
+    would look through all tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def seed_global_generators() -> None:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from typing_extensions import override
 
+from allrounder.inference.discard import discard
 from allrounder.models.layers import AdaptiveAvgPool
 from allrounder.rng import Rng
 from allrounder.types import Images
@@ -192,7 +193,8 @@ def find_equal_chain(network: fx.GraphModule, example: Images, kinds: LinkKinds 
             return None
         checked = copy.deepcopy(network)
         of_copy = find_chain(checked, kinds)
-        with torch.autocast("cpu", enabled=False):  # the answer is kept for later calls
+        # The answer is kept for later calls, so it must not depend on the caller's autocast.
+        with torch.autocast("cpu", enabled=False), discard(checked):
             is_equal = of_copy is not None and _equals_autograd(of_copy, checked, example)
     except Exception as error:  # The forward of an external network may raise anything; autograd may do it.
         # One reason is a linear layer on images, whose gradient is no matrix product.

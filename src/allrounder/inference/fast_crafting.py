@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from allrounder.inference.chain import find_equal_chain
+from allrounder.inference.discard import discard
 from allrounder.inference.fast_conv import FAST_LINKS, FastConv, agree, replace_convs
 from allrounder.inference.fold import Folded, folded_copy, randomise_batchnorm_
 from allrounder.inference.winograd_layer import WinogradConv
@@ -96,8 +97,9 @@ def _make_fast_copy(folded: Folded, example: Images) -> FastCopy | None:
     _randomise_(exact.network)
     fast = _replace_layers(exact)
     like = torch.empty(CHECKED_IMAGES, *example.shape[1:], dtype=example.dtype)
-    if not fast.layers or not agree(exact, fast.folded, like):
-        return None
+    with discard(exact.network, fast.folded.network):
+        if not fast.layers or not agree(exact, fast.folded, like):
+            return None
     copied = _replace_layers(folded)
     network = copied.folded.network
     copied.folded.chain = find_equal_chain(network, example, FAST_LINKS)

@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from allrounder.inference.chain import Chain, Pullback, find_equal_chain
+from allrounder.inference.discard import discard
 from allrounder.models.layers import AdaptiveAvgPool, StridedConv1x1
 from allrounder.rng import Rng
 from allrounder.types import Images, Logits
@@ -301,7 +302,12 @@ def _check_agreement(folded: Folded, model: nn.Module, example: Images) -> None:
     Batch-norm is randomised first: with its initial statistics a wrong fold would not be noticed."""
     original = copy.deepcopy(model).to("cpu", torch.float64).eval()
     randomise_batchnorm_(original)
-    refolded = Folded(copy.deepcopy(folded.network).to("cpu", torch.float64), folded.pairs)
+    copied = copy.deepcopy(folded.network).to("cpu", torch.float64)
+    with discard(copied):
+        _compare(original, Folded(copied, folded.pairs), example)
+
+
+def _compare(original: nn.Module, refolded: Folded, example: Images) -> None:
     refolded.refresh_(original)
     like = torch.empty(2, *example.shape[1:], dtype=torch.float64)
     results: list[tuple[Tensor, Tensor]] = []

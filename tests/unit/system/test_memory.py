@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from allrounder.system.memory import release_freed_memory
+from allrounder.system.memory import keep_freed_memory
 
 FREE_MEMORY = """
 import os, torch
@@ -99,14 +99,15 @@ class Loop:
         self.same = self
 
 
-def test_garbage_in_cycles_is_collected():
+def test_garbage_in_cycles_is_collected_at_the_end_of_a_block():
     loop = Loop()
     reference = weakref.ref(loop)
     gc.disable()
     try:
         del loop
         assert reference() is not None
-        release_freed_memory()
+        with keep_freed_memory():
+            pass
         assert reference() is None
     finally:
         gc.enable()

@@ -38,7 +38,6 @@ def only_new_objects() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
-    gc.unfreeze()
 
 
 def recipe_of(count: int, averaged: int) -> Recipe:
