@@ -96,6 +96,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "experiments/machine_paths.py:_read_values": "reads files of a study whose digests were checked before",
     "experiments/publish.py:_copy_files": "copies files of a study whose digests were checked before",
     "experiments/result_pages.py:read_page": "reads a page of this repository, which it writes again",
+    "inference/winograd_onednn.py:is_onednn_faster": OWN,
     "models/external.py:_check_fits_memory": ("torch.save",),
     "models/external.py:_read_safetensors": ("safetensors",),
     "models/external.py:_read_torch": ("torch.save", "torch.save, legacy"),
