@@ -196,6 +196,9 @@ def _fold(network: nn.Module) -> Folded:
         graph.erase_node(after)
     traced.delete_all_unused_submodules()
     traced.recompile()
+    for module in traced.modules():
+        # A copy of a network whose buffers share memory holds that of all of them, also of those folded away.
+        module._buffers.update({name: b.clone() for name, b in module._buffers.items() if b is not None})
     cast(Any, traced.eval().requires_grad_(False)).to(memory_format=torch.channels_last)
     return Folded(traced, tuple((str(before.target), str(after.target)) for before, after in pairs))
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from allrounder.data.base import Data
 from allrounder.inference.fold import folded_copy
+from allrounder.models.wide_resnet import WideResNet
+from allrounder.nn.flat import flatten_
 from allrounder.recipe.recipe import Recipe
 from allrounder.training.run import Run
 from allrounder.training.trainer import Trainer
@@ -85,6 +87,17 @@ def test_a_learner_holds_its_weights_momentum_mix_state_and_average(
     once = NETWORK + FOLDED + ORDER
     assert held == once + count * each + averaged * FLAT
     assert held == expected_bytes(training), "and benchmarks expect the same"
+
+
+def test_a_folded_copy_holds_no_buffers_of_folded_layers():
+    model = WideResNet(depth=10, widen=1).build(3, (1, 8, 8)).eval()
+    flatten_(model)
+    folded = folded_copy(model, torch.zeros(1, 1, 8, 8))
+    assert folded is not None
+    buffers = [buffer for buffer in folded.network.buffers() if buffer.is_floating_point()]
+    assert 0 < len(buffers) < len([b for b in model.buffers() if b.is_floating_point()])
+    for tensor in (*folded.network.parameters(), *buffers):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def test_memory_does_not_grow_with_steps(tmp_path: Path):
