@@ -5,6 +5,7 @@ The recipes are those of the papers with another network and other data, without
 
 from __future__ import annotations
 
+import copy
 import gc
 import statistics
 import time
@@ -29,7 +30,7 @@ from allrounder.inference.fold import folded_copy
 from allrounder.inference.winograd import ROTATED_G, A, B, G
 from allrounder.models import MODELS, ModelSpec
 from allrounder.models.base import Shape
-from allrounder.nn.flat import ALIGNMENT
+from allrounder.nn.flat import flatten_
 from allrounder.nn.state import weights_of
 from allrounder.objectives import Adversarial
 from allrounder.recipe.compute import Compute
@@ -176,9 +177,14 @@ def network_bytes(trainer: Trainer) -> int:
 
 
 def flat_bytes(model: nn.Module) -> int:
-    """The bytes of a network whose floating-point tensors are in buffers: each takes whole blocks."""
-    sizes = [(t.nbytes, t.is_floating_point()) for t in weights_of(model).values()]
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT if is_float else size for size, is_float in sizes)
+    """The bytes of a network whose layers have their tensors in buffers: each takes whole blocks."""
+    flat = copy.deepcopy(model)
+    flatten_(flat)
+    return sum(
+        {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in weights_of(flat).values()
+        }.values()
+    )
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:

@@ -26,7 +26,6 @@ from allrounder.inference.fast_conv import with_fast_convs
 from allrounder.inference.fold import Folded
 from allrounder.inference.share import share_parameters_
 from allrounder.nn.amp import full_precision
-from allrounder.nn.modes import eval_mode
 from allrounder.report.outcome import NATURAL
 from allrounder.rng import Rng
 from allrounder.system.memory import release_freed_memory
@@ -97,7 +96,7 @@ class AttackRunner:
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"the network is in {dtype}, expected float32 or float64; convert it")
         x, labels = self.split.fetch(rows).to(device, dtype), self.split.labels[rows]
-        with eval_mode(self.model), attack_view(self.model, x, "eval") as view:
+        with attack_view(self.model, x, "eval") as view:
             network = self._fast_network(view, x) if isinstance(view, Folded) else view
             examples = Examples(x, labels.to(device), self.logits(x), rows)
             self._store_natural(rows, labels, examples.natural)

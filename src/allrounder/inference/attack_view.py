@@ -21,11 +21,10 @@ from allrounder.types import BatchNormMode, Classifier
 def attack_view(model: Classifier, x: Tensor, norm_layers: BatchNormMode) -> Generator[Classifier]:
     """Yield the network to craft on, without parameter gradients; restore the model on exit.
 
-    "eval" yields a folded copy if one can be made (see fold.py and fast_crafting.py), and does not touch the
-    model then; otherwise it yields the network in eval mode. "train" yields the network in training mode, so
-    its running statistics change; "train_frozen" does too, but restores all buffers afterwards. A network in
-    half precision is folded in float32 and runs in half precision. A function that is not an nn.Module is
-    yielded unchanged.
+    "eval" yields a folded copy if one can be made (see fold.py and fast_crafting.py), otherwise the network
+    in eval mode. "train" yields the network in training mode, so its running statistics change;
+    "train_frozen" does too, but restores all buffers afterwards. A network in half precision is folded in
+    float32 and runs in half precision. A function that is not an nn.Module is yielded unchanged.
     """
     if norm_layers not in get_args(BatchNormMode):
         modes = ", ".join(get_args(BatchNormMode))
@@ -35,14 +34,11 @@ def attack_view(model: Classifier, x: Tensor, norm_layers: BatchNormMode) -> Gen
             raise ValueError(f"norm_layers is {norm_layers!r}, expected eval: a plain function has no modes")
         yield model
         return
-    folded = _fold(model, x) if norm_layers == "eval" else None
-    if folded is not None:
-        yield folded
-        return
     buffers = preserve_buffers(model) if norm_layers == "train_frozen" else nullcontext()
     with preserve_mode(model), no_param_grads(model), buffers:
+        # Also before folding: some modules change their weights with the mode, such as merged LoRA layers.
         model.train(norm_layers != "eval")
-        yield model
+        yield (_fold(model, x) if norm_layers == "eval" else None) or model
 
 
 def _fold(model: nn.Module, x: Tensor) -> Classifier | None:

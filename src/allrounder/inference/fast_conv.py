@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from allrounder.inference.chain import Conv, Link, LinkKinds
+from allrounder.inference.discard import discard
 from allrounder.inference.fold import Folded
 from allrounder.inference.winograd_layer import WinogradConv, is_plain, suits_winograd
 from allrounder.models.layers import TensorOrProxy
@@ -43,7 +44,10 @@ def with_fast_convs(folded: Folded, like: Images) -> Folded:
     if not replace_convs(network):
         return folded
     fast = Folded(network, folded.pairs)
-    return fast if agree(folded, fast, like) else folded
+    if agree(folded, fast, like):
+        return fast
+    with discard(network):
+        return folded
 
 
 def replace_convs(network: nn.Module) -> dict[str, FastConv]:

@@ -167,7 +167,11 @@ def _trace_and_fold(model: nn.Module, example: Images) -> Folded | None:
         with torch.inference_mode(False), FOLD_RNG.seed_global():
             _check_foldable(model)
             folded = _fold(copy.deepcopy(model).eval())
-            _check_agreement(folded, model, example)
+            try:
+                _check_agreement(folded, model, example)
+            except BaseException:
+                with discard(folded.network):
+                    raise
             folded.chain = find_equal_chain(folded.network, example)
     except Exception as error:  # The forward of an external network may raise anything.
         reason = "" if isinstance(error, Unfoldable) else f"it cannot be traced: {type(error).__name__}: "
@@ -259,11 +263,16 @@ def _structure(model: nn.Module) -> tuple[tuple[object, ...], bool]:
     """The properties that a trace depends on, and whether there are hooks: modules, plain settings, shapes,
     types, devices. This runs before every attack, so it visits every module and every attribute once."""
     entries: list[object] = []
-    has_hooks = _visit(model, entries)
+    has_hooks = _visit(model, entries, {})
     return tuple(entries), has_hooks
 
 
-def _visit(module: nn.Module, entries: list[object]) -> bool:
+def _visit(module: nn.Module, entries: list[object], numbers: dict[int, int]) -> bool:
+    """Append what is to be known of a module. A module that occurs again is only named by its number."""
+    if id(module) in numbers:
+        entries.append(numbers[id(module)])
+        return False
+    numbers[id(module)] = len(numbers)
     fields: dict[str, object] = vars(module)
     has_hooks = any(fields.get(kind) for kind in HOOK_ATTRIBUTES)
     entries.append(type(module))
@@ -284,7 +293,7 @@ def _visit(module: nn.Module, entries: list[object]) -> bool:
     for name, child in module._modules.items():
         if child is not None:
             entries.append(name)
-            has_hooks = _visit(child, entries) or has_hooks
+            has_hooks = _visit(child, entries, numbers) or has_hooks
     entries.append(None)  # ends the module, so that entries tell children from siblings
     return has_hooks
 

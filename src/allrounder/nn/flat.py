@@ -7,6 +7,7 @@ Arithmetic on the buffer, element by element, has the bits of that on every tens
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -15,20 +16,26 @@ from torch import Tensor, nn
 
 from allrounder.types import NamedTensors
 
-ALIGNMENT = 64
+ALIGNMENT, GPU_ALIGNMENT = 64, 512
 """Every tensor begins at a multiple of this many bytes, as if it had memory of its own."""
 Group: TypeAlias = tuple[list[int], Tensor]
 """The positions of the tensors in a buffer, and the buffer as a vector; or of one tensor, and itself."""
 
 
 def flatten_(model: nn.Module) -> None:
-    """Move the parameters of a network into one buffer, and its floating-point buffers into another one, in
-    their order; one for each type and device. A copy of a network copies all memory behind each of its
-    buffers, so they must not be in that of the parameters."""
-    tensors = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    for kind in (list(model.parameters()), tensors):
-        for key in dict.fromkeys((tensor.dtype, tensor.device) for tensor in kind):
-            _move_(*[tensor for tensor in kind if (tensor.dtype, tensor.device) == key])
+    """Move the parameters of torch's own layers in a network into one buffer, and their floating-point
+    buffers into another one, in their order; one for each type and device.
+
+    Custom layers keep their tensors, because they may have views of them. A copy of a network copies all
+    memory behind each of its buffers, so they must not be in that of the parameters.
+    """
+    layers = [module for module in model.modules() if type(module).__module__.startswith("torch.nn.")]
+    shared = Counter(_memory(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    for kind in ("_parameters", "_buffers"):
+        tensors = [tensor for layer in layers for tensor in getattr(layer, kind).values()]
+        plain = {id(t): t for t in tensors if t is not None and _is_plain(t) and shared[_memory(t)] == 1}
+        for key in dict.fromkeys((tensor.dtype, tensor.device) for tensor in plain.values()):
+            _move_([tensor for tensor in plain.values() if (tensor.dtype, tensor.device) == key])
 
 
 def map_buffers(function: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -51,7 +58,7 @@ def group_by_buffer(tensors: Sequence[Tensor]) -> Iterator[Group]:
     """Group tensors that fill a part of one buffer."""
     by_memory: dict[tuple[int, torch.dtype], list[int]] = {}
     for position, tensor in enumerate(tensors):
-        if tensor.is_meta:
+        if tensor.is_meta or tensor.layout != torch.strided:
             yield [position], tensor
             continue
         by_memory.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(position)
@@ -85,7 +92,18 @@ def merge_by_buffer(
     return merged_targets, merged_sources
 
 
-def _move_(*tensors: Tensor) -> None:
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor of floating-point numbers has memory of its own, all of which it fills."""
+    is_known = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+    return is_known and tensor.is_floating_point() and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _memory(tensor: Tensor) -> int:
+    """Identifies the memory of a tensor."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
+
+
+def _move_(tensors: Sequence[Tensor]) -> None:
     begins = [0]
     for tensor in tensors:
         begins.append(begins[-1] + _padded_size(tensor))
@@ -117,5 +135,5 @@ def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
 
 def _padded_size(tensor: Tensor) -> int:
     """The number of elements from the begin of a tensor to that of the next one."""
-    step = ALIGNMENT // tensor.element_size()
+    step = (ALIGNMENT if tensor.is_cpu else GPU_ALIGNMENT) // tensor.element_size()
     return -(-tensor.numel() // step) * step

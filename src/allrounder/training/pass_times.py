@@ -19,7 +19,6 @@ from allrounder.evaluation.evaluate import default_batch_size
 from allrounder.evaluation.probes import Probe, probe_stages
 from allrounder.inference.attack_view import attack_view
 from allrounder.nn.amp import full_precision
-from allrounder.nn.modes import eval_mode
 from allrounder.types import Passes, device_and_dtype
 
 Result = TypeVar("Result")
@@ -64,8 +63,7 @@ class PassTimes:
             pair, _ = measure_time(device, loss_grad, view, x[:images], y[:images], LOSSES["ce"], None)
             return forward, pair
 
-        view_of_model = attack_view(model, x[:1], "eval")
-        with torch.no_grad(), full_precision(device), eval_mode(model), view_of_model as view:
+        with torch.no_grad(), full_precision(device), attack_view(model, x[:1], "eval") as view:
             flops = count_flops(model, x[:1])
             images = 1
             samples = [measure_pair(images)]

@@ -65,7 +65,7 @@ def test_only_models_that_ask_for_it_get_faster_layers():
 
 
 def test_values_and_gradients_follow_the_weights():
-    model = make().eval()
+    model = make()
     for _ in range(3):
         with attack_view(model, X, "eval") as view:
             results: list[tuple[Tensor, Tensor]] = []

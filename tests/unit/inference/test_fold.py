@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from allrounder.inference import fold as folding
-from allrounder.inference.fold import folded_copy
+from allrounder.inference.attack_view import attack_view
+from allrounder.inference.fold import Folded, folded_copy
 from allrounder.rng import Rng
 
 RNG = Rng(2).fold_in("folding")
@@ -286,3 +287,36 @@ def test_a_copy_made_in_inference_mode_can_be_refreshed_and_differentiated_later
     with torch.inference_mode():
         folded_copy(model, images(1))
     assert_agrees(worn(model), folded_copy(model, images(1)))
+
+
+class Merging(Net):
+    """A layer that adds a low-rank change to its weights in evaluation mode, as merged LoRA layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.change = nn.Parameter(torch.randn_like(self.conv.weight))
+        self.merged = False
+
+    def train(self, mode: bool = True):
+        with torch.no_grad():
+            if self.merged == mode:
+                self.conv.weight.add_(self.change, alpha=-1 if mode else 1)
+                self.merged = not mode
+        return super().train(mode)
+
+
+def test_attacks_see_the_weights_of_evaluation_mode():
+    model = Merging().train()
+    expected = copy.deepcopy(model).eval()(images())
+    with attack_view(model, images(), "eval") as view:
+        assert isinstance(view, Folded)
+        torch.testing.assert_close(view(images()), expected, rtol=1e-4, atol=1e-4)
+    assert model.training
+
+
+def test_a_shared_layer_that_gets_a_copy_of_its_own_is_noticed():
+    shared = nn.Conv2d(3, 3, 3, padding=1)
+    model = nn.Sequential(shared, nn.ReLU(), shared, nn.Flatten()).eval()
+    assert_agrees(model, folded_copy(model, images()))
+    model[2] = nn.Conv2d(3, 3, 3, padding=1)
+    assert_agrees(model, folded_copy(model, images()))

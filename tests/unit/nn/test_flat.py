@@ -103,6 +103,41 @@ def test_other_layouts_are_updated_tensor_by_tensor():
             torch.testing.assert_close(target[name], expected[name])
 
 
+class Statistics(nn.Module):
+    """A custom layer with a view of its own buffer, and a registered one."""
+
+    stats: Tensor
+    first: Tensor
+    sparse: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("stats", torch.ones(3))
+        self.register_buffer("first", self.stats[:1])
+        self.last = self.stats[2:]
+        self.register_buffer("sparse", torch.eye(2).to_sparse(), persistent=False)
+
+
+def test_tensors_of_custom_layers_stay_where_they_are():
+    custom, norm = Statistics(), nn.BatchNorm1d(2)
+    model = nn.Sequential(nn.Linear(2, 2), custom, norm)
+    model.append(copy.deepcopy(custom))
+    assert norm.running_var is not None
+    model[0].register_buffer("view", norm.running_var[:1])
+    model[0].register_buffer("sparse", torch.eye(2).to_sparse())
+    addresses = {name: b.data_ptr() for name, b in model.named_buffers() if b.layout == torch.strided}
+    flatten_(model)
+    # The running variance shares its memory; the running mean does not, and moves.
+    moved = {name for name, address in addresses.items() if model.get_buffer(name).data_ptr() != address}
+    assert moved == {"2.running_mean"}
+    custom.stats.zero_()
+    assert custom.first == 0 and custom.last == 0 and num_buffers(list(model[0].parameters())) == 1
+    kept = clone(weights_of(model))
+    assert torch.equal(kept["0.sparse"].to_dense(), torch.eye(2)) and torch.equal(
+        kept["1.stats"], torch.zeros(3)
+    )
+
+
 def test_tied_half_precision_and_empty_tensors_keep_their_values():
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight

@@ -7,6 +7,7 @@ numbers of all its rows are equal, those of the network and those of the search.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import final
 
@@ -18,6 +19,7 @@ from allrounder.rng import Rng
 from allrounder.threats.threat import Threat
 from allrounder.types import Classifier, Passes
 
+LOG = logging.getLogger("allrounder")
 MIN_WIDTH = 4
 """The fewest rows of a batch that becomes smaller; with fewer images, a pass of a wide network is not much
 cheaper, and most libraries use other instructions."""
@@ -49,6 +51,17 @@ class SmallerBatch:
         those of the whole batch."""
         if not self.is_equal:
             return Passes()
+        try:
+            passes, self.is_equal = self._compare(before, result, after, needs_grad)
+        except Exception as error:  # A network may support some sizes only; then the batch stays as it is.
+            size, kind = len(self.rows), type(error).__name__
+            LOG.debug("searches use no batches of %d images: %s: %s", size, kind, error)
+            passes, self.is_equal = Passes(), False
+        return passes
+
+    def _compare(
+        self, before: State, result: QueryResult, after: State, needs_grad: bool
+    ) -> tuple[Passes, bool]:
         index = torch.tensor(self.rows, device=before["y"].device)
         state = {name: tensor[index] for name, tensor in before.items()}
         # A network that draws random numbers draws the same ones later as without this query.
@@ -61,10 +74,13 @@ class SmallerBatch:
             pairs.append((got.loss, result.loss[:, index]))
         if got.gradient is not None and result.gradient is not None:
             pairs.append((got.gradient, result.gradient[:, index]))
-        self.is_equal = all(_has_same_bits(a, b) for a, b in pairs)
-        return got.passes
+        # Gradients that are all zero would be equal in any case.
+        says_something = got.gradient is None or bool(got.gradient.any())
+        return got.passes, says_something and all(_is_equal(a, b) for a, b in pairs)
 
 
-def _has_same_bits(a: Tensor, b: Tensor) -> bool:
+def _is_equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal; NaN equals itself, because rows without an example may hold it."""
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
+    return torch.equal(a, b) or (
+        a.is_floating_point() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    )

@@ -149,6 +149,30 @@ def test_random_network_draws_the_same_numbers_and_keeps_its_batches():
         assert torch.equal(stream, torch.cat([torch.rand(32, 1, dtype=torch.float64) for _ in drawn]))
 
 
+def test_networks_that_support_some_sizes_only_keep_their_batches():
+    sizes: list[int] = []
+
+    def grouped(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return NETWORK(x.view(-1, 8, *x.shape[1:]).flatten(0, 1))
+
+    result = run_search(Apgd(steps=12), grouped, width=32, threat=Threat.parse("Linf:1e-9"))
+    few = SearchDriver(Apgd(steps=12), grouped, NETWORK, Threat.parse("Linf:1e-9"), Rng(0), 32)
+    few.run(make_examples(3))
+    assert result.done.all() and few.results.done.all()
+    assert 4 in sizes and sizes[-1] == 8, "a trial of 4 fails, one of 8 does not"
+
+
+def test_gradients_that_are_all_zero_prove_nothing():
+    network = Recorded()
+
+    def saturated(x: Tensor) -> Tensor:
+        return network(x.detach()) + 0 * x.sum(dim=(1, 2, 3))[:, None]
+
+    run_search(Apgd(steps=6), saturated)
+    assert network.sizes[-1] == 32
+
+
 def test_square_looks_ahead_instead():
     network = Recorded()
     run_search(Square(queries=10), network)
