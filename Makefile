@@ -54,7 +54,7 @@ docs: $(EXTRAS_STAMP)        ## build the documentation site into the folder sit
 docs-serve: $(EXTRAS_STAMP)  ## show the documentation site on this machine, and build it again after every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-bench: setup                 ## print one table of all speed goals and what is measured now, most of an hour
+bench: setup                 ## print one table of all speed goals and what is measured now, half an hour
 	$(BIN)/python benchmarks/table.py $(BENCH)
 
 faults: setup                ## run 200 random faults against trainings, evaluations and studies

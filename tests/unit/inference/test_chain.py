@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -260,3 +262,19 @@ def test_flattening_by_a_module_is_understood_if_it_keeps_one_dimension(layer: n
     assert (find_chain(symbolic_trace(network)) is not None) is has_chain
     if has_chain:
         assert find_equal_chain(symbolic_trace(network), X) is not None
+
+
+IMPORTS = """
+import sys, torch
+from allrounder.inference.fold import folded_copy
+from allrounder.models.small_cnn import SmallCnn
+folded = folded_copy(SmallCnn(width=4).build(10, (1, 12, 12)), torch.rand(2, 1, 12, 12))
+assert folded is not None and folded.chain is not None
+print([name for name in ("sympy", "torch._dynamo", "torch._inductor") if name in sys.modules])
+"""
+
+
+def test_the_comparison_with_autograd_imports_no_compiler():
+    """Gradients given to `torch.autograd.grad` import sympy, a fifth of the start of a run."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
