@@ -41,10 +41,18 @@ from allrounder.training.run import Run
 from allrounder.training.setup import find_fast_convs
 from allrounder.training.trainer import Trainer
 
-SHAPES: dict[str, Shape] = {"small-cnn": (1, 28, 28), "resnet18": (3, 32, 32), "wrn": (3, 32, 32)}
+SHAPES: dict[str, Shape] = {
+    "small-cnn": (1, 28, 28),
+    "resnet18": (3, 32, 32),
+    "wrn": (3, 32, 32),
+    "wrn-wide": (3, 32, 32),
+}
 """The shape of the images for each network."""
-FIELDS: dict[str, dict[str, int]] = {"wrn": {"depth": 10, "widen": 4}}
-"""Settings of networks that are too large otherwise: WRN-10-4."""
+FIELDS: dict[str, dict[str, int]] = {
+    "wrn": {"depth": 10, "widen": 4},
+    "wrn-wide": {"depth": 10, "widen": 8},
+}
+"""Settings of networks that are too large otherwise: WRN-10-4 and WRN-10-8."""
 VARIANTS = {"d": "cifar10/generalist-d-nt-linf-averaged", "t": "cifar10/generalist-t-averaged"}
 """Generalist-D (natural and Linf) and Generalist-T (natural, Linf and L2); all learners keep averages."""
 CLASSES = 10
@@ -56,7 +64,7 @@ EPOCHS = 1000
 def model_spec(kind: str, width: int | None = None) -> ModelSpec:
     """The spec of a network, with another width if one is given."""
     fields = FIELDS.get(kind, {}) | ({} if width is None else {"width": width})
-    return adapter(MODELS[kind]).validate_python(fields)
+    return adapter(MODELS[kind.removesuffix("-wide")]).validate_python(fields)
 
 
 def paper_recipe(variant: str, kind: str, batch: int, *, fast_conv: bool = False) -> Recipe:

@@ -63,8 +63,8 @@ PERCENTAGES = (
     "fast / passes - 1",
 )
 """Columns that are printed in percent."""
-BATCH_SIZES = {"small-cnn": (32, 64), "resnet18": (16, 32), "wrn": (16, 32)}
-STEPS_PER_ROUND = {"small-cnn": 5, "resnet18": 1, "wrn": 1}
+BATCH_SIZES = {"small-cnn": (32, 64), "resnet18": (16, 32), "wrn": (16, 32), "wrn-wide": (16, 32)}
+STEPS_PER_ROUND = {"small-cnn": 5, "resnet18": 1, "wrn": 1, "wrn-wide": 1}
 """Short steps are repeated, because the first of them finds the caches filled by the other variants."""
 
 
